@@ -1,0 +1,112 @@
+# make demo      train a small network under stepscope and show where the results are
+# make test      all tests
+# make check     lint, types and tests
+# make bench     the benchmarks, beside other tracers
+# make wheel     dist/
+# Each target makes what it needs; what is there already is not made again.
+
+PYTHON ?= python3.11
+VENV := .venv
+HTA_VENV := .venv-hta
+STAMPS := $(VENV)/stamps
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# pyenv's shims exist for interpreters that it will not run, so its own folders are looked at first.
+OTHER_PYTHONS := $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python3.12 $(HOME)/.pyenv/versions/3.13.*/bin/python3.13)
+CORE := $(wildcard runtime/core/*.c runtime/core/*.h)
+PYTEST_ARGS ?=
+
+MAKEFLAGS += --no-print-directory
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check lint types bench wheel hta viewers viewers-if-npm test-pythons clean distclean
+
+help:
+	@sed -n '/^# make/s/^# //p' Makefile
+
+install: $(STAMPS)/core
+
+$(STAMPS)/venv:
+	@echo "making $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+# torch alone and first: the pinned build then stays, whatever the other packages would like.
+$(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
+	@echo "installing torch (once)"
+	$(PIP) install -c constraints.txt torch "setuptools>=77"
+	@touch $@
+
+$(STAMPS)/dev: pyproject.toml $(STAMPS)/torch
+	@echo "installing stepscope and what its tests need"
+	$(PIP) install --no-build-isolation -c constraints.txt -e ".[dev]"
+	@touch $@
+
+$(STAMPS)/core: $(STAMPS)/dev $(CORE)
+	@echo "building the native core"
+	$(PIP) install --no-build-isolation --no-deps -e .
+	@touch $@
+
+$(STAMPS)/bench: $(STAMPS)/core
+	@echo "installing the tracers to compare with"
+	$(PIP) install --no-build-isolation -c constraints.txt -e ".[bench]"
+	@touch $@
+
+demo: install
+	@$(BIN)/stepscope demo
+
+test: install viewers-if-npm
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: lint types test
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+bench: $(STAMPS)/bench
+	@$(BIN)/python -m benchmarks
+
+# Through the source distribution, which shows that it is complete.
+wheel: install
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+
+# Holistic Trace Analysis needs a pandas of its own. Of what it asks for, jupyterlab serves only its notebooks.
+hta: $(HTA_VENV)/stamp
+
+$(HTA_VENV)/stamp:
+	@echo "making $(HTA_VENV) (once)"
+	$(PYTHON) -m venv $(HTA_VENV)
+	$(HTA_VENV)/bin/python -m pip --disable-pip-version-check --quiet install numpy "pandas<3" networkx plotly pydot ipywidgets
+	$(HTA_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps HolisticTraceAnalysis==0.5.0
+	@touch $@
+
+# What TensorBoard's trace view would load from the network; tests serve it from here.
+viewers: .cache/viewers/webcomponents/package/webcomponents.min.js
+
+.cache/viewers/webcomponents/package/webcomponents.min.js:
+	@mkdir -p .cache/viewers/webcomponents
+	npm pack --silent --pack-destination .cache/viewers webcomponents.js@0.7.24
+	tar -xzf .cache/viewers/webcomponents.js-0.7.24.tgz -C .cache/viewers/webcomponents
+	@touch $@
+
+viewers-if-npm:
+	@if command -v npm >/dev/null; then $(MAKE) viewers || echo "no viewers: tests that need them are skipped"; \
+	else echo "npm is missing: tests that need the viewers are skipped"; fi
+
+test-pythons: wheel
+	@set -e; for python in $(OTHER_PYTHONS); do .ci/test-python "$$python"; done; \
+	if [ -z "$(OTHER_PYTHONS)" ]; then echo "neither Python 3.12 nor 3.13 found"; fi
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage runtime/_core*.so $(STAMPS)/core
+	find stepscope runtime backends exporters tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV) .venv-* .cache

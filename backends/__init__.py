@@ -1,0 +1,1 @@
+"""Producers of events, one source per file. `base.py` is the contract."""

@@ -1,0 +1,51 @@
+"""The contract of a backend, a producer of events."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from stepscope.runtime.schedule import ProfilerAction
+from stepscope.runtime.sink import BackendReport, Sink
+
+__all__ = ["Backend", "BackendReport", "Sink"]
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A producer of events.
+
+    Life: `open` once, `transition` at every change of the profiler's action, `aclose` once. A profiler that is
+    started again opens its backends again. Events go to the sink as blocks, from any thread, at any time, in any
+    order of their timestamps; which step and window they belong to is decided by the timestamp.
+    A backend states its progress by watermarks: a window closes when every backend has passed its end.
+    """
+
+    name: str
+    """Names the source in ledgers and traces; unique in a profiler."""
+    thread_bound: bool
+    """True: `open` and `transition` are called on the training thread, at once. False: on the runtime's loop."""
+
+    def open(self, sink: Sink) -> None:
+        """Takes the sink that events are delivered to.
+
+        Raises:
+            BackendError: if the source cannot be used here; says why and what to do.
+        """
+        ...
+
+    def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+        """The profiler's action changes at time `at` (ns, this process's monotonic clock).
+
+        Recording begins when `after` records and `before` does not. Two windows may follow each other directly:
+        then `before` is RECORD_AND_SAVE. When recording ends, what is pending is delivered soon afterwards, and
+        the sink's watermark passes `at`.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Delivers what is left and lets go of everything. Runs on the loop, under the profiler's deadline."""
+        ...
+
+    def report(self) -> BackendReport:
+        """What was recorded, at what cost, and what could not be. Any time, any thread."""
+        ...

@@ -1,0 +1,1 @@
+"""Consumers of events, one format per file. `base.py` is the contract."""

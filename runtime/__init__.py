@@ -1,0 +1,1 @@
+"""The tracing runtime: recorder, windows, fanout. Imports neither backends nor exporters."""

@@ -1,0 +1,103 @@
+"""The native core. Public wrappers: `stepscope.runtime.{strings,tracks,clock,recorder,...}`."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+FIRST_NAME: Final[int]
+MAX_NAME: Final[int]
+LIBRARY: Final[str]
+"""Path of this extension, which is also the ITT collector library."""
+
+def now() -> int: ...
+
+# strings and tracks
+def intern(name: str, /) -> int: ...
+def category(name: str, /) -> int: ...
+def text(id: int, /) -> str: ...
+def strings_since(serial: int, /) -> tuple[int, list[tuple[int, str]]]: ...
+def track(kind: int, pid: int, tid: int, name: str, parent: int, /) -> int: ...
+def tracks(first: int, /) -> list[tuple[int, int, int, int, int, str]]: ...
+
+# recorder
+def open(directory: str, slots: int, overflow: str, /) -> int:
+    """Opens the session in `directory`; `slots` per ring, a power of two. Returns the eventfd that rings signal."""
+
+def close() -> None: ...
+def set_recording(on: bool, /) -> None: ...
+def recording() -> bool: ...
+def drain(limit: int, /) -> tuple[bytes, bytes, bool]:
+    """Takes up to `limit` events of all rings: (events, arguments, whether more is left)."""
+
+def open_spans() -> bytes:
+    """Spans that are open now, as events with FLAG_OPEN and `dur` up to now."""
+
+def ring_statistics() -> dict[str, int]: ...
+def counts() -> dict[str, int]: ...
+def itt_statistics() -> dict[str, int]: ...
+def set_task_lookup(lookup: Callable[[], tuple[str, int] | None], /) -> None: ...
+def set_decorator(decorate: Callable[[span, Any], Any], /) -> None: ...
+def after_fork() -> None: ...
+
+# arguments
+def encode_arguments(arguments: Mapping[str, Any], /) -> bytes: ...
+def decode_arguments(heap: bytes, at: int, length: int, /) -> dict[str, Any]: ...
+
+# user events
+class span:
+    def __init__(self, name: str, /, *, category: str = ..., **arguments: object) -> None: ...
+    def __enter__(self) -> span: ...
+    def __exit__(self, *exc: object) -> None: ...
+    def __call__(self, function: _F, /) -> _F: ...
+    def copy(self) -> span: ...
+    @property
+    def name(self) -> str: ...
+
+def instant(name: str, /, *, category: str = ..., **arguments: object) -> None: ...
+def counter(name: str, value: float, /, *, category: str = ...) -> None: ...
+def flow(name: str, id: int, phase: str, /, *, category: str = ...) -> None: ...
+
+class StepCounter:
+    """Base of Profiler: counts steps, writes step marks, calls `_transition(step, ts)` when `_next_change` is reached."""
+
+    _step: int
+    _next_change: int
+    _live: bool
+    def step(self) -> None: ...
+
+# consumers
+class Aggregates:
+    """Running statistics per name and category over blocks of events. Any thread; the GIL is released."""
+
+    def update(self, events: Any, /) -> None:
+        """Adds the spans, instants and counters of a contiguous block.
+
+        Raises:
+            ValueError: if it is not a multiple of 64 bytes or not contiguous.
+        """
+
+    def merge(self, other: Aggregates, /) -> None:
+        """Adds what `other` holds, as if its events had been given here."""
+
+    def rows(self) -> list[tuple[int, int, int, int, int, int, int, float, float, float]]:
+        """(name, category, count, total, self, min, max, p50, p95, p99) per key; times in ns."""
+
+    def counter_rows(self) -> list[tuple[int, int, int, float, float, float, float, float]]:
+        """(name, category, count, min, max, last, mean, sum) per key of the finite values; last = latest `ts`."""
+
+    def instant_rows(self) -> list[tuple[int, int, int]]:
+        """(name, category, count) per key."""
+
+    def counts(self) -> dict[str, int]:
+        """What is not as exact as it looks: `cut` spans, `negative` times taken as 0, `not_finite` counter values
+        left out, events under an `other` name for want of room, `blurred` values without a bucket of their own."""
+
+def encode_chrome(
+    events: Any,
+    args: bytes,
+    base: int,
+    dialect: str,
+    /,
+) -> bytes:
+    """Chrome JSON of a block: one event a line, each line ended by `,\\n`; microseconds since `base` (ns)."""

@@ -1,0 +1,81 @@
+"""Clocks: the process's monotonic nanoseconds, their anchor in wall time, and mapping of foreign clocks."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from stepscope.runtime import _core
+
+now = _core.now
+"""`now() -> int`: CLOCK_MONOTONIC in nanoseconds, the clock of every event."""
+
+
+class ClockAnchor(msgspec.Struct, frozen=True):
+    """Wall and monotonic clock read at the same moment."""
+
+    monotonic_ns: int
+    wall_ns: int
+    """Unix time, UTC."""
+    error_ns: int
+    """The two readings are at most this far apart."""
+
+    @classmethod
+    def read(cls) -> ClockAnchor:
+        """Reads both clocks a few times and keeps the closest pair."""
+        best: ClockAnchor | None = None
+        for _ in range(5):
+            before = now()
+            wall = time.time_ns()
+            after = now()
+            if best is None or after - before < best.error_ns:
+                best = cls((before + after) // 2, wall, after - before)
+        assert best is not None
+        return best
+
+    def wall(self, monotonic_ns: int) -> int:
+        """Unix time in ns of a monotonic reading, as this anchor has it."""
+        return self.wall_ns + (monotonic_ns - self.monotonic_ns)
+
+
+class ClockMapping(msgspec.Struct, frozen=True):
+    """Maps a foreign clock to ours: `ours = ours_ns + (theirs - theirs_ns) * rate`."""
+
+    theirs_ns: int
+    ours_ns: int
+    rate: float = 1.0
+    error_ns: int = 0
+    """Bound of the error at the pair of readings."""
+
+    def to_ours(self, theirs_ns: int) -> int:
+        """Our clock for one of their readings, in ns."""
+        return self.ours_ns + round((theirs_ns - self.theirs_ns) * self.rate)
+
+    @classmethod
+    def fit(cls, pairs: list[tuple[int, int, int]]) -> ClockMapping:
+        """Fits offset and rate to `(theirs, ours, error)` readings in ns, each weighted by its error.
+
+        One pair gives the offset alone. Least squares around the weighted mean keeps nanoseconds exact in
+        double precision.
+
+        Raises:
+            ValueError: without any pair.
+        """
+        if not pairs:
+            raise ValueError("a clock mapping needs at least one pair of readings, got none")
+        theirs0, ours0, _ = pairs[0]
+        weights = [1.0 / max(error, 1) ** 2 for _, _, error in pairs]
+        total = sum(weights)
+        mean_x = sum(w * (theirs - theirs0) for w, (theirs, _, _) in zip(weights, pairs, strict=True)) / total
+        mean_y = sum(w * (ours - ours0) for w, (_, ours, _) in zip(weights, pairs, strict=True)) / total
+        above = below = 0.0
+        for w, (theirs, ours, _) in zip(weights, pairs, strict=True):
+            x, y = theirs - theirs0 - mean_x, ours - ours0 - mean_y
+            above += w * x * y
+            below += w * x * x
+        rate = above / below if below > 0 else 1.0
+        at = theirs0 + round(mean_x)
+        mapping = cls(at, ours0 + round(mean_y), rate, 0)
+        worst = max(abs(mapping.to_ours(theirs) - ours) + error for theirs, ours, error in pairs)
+        return msgspec.structs.replace(mapping, error_ns=worst)

@@ -1,0 +1,273 @@
+/* Running statistics of spans, instants and counters, per name and category.
+ *
+ * Quantiles come from a log-linear histogram, 64 buckets per octave. A value v with 64 * w <= v < 128 * w, w a power
+ * of two, falls in the bucket of width w that begins at w * (v / w). The middle of that bucket's integers is what is
+ * reported: off by (w - 1) / 2 at most, relative to v by less than (w / 2) / (64 * w) = 1/128 = 0.79 %. Below 128 a
+ * bucket holds one value and the answer is exact. Exact minimum and maximum only ever move it closer. */
+#include "core.h"
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+
+#define MAX_KEYS 65536                /* keys kept apart; further ones share one per kind, and are counted */
+#define SLOTS (MAX_KEYS * 2)
+#define MAX_SKETCH_BYTES (256u << 20) /* buckets of all keys; beyond it values go to the nearest bucket there is */
+#define GRAIN 16                      /* buckets are added this many at a time */
+
+typedef struct {
+    uint64_t key, count;              /* key: kind, category, name from the high bits down */
+    union {
+        struct { int64_t total, self, min, max; uint64_t *buckets; uint32_t first, size; } span;
+        struct { long double sum; double min, max, last; int64_t last_ts; } counter;
+    };
+} Entry;
+
+/* Allocated zeroed and at full size: pages that no key touches cost address space only. */
+typedef struct {
+    uint64_t cut, negative, not_finite, other, blurred;
+    size_t sketch_bytes;
+    uint32_t used, slots[SLOTS];      /* open addressing: index of an entry + 1, 0 = free */
+    Entry entries[MAX_KEYS + 3];
+} Table;
+
+typedef struct {
+    PyObject_HEAD
+    PyThread_type_lock lock;          /* held while the table changes or is copied, GIL released: never half updated */
+    Table *table;
+} Aggregates;
+
+static uint32_t other_name;
+
+static inline unsigned kind_of(const Entry *e) { return (unsigned)(e->key >> 48); }
+
+static Entry *table_find(Table *t, uint64_t key, uint64_t events) {
+    uint32_t at = (uint32_t)((key * 0x9e3779b97f4a7c15u) >> 32) % SLOTS;
+    for (; t->slots[at]; at = (at + 1) % SLOTS)
+        if (t->entries[t->slots[at] - 1].key == key) return &t->entries[t->slots[at] - 1];
+    uint64_t other = key >> 48 << 48 | other_name;
+    if (t->used >= MAX_KEYS && key != other) {
+        t->other += events;
+        return table_find(t, other, events);
+    }
+    Entry *e = &t->entries[t->used++];
+    t->slots[at] = t->used;
+    e->key = key;
+    if (kind_of(e) == KIND_SPAN) e->span.min = INT64_MAX;
+    if (kind_of(e) == KIND_COUNTER) e->counter.min = DBL_MAX, e->counter.max = -DBL_MAX, e->counter.last_ts = INT64_MIN;
+    return e;
+}
+
+static uint32_t bucket_of(int64_t value) {
+    uint32_t shift = value < 128 ? 0 : 57 - (uint32_t)__builtin_clzll((uint64_t)value);
+    return shift * 64 + (uint32_t)(value >> shift);
+}
+
+static double bucket_middle(uint32_t bucket) {
+    uint32_t shift = bucket < 128 ? 0 : bucket / 64 - 1;
+    return ldexp(bucket - shift * 64, (int)shift) + (ldexp(1, (int)shift) - 1) / 2;
+}
+
+static void sketch_add(Table *t, Entry *e, uint32_t bucket, uint64_t count) {
+    uint32_t first = e->span.first, size = e->span.size;
+    if (bucket - first >= size) {
+        uint32_t from = bucket / GRAIN * GRAIN, to = from + GRAIN;
+        if (size && first < from) from = first;
+        if (size && first + size > to) to = first + size;
+        size_t more = (to - from - size) * sizeof(uint64_t);
+        uint64_t *buckets = t->sketch_bytes + more > MAX_SKETCH_BYTES ? NULL : calloc(to - from, sizeof *buckets);
+        if (buckets) {
+            if (size) memcpy(buckets + (first - from), e->span.buckets, size * sizeof *buckets);
+            free(e->span.buckets);
+            e->span.buckets = buckets, e->span.first = first = from, e->span.size = to - from;
+            t->sketch_bytes += more;
+        } else {
+            t->blurred += count;
+            if (!size) return; /* quantiles fall back to the maximum */
+            bucket = bucket < first ? first : first + size - 1;
+        }
+    }
+    e->span.buckets[bucket - first] += count;
+}
+
+/* Nearest rank: the smallest value that at least `percent` of the values do not exceed. */
+static double quantile(const Entry *e, unsigned percent) {
+    uint64_t rank = (e->count * percent + 99) / 100, seen = 0;
+    for (uint32_t i = 0; i < e->span.size; i++)
+        if ((seen += e->span.buckets[i]) >= rank)
+            return fmax((double)e->span.min, fmin((double)e->span.max, bucket_middle(e->span.first + i)));
+    return (double)e->span.max;
+}
+
+static inline void entry_add(Entry *e, const Entry *more) {
+    e->count += more->count;
+    if (kind_of(more) == KIND_SPAN) {
+        if (__builtin_add_overflow(e->span.total, more->span.total, &e->span.total)) e->span.total = INT64_MAX;
+        if (__builtin_add_overflow(e->span.self, more->span.self, &e->span.self)) e->span.self = INT64_MAX;
+        if (more->span.min < e->span.min) e->span.min = more->span.min;
+        if (more->span.max > e->span.max) e->span.max = more->span.max;
+    } else if (kind_of(more) == KIND_COUNTER) {
+        e->counter.sum += more->counter.sum;
+        e->counter.min = fmin(e->counter.min, more->counter.min);
+        e->counter.max = fmax(e->counter.max, more->counter.max);
+        /* Blocks arrive out of order: the last value is the latest one. */
+        if (more->counter.last_ts >= e->counter.last_ts)
+            e->counter.last = more->counter.last, e->counter.last_ts = more->counter.last_ts;
+    }
+}
+
+static void table_update(Table *t, const char *bytes, size_t n) {
+    Entry *e = NULL;
+    for (size_t i = 0; i < n; i++) {
+        Event v;
+        memcpy(&v, bytes + i * sizeof v, sizeof v); /* the caller's buffer may be unaligned */
+        if (v.kind != KIND_SPAN && v.kind != KIND_INSTANT && v.kind != KIND_COUNTER) continue;
+        Entry one = {.key = (uint64_t)v.kind << 48 | (uint64_t)v.category << 32 | v.name, .count = 1};
+        if (v.kind == KIND_COUNTER) {
+            if (!isfinite(v.value)) { t->not_finite++; continue; }
+            one.counter.sum = one.counter.min = one.counter.max = one.counter.last = v.value;
+            one.counter.last_ts = v.ts;
+        } else if (v.kind == KIND_SPAN) {
+            t->negative += v.dur < 0 || v.self < 0;
+            t->cut += (v.flags & (FLAG_CLIPPED | FLAG_OPEN)) != 0;
+            one.span.total = one.span.min = one.span.max = v.dur < 0 ? 0 : v.dur;
+            one.span.self = v.self < 0 ? 0 : v.self;
+        }
+        if (!e || e->key != one.key) e = table_find(t, one.key, 1);
+        entry_add(e, &one);
+        if (v.kind == KIND_SPAN) sketch_add(t, e, bucket_of(one.span.total), 1);
+    }
+}
+
+static void table_merge(Table *t, const Table *from) {
+    t->cut += from->cut, t->negative += from->negative, t->not_finite += from->not_finite;
+    t->other += from->other, t->blurred += from->blurred;
+    for (const Entry *f = from->entries; f < from->entries + from->used; f++) {
+        Entry *e = table_find(t, f->key, f->count);
+        entry_add(e, f);
+        for (uint32_t i = 0; kind_of(f) == KIND_SPAN && i < f->span.size; i++)
+            if (f->span.buckets[i]) sketch_add(t, e, f->span.first + i, f->span.buckets[i]);
+    }
+}
+
+static void table_free(Table *t) {
+    for (uint32_t i = 0; t && i < t->used; i++)
+        if (kind_of(&t->entries[i]) == KIND_SPAN) free(t->entries[i].span.buckets);
+    free(t);
+}
+
+static void lock(Aggregates *a) {
+    if (PyThread_acquire_lock(a->lock, NOWAIT_LOCK)) return;
+    Py_BEGIN_ALLOW_THREADS
+    PyThread_acquire_lock(a->lock, WAIT_LOCK);
+    Py_END_ALLOW_THREADS
+}
+
+/* A copy of the table, so that nothing else is done (locking another, making objects) while the lock is held. */
+static Table *snapshot(Aggregates *a) {
+    Table *t;
+    lock(a);
+    Py_BEGIN_ALLOW_THREADS
+    if ((t = calloc(1, sizeof *t))) table_merge(t, a->table);
+    Py_END_ALLOW_THREADS
+    PyThread_release_lock(a->lock);
+    return t ? t : (Table *)PyErr_NoMemory();
+}
+
+static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    if (!PyArg_ParseTuple(args, ":Aggregates")) return NULL;
+    if (!other_name) other_name = strings_intern("(other names)", 13);
+    Aggregates *a = (Aggregates *)type->tp_alloc(type, 0);
+    if (a && (!(a->lock = PyThread_allocate_lock()) || !(a->table = calloc(1, sizeof *a->table)))) {
+        Py_CLEAR(a);
+        PyErr_NoMemory();
+    }
+    return (PyObject *)a;
+}
+
+static void dealloc(Aggregates *a) {
+    table_free(a->table);
+    if (a->lock) PyThread_free_lock(a->lock);
+    Py_TYPE(a)->tp_free((PyObject *)a);
+}
+
+static PyObject *update(Aggregates *a, PyObject *events) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(events, &view, PyBUF_SIMPLE) < 0) return NULL;
+    if (view.len % (Py_ssize_t)sizeof(Event) == 0) {
+        lock(a);
+        Py_BEGIN_ALLOW_THREADS
+        table_update(a->table, view.buf, (size_t)view.len / sizeof(Event));
+        Py_END_ALLOW_THREADS
+        PyThread_release_lock(a->lock);
+    } else PyErr_Format(PyExc_ValueError, "a block is a multiple of 64 bytes, got %zd bytes", view.len);
+    PyBuffer_Release(&view);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *merge(Aggregates *a, PyObject *other) {
+    if (!PyObject_TypeCheck(other, &AggregatesType))
+        return PyErr_Format(PyExc_TypeError, "can merge Aggregates only, got %.200s", Py_TYPE(other)->tp_name);
+    Table *t = snapshot((Aggregates *)other);
+    if (!t) return NULL;
+    lock(a);
+    Py_BEGIN_ALLOW_THREADS
+    table_merge(a->table, t);
+    table_free(t);
+    Py_END_ALLOW_THREADS
+    PyThread_release_lock(a->lock);
+    Py_RETURN_NONE;
+}
+
+static PyObject *row(const Entry *e) {
+    unsigned name = (uint32_t)e->key, category = (uint16_t)(e->key >> 32);
+    unsigned long long n = e->count;
+    if (kind_of(e) == KIND_INSTANT) return Py_BuildValue("(IIK)", name, category, n);
+    if (kind_of(e) == KIND_COUNTER)
+        return Py_BuildValue("(IIKddddd)", name, category, n, e->counter.min, e->counter.max, e->counter.last,
+                             (double)(e->counter.sum / n), (double)e->counter.sum);
+    return Py_BuildValue("(IIKLLLLddd)", name, category, n, (long long)e->span.total, (long long)e->span.self,
+                         (long long)e->span.min, (long long)e->span.max, quantile(e, 50), quantile(e, 95), quantile(e, 99));
+}
+
+static PyObject *rows(Aggregates *a, unsigned kind) {
+    Table *t = snapshot(a);
+    PyObject *list = t ? PyList_New(0) : NULL;
+    for (uint32_t i = 0; list && i < t->used; i++) {
+        if (kind_of(&t->entries[i]) != kind) continue;
+        PyObject *item = row(&t->entries[i]);
+        if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    table_free(t);
+    return list;
+}
+
+static PyObject *span_rows(Aggregates *a, PyObject *unused) { return rows(a, KIND_SPAN); }
+static PyObject *instant_rows(Aggregates *a, PyObject *unused) { return rows(a, KIND_INSTANT); }
+static PyObject *counter_rows(Aggregates *a, PyObject *unused) { return rows(a, KIND_COUNTER); }
+
+static PyObject *counts(Aggregates *a, PyObject *unused) {
+    lock(a);
+    unsigned long long cut = a->table->cut, negative = a->table->negative, not_finite = a->table->not_finite,
+                       other = a->table->other, blurred = a->table->blurred;
+    PyThread_release_lock(a->lock);
+    return Py_BuildValue("{sKsKsKsKsK}", "cut", cut, "negative", negative, "not_finite", not_finite, "other", other,
+                         "blurred", blurred);
+}
+
+static PyMethodDef methods[] = {
+    {"update", (PyCFunction)update, METH_O, NULL}, {"merge", (PyCFunction)merge, METH_O, NULL},
+    {"rows", (PyCFunction)span_rows, METH_NOARGS, NULL}, {"instant_rows", (PyCFunction)instant_rows, METH_NOARGS, NULL},
+    {"counter_rows", (PyCFunction)counter_rows, METH_NOARGS, NULL}, {"counts", (PyCFunction)counts, METH_NOARGS, NULL},
+    {NULL},
+};
+
+PyTypeObject AggregatesType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "stepscope.runtime._core.Aggregates",
+    .tp_basicsize = sizeof(Aggregates),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_new = new,
+    .tp_dealloc = (destructor)dealloc,
+    .tp_methods = methods,
+};

@@ -1,0 +1,527 @@
+/* Chrome JSON of a block of events: one event a line, each line ended by ",\n". The GIL is released meanwhile.
+ *
+ * Format: "Trace Event Format" (the Chrome project), as Perfetto, Catapult, Kineto's readers and HTA take it.
+ * Whatever a block or its heap holds, what comes out is JSON: ids, lengths and texts are checked, and an event
+ * whose arguments cannot be read says so.
+ *
+ * Times are microseconds since `base`. Dialect "kineto" writes them with three decimals. Dialect "tensorboard"
+ * writes multiples of 1/2048 us: its reader adds ts and dur as doubles and drops a span that seems to end after
+ * its parent, and only such numbers add up exactly. They are within 0.25 ns of the truth, so readers that round
+ * to nanoseconds get the same number from both. */
+#include "core.h"
+#include <locale.h>
+
+typedef struct {
+    PyObject *bytes; /* what was written so far, and room */
+    char *at, *end;
+    PyThreadState *released;
+    const char *heap;
+    size_t heap_len;
+    int64_t base;
+    bool tensorboard, args; /* args: the event's argument object was begun */
+    uint32_t seen;          /* bits of KEYS that the event's arguments have */
+    struct { uint32_t track, len; char text[72]; } tracks[64];
+} Out;
+
+enum { ROLE_HOST = 1, ROLE_RUNTIME, ROLE_DEVICE };
+static const struct { const char *name, *tensorboard; uint8_t role; } CATEGORIES[] = {
+    {"user_annotation", "cpu_op", ROLE_HOST}, {"cpu_op", NULL, ROLE_HOST},          {"operator", NULL, ROLE_HOST},
+    {"cuda_runtime", "runtime", ROLE_RUNTIME}, {"cuda_driver", "runtime", ROLE_RUNTIME}, {"runtime", NULL, ROLE_RUNTIME},
+    {"kernel", NULL, ROLE_DEVICE},            {"gpu_memcpy", NULL, ROLE_DEVICE},    {"gpu_memset", NULL, ROLE_DEVICE},
+    {"memcpy", NULL, ROLE_DEVICE},            {"memset", NULL, ROLE_DEVICE},        {"fwdbwd", "forward_backward", 0},
+};
+static uint8_t roles[FIRST_NAME];
+static uint16_t renamed[FIRST_NAME]; /* category in the dialect "tensorboard", 0 = the same */
+
+enum { EXTERNAL_ID = 1, CORRELATION = 2, DEVICE = 4, STREAM = 8, ADDR = 16, BYTES = 32, DEVICE_TYPE = 64, DEVICE_ID = 128,
+       TOTAL_ALLOCATED = 256, TOTAL_RESERVED = 512 };
+static const char *const KEYS[] = {"External id", "correlation", "device", "stream", "Addr", "Bytes", "Device Type",
+                                   "Device Id", "Total Allocated", "Total Reserved"};
+enum { N_KEYS = sizeof KEYS / sizeof *KEYS };
+static uint32_t key_ids[N_KEYS];
+static char digits2[200], digits3[3000], fractions[2048 * 11];
+static uint16_t grid_of[1000]; /* nanoseconds in 1/2048 us, rounded */
+static locale_t plain;         /* a comma as decimal point is not JSON */
+
+static void prepare(void) {
+    char text[16];
+    for (unsigned i = 0; i < 100; i++) digits2[i * 2] = (char)('0' + i / 10), digits2[i * 2 + 1] = (char)('0' + i % 10);
+    for (unsigned i = 0; i < 1000; i++) {
+        snprintf(text, sizeof text, "%03u", i);
+        memcpy(digits3 + i * 3, text, 3);
+        grid_of[i] = (uint16_t)((i * 2048 + 500) / 1000);
+    }
+    for (uint64_t i = 0; i < 2048; i++) {
+        snprintf(text, sizeof text, "%011llu", (unsigned long long)(i * 48828125));
+        memcpy(fractions + i * 11, text, 11);
+    }
+    for (size_t i = 0; i < sizeof CATEGORIES / sizeof *CATEGORIES; i++) {
+        uint16_t id = strings_category(CATEGORIES[i].name, strlen(CATEGORIES[i].name));
+        const char *other = CATEGORIES[i].tensorboard;
+        if (!id) continue; /* the table is full: no event has this category */
+        roles[id] = CATEGORIES[i].role;
+        renamed[id] = other ? strings_category(other, strlen(other)) : 0;
+    }
+    for (int i = 0; i < N_KEYS; i++) key_ids[i] = strings_intern(KEYS[i], strlen(KEYS[i]));
+    plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+}
+
+static bool grow(Out *o, size_t need) {
+    if (!o->bytes) return false;
+    size_t used = (size_t)(o->at - PyBytes_AS_STRING(o->bytes)), size = used + used / 2 + need + 4096;
+    PyEval_RestoreThread(o->released);
+    if (_PyBytes_Resize(&o->bytes, (Py_ssize_t)size) < 0) o->at = o->end = NULL; /* MemoryError stays set */
+    else o->at = PyBytes_AS_STRING(o->bytes) + used, o->end = PyBytes_AS_STRING(o->bytes) + size;
+    o->released = PyEval_SaveThread();
+    return o->at != NULL;
+}
+
+static inline bool reserve(Out *o, size_t need) { return (size_t)(o->end - o->at) >= need || grow(o, need); }
+
+/* put_…: the room was reserved before. */
+static inline void put(Out *o, const char *text, size_t len) { memcpy(o->at, text, len), o->at += len; }
+#define PUT(o, literal) put(o, literal, sizeof(literal) - 1)
+
+static inline char *write_uint(char *p, uint64_t n) {
+    char text[20], *q = text + 20;
+    for (; n >= 100; n /= 100) q -= 2, memcpy(q, digits2 + n % 100 * 2, 2);
+    if (n >= 10) q -= 2, memcpy(q, digits2 + n * 2, 2);
+    else *--q = (char)('0' + n);
+    size_t len = (size_t)(text + 20 - q);
+    memcpy(p, q, len);
+    return p + len;
+}
+static inline void put_uint(Out *o, uint64_t n) { o->at = write_uint(o->at, n); }
+static inline char *write_int(char *p, int64_t n) {
+    if (n < 0) *p++ = '-';
+    return write_uint(p, n < 0 ? 0 - (uint64_t)n : (uint64_t)n);
+}
+static inline void put_hex(Out *o, uint64_t n) {
+    for (int shift = n ? (63 - __builtin_clzll(n)) & ~3 : 0; shift >= 0; shift -= 4) *o->at++ = "0123456789abcdef"[n >> shift & 15];
+}
+
+static void put_double(Out *o, double v) {
+    if (v != v || v - v != 0) { /* JSON has no such numbers */
+        if (v != v) PUT(o, "\"NaN\"");
+        else if (v > 0) PUT(o, "\"Infinity\"");
+        else PUT(o, "\"-Infinity\"");
+    } else if (fabs(v) < 1e15 && v == (double)(int64_t)v && !(v == 0 && signbit(v))) {
+        o->at = write_int(o->at, (int64_t)v);
+        PUT(o, ".0");
+    } else {
+        int n = snprintf(o->at, 32, "%.15g", v);
+        if (strtod(o->at, NULL) != v) n = snprintf(o->at, 32, "%.17g", v);
+        o->at += n;
+    }
+}
+
+/* Time in 1/2048 us, away from zero for both signs, so that equal times are equal numbers everywhere. */
+static inline int64_t grid(int64_t ns) {
+    uint64_t n = ns < 0 ? 0 - (uint64_t)ns : (uint64_t)ns;
+    int64_t g = (int64_t)(n / 1000 * 2048 + grid_of[n % 1000]);
+    return ns < 0 ? -g : g;
+}
+static inline void put_grid(Out *o, int64_t g) {
+    uint64_t n = g < 0 ? 0 - (uint64_t)g : (uint64_t)g;
+    if (g < 0) *o->at++ = '-';
+    put_uint(o, n >> 11);
+    *o->at++ = '.';
+    put(o, fractions + (n & 2047) * 11, 11);
+}
+static inline void put_us(Out *o, int64_t ns) {
+    uint64_t n = ns < 0 ? 0 - (uint64_t)ns : (uint64_t)ns;
+    if (ns < 0) *o->at++ = '-';
+    put_uint(o, n / 1000);
+    *o->at++ = '.';
+    put(o, digits3 + n % 1000 * 3, 3);
+}
+static inline int64_t since_base(const Out *o, int64_t ts) { return (int64_t)((uint64_t)ts - (uint64_t)o->base); }
+static inline void put_ts(Out *o, int64_t ns) {
+    if (o->tensorboard) put_grid(o, grid(ns));
+    else put_us(o, ns);
+}
+
+static size_t utf8_at(const unsigned char *s, size_t left) {
+    size_t n = s[0] < 0x80 ? 1 : s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf5 ? 4 : 0;
+    if (n == 0 || n > left) return 0;
+    for (size_t i = 1; i < n; i++)
+        if ((s[i] & 0xc0) != 0x80) return 0;
+    bool bad = n > 2 && ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) || (s[0] == 0xf0 && s[1] < 0x90) ||
+                         (s[0] == 0xf4 && s[1] > 0x8f));
+    return bad ? 0 : n;
+}
+
+/* At most 6 bytes a byte, and the quotes. */
+static void put_text(Out *o, const char *text, size_t len) {
+    *o->at++ = '"';
+    for (size_t i = 0, n; i < len; i += n) {
+        unsigned char c = (unsigned char)text[i];
+        n = utf8_at((const unsigned char *)text + i, len - i);
+        if (n == 0) n = 1, PUT(o, "\xef\xbf\xbd");
+        else if (c == '"' || c == '\\') *o->at++ = '\\', *o->at++ = (char)c;
+        else if (c < 0x20 || c == 0x7f) PUT(o, "\\u00"), *o->at++ = (char)('0' + (c >> 4)), *o->at++ = "0123456789abcdef"[c & 15];
+        else put(o, text + i, n);
+    }
+    *o->at++ = '"';
+}
+
+/* End of the JSON value that begins at `p`, NULL where there is none. */
+static const char *json_space(const char *p, const char *end) {
+    while (p < end && (*p == ' ' || *p == '\t' || *p == '\n' || *p == '\r')) p++;
+    return p;
+}
+static const char *json_digits(const char *p, const char *end) {
+    const char *from = p;
+    while (p < end && *p >= '0' && *p <= '9') p++;
+    return p > from ? p : NULL;
+}
+static const char *json_number(const char *p, const char *end) {
+    if (p < end && *p == '-') p++;
+    if (p < end && *p == '0') p++;
+    else p = json_digits(p, end);
+    if (p && p < end && *p == '.') p = json_digits(p + 1, end);
+    if (p && p < end && (*p == 'e' || *p == 'E')) {
+        p++;
+        if (p < end && (*p == '+' || *p == '-')) p++;
+        p = json_digits(p, end);
+    }
+    return p;
+}
+static const char *json_string(const char *p, const char *end) {
+    for (p++; p < end && *p != '"';) {
+        size_t n = utf8_at((const unsigned char *)p, (size_t)(end - p));
+        if (n == 0 || (unsigned char)*p < 0x20) return NULL;
+        if (*p == '\\') {
+            if (++p == end || !*p || !strchr("\"\\/bfnrtu", *p)) return NULL;
+            if (*p == 'u')
+                for (int i = 0; i < 4; i++)
+                    if (++p == end || !isxdigit((unsigned char)*p)) return NULL;
+        }
+        p += n;
+    }
+    return p < end ? p + 1 : NULL;
+}
+static const char *json_value(const char *p, const char *end, int depth) {
+    static const char *const words[] = {"null", "true", "false"};
+    p = json_space(p, end);
+    if (p == end || depth > 32) return NULL;
+    for (int i = 0; i < 3; i++)
+        if ((size_t)(end - p) >= strlen(words[i]) && !memcmp(p, words[i], strlen(words[i]))) return p + strlen(words[i]);
+    if (*p == '"') return json_string(p, end);
+    if (*p != '[' && *p != '{') return json_number(p, end);
+    char close = *p == '[' ? ']' : '}';
+    p = json_space(p + 1, end);
+    if (p < end && *p == close) return p + 1;
+    for (;; p++) {
+        if (close == '}') {
+            p = json_space(p, end);
+            p = p < end && *p == '"' ? json_string(p, end) : NULL;
+            p = p ? json_space(p, end) : end;
+            if (p == end || *p++ != ':') return NULL;
+        }
+        p = json_value(p, end, depth + 1);
+        p = p ? json_space(p, end) : end;
+        if (p == end) return NULL;
+        if (*p == close) return p + 1;
+        if (*p != ',') return NULL;
+    }
+}
+
+static inline bool put_key(Out *o, const char *key, size_t len, size_t room) {
+    if (!reserve(o, len + room + 64)) return false;
+    if (o->args) PUT(o, ",\"");
+    else PUT(o, ",\"args\":{\"");
+    o->args = true;
+    put(o, key, len);
+    PUT(o, "\":");
+    return true;
+}
+#define PUT_KEY(o, literal) put_key(o, literal, sizeof(literal) - 1, 0)
+static void arg_uint(Out *o, uint32_t bit, uint64_t value) {
+    const char *key = KEYS[__builtin_ctz(bit)];
+    if (!(o->seen & bit) && put_key(o, key, strlen(key), 0)) put_uint(o, value);
+}
+static void arg_int(Out *o, uint32_t bit, int64_t value) {
+    const char *key = KEYS[__builtin_ctz(bit)];
+    if (!(o->seen & bit) && put_key(o, key, strlen(key), 0)) o->at = write_int(o->at, value);
+}
+
+static bool put_value(Out *o, uint8_t type, const char *value, size_t len) {
+    int64_t i = 0;
+    double d = 0;
+    if (len == 8) memcpy(&i, value, 8), memcpy(&d, value, 8);
+    switch (type) {
+    case 'i': o->at = write_int(o->at, i); return len == 8;
+    case 'u': put_uint(o, (uint64_t)i); return len == 8;
+    case 'd': put_double(o, d); return len == 8;
+    case 'b': len == 1 && *value ? PUT(o, "true") : PUT(o, "false"); return len == 1;
+    case 'n': PUT(o, "null"); return len == 0;
+    case 's': put_text(o, value, len); return true;
+    case 'j': {
+        const char *end = json_value(value, value + len, 0);
+        bool good = end && json_space(end, value + len) == value + len;
+        if (!good) return put_text(o, value, len), true;
+        for (size_t at = 0; at < len; at++) *o->at++ = (unsigned char)value[at] < 0x20 ? ' ' : value[at]; /* one line */
+        return true;
+    }
+    default: PUT(o, "null"); return false;
+    }
+}
+
+static void see(Out *o, uint32_t key) {
+    for (int i = 0; i < N_KEYS; i++)
+        if (key == key_ids[i]) o->seen |= 1u << i;
+}
+
+static void put_arguments(Out *o, const Event *e) {
+    if (e->flags & FLAG_ARG_INLINE) {
+        const String *key = strings_get(e->args_at);
+        see(o, e->args_at);
+        if (put_key(o, key->json, key->json_len, 0)) put_uint(o, e->args_len);
+        return;
+    }
+    uint64_t at = e->args_at, end = at + e->args_len;
+    bool good = end <= o->heap_len;
+    while (good && at < end) {
+        ArgItem item;
+        good = end - at >= sizeof item;
+        if (!good) break;
+        memcpy(&item, o->heap + at, sizeof item);
+        at += sizeof item;
+        good = item.len <= end - at;
+        const String *key = strings_get(item.key);
+        see(o, item.key);
+        if (!good || !put_key(o, key->json, key->json_len, item.len * 6u)) break;
+        good = put_value(o, item.type, o->heap + at, item.len);
+        at += item.len;
+    }
+    if (!good && PUT_KEY(o, "bad arguments")) PUT(o, "true");
+}
+
+/* `{"ph":"X","cat":"…","name":"…","pid":…,"tid":…,"ts":…`, and room for 160 bytes more. */
+static bool put_head(Out *o, char phase, uint16_t category, const char *name, size_t name_len, const Event *e, int64_t ts) {
+    const String *cat = strings_get(category);
+    if (!reserve(o, cat->json_len + name_len + 320)) return false;
+    PUT(o, "{\"ph\":\"");
+    *o->at++ = phase;
+    PUT(o, "\",\"cat\":\"");
+    put(o, cat->json, cat->json_len);
+    PUT(o, "\",\"name\":\"");
+    put(o, name, name_len);
+    uint32_t slot = e->track & 63;
+    if (o->tracks[slot].track != e->track || !o->tracks[slot].len) {
+        const Track *track = track_get(e->track);
+        char *p = o->tracks[slot].text;
+        memcpy(p, "\",\"pid\":", 8);
+        p = write_int(p + 8, track->pid);
+        memcpy(p, ",\"tid\":", 7);
+        p = write_int(p + 7, track->tid);
+        memcpy(p, ",\"ts\":", 6);
+        o->tracks[slot].track = e->track;
+        o->tracks[slot].len = (uint32_t)(p + 6 - o->tracks[slot].text);
+    }
+    put(o, o->tracks[slot].text, o->tracks[slot].len);
+    put_ts(o, ts);
+    o->args = false;
+    o->seen = 0;
+    return true;
+}
+
+static void put_end(Out *o) {
+    if (!reserve(o, 8)) return;
+    if (o->args) PUT(o, "}},\n");
+    else PUT(o, "},\n");
+}
+
+static inline void put_local_id(Out *o, uint64_t id) {
+    PUT(o, ",\"id2\":{\"local\":\"0x");
+    put_hex(o, id);
+    PUT(o, "\"}");
+}
+
+/* What readers of device activity cannot do without, unless the event's own arguments said it. */
+static void put_links(Out *o, const Event *e, uint8_t role) {
+    if (role == ROLE_DEVICE) {
+        const Track *track = track_get(e->track);
+        arg_int(o, DEVICE, track->pid);
+        arg_int(o, STREAM, track->tid);
+    }
+    if (!o->tensorboard) return;
+    if (role == ROLE_HOST) {
+        if (e->id) arg_uint(o, EXTERNAL_ID, e->id);
+    } else {
+        arg_uint(o, EXTERNAL_ID, e->parent); /* 0: none, which is another thing than leaving it out */
+        arg_uint(o, CORRELATION, role == ROLE_RUNTIME ? e->id : 0);
+    }
+}
+
+static void put_span(Out *o, const Event *e) {
+    const String *name = strings_get(e->name);
+    int64_t ts = since_base(o, e->ts), dur = e->dur > 0 ? e->dur : 0, end;
+    if (__builtin_add_overflow(ts, dur, &end)) end = ts, dur = 0;
+    uint8_t role = e->category < FIRST_NAME ? roles[e->category] : 0;
+    uint16_t category = e->category;
+    if (o->tensorboard && category < FIRST_NAME && renamed[category] &&
+        !(role == ROLE_HOST && name->len > 13 && !memcmp(name->text, "ProfilerStep#", 13)))
+        category = renamed[category];
+    bool async = e->flags & FLAG_ASYNC;
+    if (!put_head(o, async ? 'b' : 'X', category, name->json, name->json_len, e, ts)) return;
+    if (async) put_local_id(o, e->id);
+    else {
+        PUT(o, ",\"dur\":");
+        if (o->tensorboard) put_grid(o, grid(end) - grid(ts));
+        else put_us(o, dur);
+    }
+    if (e->flags & (FLAG_OPEN | FLAG_CLIPPED | FLAG_ERROR)) {
+        if (e->flags & FLAG_OPEN && PUT_KEY(o, "had not ended")) PUT(o, "true");
+        if (e->flags & FLAG_CLIPPED && PUT_KEY(o, "was cut")) PUT(o, "true");
+        if (e->flags & FLAG_ERROR && PUT_KEY(o, "left by exception")) PUT(o, "true");
+    }
+    if (e->args_len || e->flags & FLAG_ARG_INLINE) put_arguments(o, e);
+    if (role) put_links(o, e, role);
+    put_end(o);
+    if (!async || !put_head(o, 'e', category, name->json, name->json_len, e, end)) return;
+    put_local_id(o, e->id);
+    put_end(o);
+}
+
+static void put_point(Out *o, const Event *e, char scope, const char *name, size_t name_len) {
+    if (!put_head(o, 'i', e->category, name, name_len, e, since_base(o, e->ts))) return;
+    PUT(o, ",\"s\":\"");
+    *o->at++ = scope;
+    *o->at++ = '"';
+    put_arguments(o, e);
+    if (e->kind == KIND_MEMORY) {
+        bool total = e->value >= 0 && e->value < 9e18;
+        arg_uint(o, ADDR, e->id);
+        arg_int(o, BYTES, 0);
+        arg_int(o, DEVICE_TYPE, 0);
+        arg_int(o, DEVICE_ID, -1);
+        arg_int(o, TOTAL_ALLOCATED, total ? (int64_t)e->value : 0);
+        arg_int(o, TOTAL_RESERVED, 0);
+    } else if (e->kind > KIND_GAP && PUT_KEY(o, "unknown kind")) put_uint(o, e->kind);
+    put_end(o);
+}
+
+static void put_counter(Out *o, const Event *e) {
+    const String *name = strings_get(e->name);
+    if (e->value - e->value != 0) { /* a sample that is no number would spoil the counter's row: said beside it */
+        char text[MAX_NAME * 6 + 16];
+        const char *value = e->value != e->value ? " is NaN" : e->value > 0 ? " is Infinity" : " is -Infinity";
+        memcpy(text, name->json, name->json_len);
+        memcpy(text + name->json_len, value, strlen(value));
+        put_point(o, e, 't', text, name->json_len + strlen(value));
+        return;
+    }
+    const String *cat = strings_get(e->category);
+    if (!reserve(o, cat->json_len + name->json_len + 256)) return;
+    PUT(o, "{\"ph\":\"C\",\"cat\":\"");
+    put(o, cat->json, cat->json_len);
+    PUT(o, "\",\"name\":\"");
+    put(o, name->json, name->json_len);
+    PUT(o, "\",\"pid\":");
+    o->at = write_int(o->at, track_get(e->track)->pid);
+    PUT(o, ",\"ts\":");
+    put_ts(o, since_base(o, e->ts));
+    PUT(o, ",\"args\":{\"value\":");
+    put_double(o, e->value);
+    PUT(o, "}},\n");
+}
+
+static void put_flow(Out *o, const Event *e) {
+    const String *name = strings_get(e->name);
+    uint16_t category = e->category;
+    if (o->tensorboard && category < FIRST_NAME && renamed[category]) category = renamed[category];
+    char phase = e->kind == KIND_FLOW_START ? 's' : e->kind == KIND_FLOW_STEP ? 't' : 'f';
+    if (!put_head(o, phase, category, name->json, name->json_len, e, since_base(o, e->ts))) return;
+    PUT(o, ",\"id\":");
+    put_uint(o, e->id);
+    if (phase != 's') PUT(o, ",\"bp\":\"e\"");
+    put_arguments(o, e);
+    put_end(o);
+}
+
+static void put_async(Out *o, const Event *e) {
+    const String *name = strings_get(e->name);
+    if (!put_head(o, e->kind == KIND_ASYNC_BEGIN ? 'b' : 'e', e->category, name->json, name->json_len, e, since_base(o, e->ts)))
+        return;
+    put_local_id(o, e->id);
+    put_arguments(o, e);
+    put_end(o);
+}
+
+/* A pair of its own: a slice would overlap those that were cut short by the gap. */
+static void put_gap(Out *o, const Event *e) {
+    const String *name = strings_get(e->name);
+    int64_t ts = since_base(o, e->ts), end;
+    if (__builtin_add_overflow(ts, e->dur > 0 ? e->dur : 0, &end)) end = ts;
+    uint64_t id = (uint64_t)e->ts << 12 ^ e->track;
+    if (!put_head(o, 'b', e->category, name->json, name->json_len, e, ts)) return;
+    put_local_id(o, id);
+    if (e->id && PUT_KEY(o, "count")) put_uint(o, e->id);
+    put_arguments(o, e);
+    put_end(o);
+    if (!put_head(o, 'e', e->category, name->json, name->json_len, e, end)) return;
+    put_local_id(o, id);
+    put_end(o);
+}
+
+static void put_event(Out *o, const Event *e) {
+    const String *name;
+    switch (e->kind) {
+    case KIND_SPAN: put_span(o, e); return;
+    case KIND_COUNTER: put_counter(o, e); return;
+    case KIND_MEMORY: put_point(o, e, 't', "[memory]", 8); return;
+    case KIND_ASYNC_BEGIN: case KIND_ASYNC_END: put_async(o, e); return;
+    case KIND_GAP: put_gap(o, e); return;
+    case KIND_STEP: return; /* the windows stage makes a span of every step */
+    default:
+        name = strings_get(e->name);
+        put_point(o, e, e->kind == KIND_METADATA ? 'p' : 't', name->json, name->json_len);
+    }
+}
+
+static void put_block(Out *o, const char *events, size_t n) {
+    bool flows = false;
+    Event e;
+    for (size_t i = 0; i < n && o->bytes; i++) {
+        memcpy(&e, events + i * sizeof e, sizeof e); /* the buffer may be unaligned */
+        if (e.kind >= KIND_FLOW_START && e.kind <= KIND_FLOW_END) flows = true;
+        else put_event(o, &e);
+    }
+    /* Flows bind to the slice that is open at their time; readers take events of one time in the order of the file. */
+    for (size_t i = 0; flows && i < n && o->bytes; i++) {
+        memcpy(&e, events + i * sizeof e, sizeof e);
+        if (e.kind >= KIND_FLOW_START && e.kind <= KIND_FLOW_END) put_flow(o, &e);
+    }
+}
+
+PyObject *chrome_py_encode(PyObject *self, PyObject *args, PyObject *kwargs) {
+    Py_buffer events, heap;
+    long long base;
+    const char *dialect;
+    PyObject *result = NULL;
+    if (!PyArg_ParseTuple(args, "y*y*Ls:encode_chrome", &events, &heap, &base, &dialect)) return NULL;
+    Out *o = PyMem_Calloc(1, sizeof *o);
+    size_t n = (size_t)events.len / sizeof(Event), room = n * 144 + (size_t)heap.len + 4096;
+    bool tensorboard = !strcmp(dialect, "tensorboard");
+    if (!o) PyErr_NoMemory();
+    else if ((size_t)events.len % sizeof(Event)) PyErr_Format(PyExc_ValueError, "a block of %zd bytes is not made of 64-byte events", events.len);
+    else if (!tensorboard && strcmp(dialect, "kineto")) PyErr_Format(PyExc_ValueError, "dialect must be 'kineto' or 'tensorboard', got '%s'", dialect);
+    else if ((o->bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)room))) {
+        if (!plain) prepare();
+        *o = (Out){o->bytes, PyBytes_AS_STRING(o->bytes), PyBytes_AS_STRING(o->bytes) + room, .heap = heap.buf,
+                   .heap_len = (size_t)heap.len, .base = base, .tensorboard = tensorboard};
+        o->released = PyEval_SaveThread();
+        locale_t former = uselocale(plain);
+        put_block(o, events.buf, n);
+        uselocale(former);
+        PyEval_RestoreThread(o->released);
+        if (o->bytes) _PyBytes_Resize(&o->bytes, o->at - PyBytes_AS_STRING(o->bytes));
+        result = o->bytes;
+    }
+    PyMem_Free(o);
+    PyBuffer_Release(&events);
+    PyBuffer_Release(&heap);
+    return result;
+}

@@ -1,0 +1,202 @@
+/* What the parts of the native core share: the event record, strings, rings and stacks.
+ *
+ * Threads. Recording functions run on any thread; those named `*_object` need the GIL, the others do not
+ * and take no lock on their fast path. Draining and encoding run on one consumer thread, GIL released.
+ */
+#ifndef STEPSCOPE_CORE_H
+#define STEPSCOPE_CORE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#define MAX_NAME 1024            /* bytes of UTF-8 kept of a name; the rest is cut and counted */
+#define MAX_VALUE 4096           /* bytes kept of one argument value */
+#define MAX_ARGS_BYTES 16384     /* bytes of arguments kept of one event */
+#define MAX_STRINGS (1u << 20)   /* names of a process; further ones share one name and are counted */
+#define FIRST_NAME 1024          /* ids below are categories, so that a category fits 16 bits */
+#define STACK_FRAMES 126         /* open spans of one stack that are kept for self time and recovery */
+
+/* One event, 64 bytes: the record of rings, blocks, journal and wire (runtime/events.py: EVENT_DTYPE). */
+typedef struct {
+    int64_t ts;        /* ns, monotonic clock of the process; spans: when entered */
+    int64_t dur;       /* ns; spans and gaps */
+    union {
+        int64_t self;  /* spans: ns not spent in child spans of the same stack */
+        double value;  /* counters */
+    };
+    uint64_t id;       /* spans: unique in the process; flows and async events: what links them */
+    uint64_t parent;   /* id of the enclosing span, 0 = none */
+    uint32_t args_at;  /* offset of the arguments in the batch's heap; ARG_INLINE: name id of the key */
+    uint32_t args_len; /* bytes of arguments; ARG_INLINE: the value, an unsigned integer */
+    uint32_t name;
+    uint32_t track;
+    int32_t step;      /* assigned by windows; -1 = outside any step */
+    uint16_t category;
+    uint8_t kind;
+    uint8_t flags;
+} Event;
+_Static_assert(sizeof(Event) == 64, "an event is one cache line");
+
+enum {
+    KIND_SPAN = 1, KIND_INSTANT, KIND_COUNTER, KIND_FLOW_START, KIND_FLOW_STEP, KIND_FLOW_END,
+    KIND_ASYNC_BEGIN, KIND_ASYNC_END, KIND_MEMORY, KIND_METADATA, KIND_STEP, KIND_GAP,
+    KIND_MORE = 255 /* ring slots only: arguments of the event before */
+};
+enum {
+    FLAG_ARG_INLINE = 1, /* one unsigned integer argument, held in the record */
+    FLAG_CLIPPED = 2,    /* cut at the border of what was recorded */
+    FLAG_OPEN = 4,       /* had not ended when it was written */
+    FLAG_ASYNC = 8,      /* does not nest on its track: drawn as an async pair */
+    FLAG_ERROR = 16,     /* left by an exception */
+    FLAG_LOW = 32        /* may be shed first when a ring runs full (operators) */
+};
+
+/* Arguments: items of 8 bytes header and `len` bytes value, one after the other, unaligned. */
+typedef struct {
+    uint32_t key;  /* name id */
+    uint16_t len;
+    uint8_t type;  /* 'i' int64, 'u' uint64, 'd' double, 'b' one byte, 'n' nothing, 's' UTF-8, 'j' JSON text */
+    uint8_t zero;
+} ArgItem;
+_Static_assert(sizeof(ArgItem) == 8, "argument header");
+
+static inline int64_t clock_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* strings.c: every name has one id per process, for ever. */
+typedef struct {
+    const char *text;   /* UTF-8, zero terminated, no surrogates */
+    const char *json;   /* the same escaped for a JSON string, without quotes */
+    uint32_t len, json_len;
+} String;
+uint32_t strings_intern(const char *utf8, size_t len);          /* any thread */
+uint32_t strings_intern_object(PyObject *name);                 /* 0 and an exception if not a str */
+uint16_t strings_category(const char *utf8, size_t len);        /* any thread; 0 when there are too many */
+int strings_category_object(PyObject *text, uint16_t *category); /* -1 and an exception if not a str */
+const String *strings_get(uint32_t id);                         /* any thread; never NULL */
+int strings_open(const char *directory);                        /* later strings are appended to a file there */
+void strings_close(void);
+void strings_after_fork(void);
+const char *utf8_object(PyObject *text, Py_ssize_t *len, PyObject **keep); /* lone surrogates as \udXXX text */
+PyObject *strings_py_text(PyObject *self, PyObject *id);
+PyObject *strings_py_since(PyObject *self, PyObject *serial);
+PyObject *strings_py_intern(PyObject *self, PyObject *name);
+PyObject *strings_py_category(PyObject *self, PyObject *name);
+
+/* stack.c: the open spans of a thread or task, in a mapped file, so that a killed process leaves them. */
+enum { FRAME_DEAD = 1 /* left out of order: popped when it comes to the top */, FRAME_ITT = 2 };
+typedef struct {
+    int64_t ts, child;   /* child: ns spent in finished child spans */
+    uint64_t id;
+    uint32_t name;
+    uint16_t category, flags;
+} Frame;
+typedef struct {
+    uint32_t used, track;
+    _Atomic uint32_t depth;  /* may exceed STACK_FRAMES; frames above are not kept */
+    uint32_t index;
+    _Atomic uint64_t pushes; /* changes before a frame is overwritten: readers check it */
+    uint64_t parent;         /* parent of the outermost span (of another task or thread) */
+    uint64_t owner;          /* the Thread that pushes and pops here */
+    uint64_t zero[3];
+    Frame frames[STACK_FRAMES];
+} Stack;
+_Static_assert(sizeof(Stack) == 4096, "a stack is one page");
+typedef struct {             /* an entered span; all that its record needs, whatever became of the stack */
+    Stack *stack;
+    uint64_t id, parent;
+    int64_t ts;
+    uint32_t depth, name, track;
+    uint16_t category;
+} Open;
+struct Thread;
+Stack *stack_new(struct Thread *owner, uint32_t track);
+void stack_free(Stack *stack);
+int stack_open(const char *directory);
+void stack_close(void);
+void stack_after_fork(void);
+void span_open(struct Thread *thread, Stack *stack, Open *open, uint32_t name, uint16_t category, uint16_t frame_flags);
+/* Writes the record, then pops. `inline_key` 0: no inline argument. Any thread may close what another opened. */
+void span_close(struct Thread *thread, const Open *open, int64_t end, uint8_t flags, uint32_t inline_key, uint32_t inline_value,
+                const char *args, uint32_t args_len);
+bool stack_top(const Stack *stack, uint16_t frame_flag, Open *open); /* the top frame, if it has that flag (0: any) */
+PyObject *stack_py_open_spans(PyObject *self, PyObject *unused);
+
+/* track.c: where events are drawn; append-only. */
+enum { TRACK_PROCESS = 1, TRACK_THREAD, TRACK_TASK, TRACK_STREAM, TRACK_COUNTER };
+typedef struct { int64_t pid, tid; uint32_t kind, parent, name, id; } Track;
+uint32_t track_new(uint32_t kind, int64_t pid, int64_t tid, uint32_t name, uint32_t parent);
+const Track *track_get(uint32_t id);   /* any thread; never NULL */
+uint32_t track_process(void);          /* of this process */
+int track_open(const char *directory);
+void track_close(void);
+void track_after_fork(void);
+PyObject *track_py_new(PyObject *self, PyObject *args);
+PyObject *track_py_since(PyObject *self, PyObject *first);
+
+/* ring.c: one single-producer ring of slots per thread, in a mapped file. */
+typedef struct Ring Ring;
+typedef struct Thread {
+    Ring *ring;
+    Stack *stack;        /* of the thread itself */
+    PyObject *scope;     /* a ContextScope: stack of the context that recorded last (context.c) */
+    uint64_t next_id;    /* of spans: unique in the process */
+    void *itt;           /* itt.c: scratch of this thread, freed by itt_thread_end */
+} Thread;
+extern atomic_int g_recording;         /* what span() looks at */
+Thread *thread_current(void);          /* makes ring and stack; NULL without a session */
+Thread *thread_current_object(void);   /* the same, named as Python names the thread; needs the GIL */
+/* Never blocks; false when the ring was full (counted). Fills `step`. */
+bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t args_len);
+int ring_init(void);
+PyObject *ring_py_open(PyObject *self, PyObject *args);
+PyObject *ring_py_close(PyObject *self, PyObject *unused);
+PyObject *ring_py_drain(PyObject *self, PyObject *limit);
+PyObject *ring_py_statistics(PyObject *self, PyObject *unused);
+PyObject *ring_py_after_fork(PyObject *self, PyObject *unused);
+
+/* context.c: which stack a span goes to: that of the running task, or of the thread. */
+Stack *stack_of_object(Thread *thread);   /* needs the GIL */
+Stack *stack_without_gil(Thread *thread); /* the task's if its context recorded last, else the thread's */
+int context_init(void);
+PyObject *context_py_set_task_lookup(PyObject *self, PyObject *lookup);
+
+/* span.c, step.c */
+extern PyTypeObject SpanType, StepCounterType, AggregatesType;
+PyObject *span_py_instant(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
+PyObject *span_py_counter(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
+PyObject *span_py_flow(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
+PyObject *span_py_set_decorator(PyObject *self, PyObject *decorate);
+
+/* What was cut, counted (module.c: counts()). */
+typedef struct {
+    atomic_ullong names_cut, strings_full, categories_full, values_cut, arguments_cut, arguments_opaque,
+        deep_spans, spans_abandoned, rings_failed, lookups_failed;
+} Counts;
+extern Counts g_counts;
+static inline void count_one(atomic_ullong *count) { atomic_fetch_add_explicit(count, 1, memory_order_relaxed); }
+
+/* arguments.c */
+typedef struct { uint32_t len; char bytes[MAX_ARGS_BYTES]; } ArgBuffer;
+void arg_put(ArgBuffer *buffer, uint32_t key, char type, const void *value, size_t len);
+void arg_put_object(ArgBuffer *buffer, uint32_t key, PyObject *value); /* never fails: what cannot be kept is counted */
+PyObject *arguments_py_encode(PyObject *self, PyObject *mapping);
+PyObject *arguments_py_decode(PyObject *self, PyObject *args);
+
+/* chrome.c, aggregate.c, itt.c: see there. */
+PyObject *chrome_py_encode(PyObject *self, PyObject *args, PyObject *kwargs);
+PyObject *itt_py_statistics(PyObject *self, PyObject *unused);
+void itt_thread_end(Thread *thread);
+
+#endif

@@ -1,0 +1,75 @@
+/* The module `stepscope.runtime._core`. Documented in _core.pyi. */
+#include "core.h"
+
+Counts g_counts;
+int span_init(void);
+int step_init(void);
+
+static PyObject *py_now(PyObject *self, PyObject *unused) { return PyLong_FromLongLong(clock_now()); }
+
+static PyObject *py_set_recording(PyObject *self, PyObject *on) {
+    int value = PyObject_IsTrue(on);
+    if (value < 0) return NULL;
+    atomic_store(&g_recording, value);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_recording(PyObject *self, PyObject *unused) { return PyBool_FromLong(atomic_load(&g_recording)); }
+
+static PyObject *py_counts(PyObject *self, PyObject *unused) {
+#define COUNT(name) #name, (unsigned long long)atomic_load(&g_counts.name)
+    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsK}", COUNT(names_cut), COUNT(strings_full), COUNT(categories_full), COUNT(values_cut),
+                         COUNT(arguments_cut), COUNT(arguments_opaque), COUNT(deep_spans), COUNT(spans_abandoned),
+                         COUNT(rings_failed), COUNT(lookups_failed));
+#undef COUNT
+}
+
+#define FAST(function) (PyCFunction)(void (*)(void))function
+static PyMethodDef methods[] = {
+    {"after_fork", ring_py_after_fork, METH_NOARGS, NULL},
+    {"category", strings_py_category, METH_O, NULL},
+    {"close", ring_py_close, METH_NOARGS, NULL},
+    {"counter", FAST(span_py_counter), METH_FASTCALL | METH_KEYWORDS,
+     "counter(name, value, /, *, category='user_annotation')\n--\n\nThe value of something at this moment; any number, also NaN."},
+    {"counts", py_counts, METH_NOARGS, NULL},
+    {"decode_arguments", arguments_py_decode, METH_VARARGS, NULL},
+    {"drain", ring_py_drain, METH_O, NULL},
+    {"encode_arguments", arguments_py_encode, METH_O, NULL},
+    {"encode_chrome", FAST(chrome_py_encode), METH_VARARGS | METH_KEYWORDS, NULL},
+    {"flow", FAST(span_py_flow), METH_FASTCALL | METH_KEYWORDS,
+     "flow(name, id, phase, /, *, category='user_annotation')\n--\n\nAn arrow between the spans that enclose its calls.\n\n"
+     "Args:\n    id: links the calls of one arrow.\n    phase: 'start', 'step' or 'end'."},
+    {"instant", FAST(span_py_instant), METH_FASTCALL | METH_KEYWORDS,
+     "instant(name, /, *, category='user_annotation', **arguments)\n--\n\nSomething that happened at this moment."},
+    {"intern", strings_py_intern, METH_O, NULL},
+    {"itt_statistics", itt_py_statistics, METH_NOARGS, NULL},
+    {"now", py_now, METH_NOARGS, NULL},
+    {"open", ring_py_open, METH_VARARGS, NULL},
+    {"open_spans", stack_py_open_spans, METH_NOARGS, NULL},
+    {"recording", py_recording, METH_NOARGS, NULL},
+    {"ring_statistics", ring_py_statistics, METH_NOARGS, NULL},
+    {"set_decorator", span_py_set_decorator, METH_O, NULL},
+    {"set_recording", py_set_recording, METH_O, NULL},
+    {"set_task_lookup", context_py_set_task_lookup, METH_O, NULL},
+    {"strings_since", strings_py_since, METH_O, NULL},
+    {"text", strings_py_text, METH_O, NULL},
+    {"track", track_py_new, METH_VARARGS, NULL},
+    {"tracks", track_py_since, METH_O, NULL},
+    {NULL}};
+
+/* State is static, as the recorder is one per process: single-phase initialisation, no subinterpreters. */
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "stepscope.runtime._core", .m_size = -1, .m_methods = methods};
+
+static int add_type(PyObject *m, PyTypeObject *type, const char *name) {
+    return PyType_Ready(type) < 0 ? -1 : PyModule_AddObjectRef(m, name, (PyObject *)type);
+}
+
+PyMODINIT_FUNC PyInit__core(void) {
+    PyObject *m = PyModule_Create(&module);
+    if (!m || ring_init() < 0 || context_init() < 0 || span_init() < 0 || step_init() < 0) return NULL;
+    if (add_type(m, &SpanType, "span") < 0 || add_type(m, &StepCounterType, "StepCounter") < 0 ||
+        add_type(m, &AggregatesType, "Aggregates") < 0 || PyModule_AddIntMacro(m, FIRST_NAME) < 0 ||
+        PyModule_AddIntMacro(m, MAX_NAME) < 0)
+        return NULL;
+    return m;
+}

@@ -1,0 +1,385 @@
+/* Rings: one per thread, written by that thread alone, drained by one consumer, in mapped files.
+ *
+ * A slot is 64 bytes: an event, or 62 bytes of the arguments of the event before it. The writer publishes by a
+ * release store of `head`. Each event carries the low bits of its serial number in `step` (step marks keep their
+ * step in `dur` meanwhile), and numbers of dropped events are used up: so the consumer sees exactly how many are
+ * missing and where, whatever the overflow policy. */
+#include "core.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define HEADER 4096
+#define MAX_RINGS 4096
+#define PAYLOAD 62
+
+typedef struct { /* layout read by runtime/recovery.py */
+    char magic[8];
+    uint32_t version, slots, track, alive;
+    int64_t tid;
+    char pad0[32];
+    _Atomic uint64_t head, reserve, produced;   /* writer: slots published, slots about to be written, serial */
+    char pad1[40];
+    _Atomic uint64_t tail;                      /* consumer */
+    _Atomic uint64_t serial;                    /* consumer: serial of the next event expected */
+    _Atomic uint32_t signalled;
+} Header;
+
+struct Ring {
+    Header *header;
+    Event *data;
+    uint64_t head, tail_seen, serial;  /* the writer's own */
+    uint64_t mask, limit_low;
+    bool oldest;
+    uint32_t index;
+    int64_t last_ts;                   /* consumer: when the event before a gap ended */
+    uint64_t lost;
+};
+
+typedef struct { char bytes[PAYLOAD]; uint8_t kind, zero; } More;
+_Static_assert(sizeof(More) == sizeof(Event) && offsetof(More, kind) == offsetof(Event, kind), "slots have one shape");
+
+atomic_int g_recording;
+static Ring *rings[MAX_RINGS], *idle[MAX_RINGS];
+static atomic_uint ring_count;
+static uint32_t idle_count;
+static atomic_uint thread_count;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_key_t thread_key;
+static char directory[3072];
+static uint64_t ring_slots;
+static bool drop_oldest;
+static atomic_int session_open;
+static int wake_fd = -1;
+static __thread Thread *current __attribute__((tls_model("initial-exec")));
+static __thread bool ended __attribute__((tls_model("initial-exec")));
+static uint64_t drained, lost, taken_bytes;
+
+static Ring *ring_new(void) {
+    uint32_t index = atomic_load(&ring_count);
+    if (index >= MAX_RINGS) return NULL;
+    char path[4096];
+    snprintf(path, sizeof path, "%s/ring-%05u", directory, index);
+    size_t bytes = HEADER + ring_slots * sizeof(Event);
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0) return NULL;
+    void *map = ftruncate(fd, (off_t)bytes) < 0 ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    Ring *r = map == MAP_FAILED ? NULL : calloc(1, sizeof *r);
+    if (!r) {
+        if (map != MAP_FAILED) munmap(map, bytes);
+        unlink(path);
+        return NULL;
+    }
+    r->header = map;
+    r->data = (Event *)((char *)map + HEADER);
+    r->mask = ring_slots - 1;
+    r->limit_low = ring_slots - ring_slots / 8;
+    r->oldest = drop_oldest;
+    r->index = index;
+    r->header->version = 1;
+    r->header->slots = (uint32_t)ring_slots;
+    memcpy(r->header->magic, "SSRING1", 8);
+    rings[index] = r;
+    atomic_store_explicit(&ring_count, index + 1, memory_order_release);
+    return r;
+}
+
+static void thread_end(void *value) {
+    Thread *t = value;
+    current = NULL;
+    ended = true;
+    itt_thread_end(t);
+    if (!atomic_load(&session_open)) return; /* the memory of a forked child's parent: not ours to change */
+    stack_free(t->stack);
+    pthread_mutex_lock(&lock);
+    t->ring->header->alive = 0;
+    idle[idle_count++] = t->ring;
+    pthread_mutex_unlock(&lock);
+    /* `scope` needs the GIL, which an ending thread may not be able to take: one small object is left behind. */
+    free(t);
+}
+
+static Thread *thread_start(const char *name, size_t len) {
+    if (!atomic_load_explicit(&session_open, memory_order_acquire) || ended) return NULL;
+    Thread *t = calloc(1, sizeof *t);
+    if (!t) return NULL;
+    int64_t tid = syscall(SYS_gettid);
+    uint32_t track = track_new(TRACK_THREAD, getpid(), tid, strings_intern(name, len), track_process());
+    pthread_mutex_lock(&lock);
+    Ring *r = NULL;
+    /* A ring is reused once it is empty, so that its events keep the identity of who wrote them. */
+    for (uint32_t i = 0; i < idle_count && !r; i++)
+        if (atomic_load(&idle[i]->header->tail) == idle[i]->head) r = idle[i], idle[i] = idle[--idle_count];
+    if (!r) r = ring_new();
+    pthread_mutex_unlock(&lock);
+    Stack *s = r ? stack_new(t, track) : NULL;
+    if (!s || pthread_setspecific(thread_key, t) != 0) {
+        count_one(&g_counts.rings_failed);
+        free(t);
+        ended = true; /* not tried again for each event of this thread */
+        return NULL;
+    }
+    r->header->track = track;
+    r->header->tid = tid;
+    r->header->alive = 1;
+    t->ring = r;
+    t->stack = s;
+    t->next_id = ((uint64_t)(atomic_fetch_add(&thread_count, 1) + 1) << 36) + 1;
+    return current = t;
+}
+
+Thread *thread_current(void) {
+    if (current) return current;
+    char name[64] = "thread";
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    return thread_start(name, strlen(name));
+}
+
+Thread *thread_current_object(void) {
+    if (current) return current;
+    if (!atomic_load_explicit(&session_open, memory_order_acquire) || ended) return NULL;
+    /* threading.current_thread() would register foreign threads for ever, enumerate() takes a lock that a signal
+     * handler may interrupt; the dict of running threads is read as it stands. */
+    PyObject *threading = PyImport_ImportModule("threading");
+    PyObject *active = threading ? PyObject_GetAttrString(threading, "_active") : NULL;
+    PyObject *ident = active ? PyLong_FromUnsignedLong(PyThread_get_thread_ident()) : NULL;
+    PyObject *thread = ident && PyDict_Check(active) ? PyDict_GetItemWithError(active, ident) : NULL;
+    PyObject *name = thread ? PyObject_GetAttrString(thread, "name") : NULL, *keep = NULL;
+    Py_ssize_t len = 0;
+    const char *text = name && PyUnicode_Check(name) ? utf8_object(name, &len, &keep) : NULL;
+    if (PyErr_Occurred()) PyErr_Clear(), count_one(&g_counts.lookups_failed);
+    Thread *t = text ? thread_start(text, (size_t)len) : thread_current();
+    Py_XDECREF(keep);
+    Py_XDECREF(name);
+    Py_XDECREF(ident);
+    Py_XDECREF(active);
+    Py_XDECREF(threading);
+    return t;
+}
+
+static void wake(Ring *r) {
+    uint64_t one = 1;
+    if (atomic_exchange_explicit(&r->header->signalled, 1, memory_order_relaxed)) return;
+    /* EAGAIN: the counter is full, so the consumer is awake already. */
+    if (write(wake_fd, &one, sizeof one) < 0 && errno != EAGAIN) count_one(&g_counts.lookups_failed);
+}
+
+bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t args_len) {
+    Ring *r = thread->ring;
+    Header *h = r->header;
+    uint64_t serial = r->serial++, more = (args_len + PAYLOAD - 1) / PAYLOAD;
+    atomic_store_explicit(&h->produced, serial + 1, memory_order_relaxed);
+    if (more > r->mask / 4) {
+        more = args_len = 0;
+        count_one(&g_counts.arguments_cut);
+    }
+    uint64_t end = r->head + 1 + more;
+    if (end - r->tail_seen > (r->mask + 1) / 2) {
+        r->tail_seen = atomic_load_explicit(&h->tail, memory_order_acquire);
+        if (end - r->tail_seen > (r->mask + 1) / 2) wake(r);
+        if (!r->oldest && end - r->tail_seen > (event->flags & FLAG_LOW ? r->limit_low : r->mask + 1)) return false;
+    }
+    atomic_store_explicit(&h->reserve, end, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+    Event *slot = &r->data[r->head & r->mask];
+    *slot = *event;
+    if (event->kind == KIND_STEP) slot->dur = event->step;
+    slot->step = (int32_t)serial;
+    if (args_len) {
+        slot->args_len = args_len;
+        for (uint32_t i = 0; i < more; i++) {
+            More *m = (More *)&r->data[(r->head + 1 + i) & r->mask];
+            uint32_t left = args_len - i * PAYLOAD;
+            memcpy(m->bytes, args + i * PAYLOAD, left < PAYLOAD ? left : PAYLOAD);
+            m->kind = KIND_MORE, m->zero = 0;
+        }
+    }
+    r->head = end;
+    atomic_store_explicit(&h->head, end, memory_order_release);
+    return true;
+}
+
+typedef struct { Event *events; size_t count, room; char *args; size_t args_len, args_room; } Out;
+
+static void put_gap(Out *out, Ring *r, int64_t until, uint64_t missing, uint32_t name) {
+    if (out->count >= out->room) return;
+    int64_t from = r->last_ts && r->last_ts < until ? r->last_ts : until;
+    out->events[out->count++] = (Event){.ts = from, .dur = until - from, .id = missing, .name = name, .track = r->header->track,
+                                        .step = -1, .kind = KIND_GAP};
+    r->lost += missing;
+    lost += missing;
+}
+
+/* Copies what is published, then drops what a writer that overwrites has overwritten meanwhile. */
+static bool drain_ring(Ring *r, Out *out, size_t limit, uint32_t gap_name) {
+    Header *h = r->header;
+    atomic_store_explicit(&h->signalled, 0, memory_order_relaxed);
+    uint64_t tail = atomic_load_explicit(&h->tail, memory_order_relaxed);
+    uint64_t expected = atomic_load_explicit(&h->serial, memory_order_relaxed);
+    uint64_t produced = atomic_load_explicit(&h->produced, memory_order_acquire);
+    uint64_t head = atomic_load_explicit(&h->head, memory_order_acquire);
+    bool whole = true;
+    if (head - tail > r->mask + 1) tail = head - (r->mask + 1);
+    while (tail < head) {
+        if (out->count + 2 > limit) { whole = false; break; }
+        Event e = r->data[tail & r->mask];
+        atomic_thread_fence(memory_order_acquire);
+        uint64_t reserve = atomic_load_explicit(&h->reserve, memory_order_relaxed);
+        if (reserve > tail + r->mask + 1 && r->oldest) { tail = reserve - (r->mask + 1); continue; }
+        if (e.kind == KIND_MORE) { tail++; continue; }
+        uint64_t more = 0;
+        if (e.args_len && !(e.flags & FLAG_ARG_INLINE)) {
+            more = (e.args_len + PAYLOAD - 1) / PAYLOAD;
+            if (out->args_len + e.args_len > out->args_room) { whole = false; break; }
+            for (uint64_t i = 0; i < more; i++) {
+                const More *m = (const More *)&r->data[(tail + 1 + i) & r->mask];
+                uint64_t left = e.args_len - i * PAYLOAD;
+                memcpy(out->args + out->args_len + i * PAYLOAD, m->bytes, left < PAYLOAD ? left : PAYLOAD);
+            }
+            atomic_thread_fence(memory_order_acquire);
+            reserve = atomic_load_explicit(&h->reserve, memory_order_relaxed);
+            if (reserve > tail + r->mask + 1 && r->oldest) { tail = reserve - (r->mask + 1); continue; }
+            e.args_at = (uint32_t)out->args_len;
+            out->args_len += e.args_len;
+        }
+        uint64_t serial = expected + (uint32_t)((uint32_t)e.step - (uint32_t)expected);
+        if (serial != expected) put_gap(out, r, e.ts, serial - expected, gap_name);
+        expected = serial + 1;
+        e.step = e.kind == KIND_STEP ? (int32_t)e.dur : -1;
+        if (e.kind == KIND_STEP) e.dur = 0;
+        r->last_ts = e.ts + e.dur;
+        out->events[out->count++] = e;
+        tail += 1 + more;
+    }
+    /* Dropped at the very end, with nothing written after them yet. */
+    if (whole && produced > expected && out->count < limit) {
+        put_gap(out, r, clock_now(), produced - expected, gap_name);
+        expected = produced;
+    }
+    atomic_store_explicit(&h->serial, expected, memory_order_relaxed);
+    atomic_store_explicit(&h->tail, tail, memory_order_release);
+    return whole;
+}
+
+PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
+    size_t limit = PyLong_AsSize_t(limit_object);
+    if (PyErr_Occurred()) return NULL;
+    uint32_t n = atomic_load_explicit(&ring_count, memory_order_acquire);
+    size_t slots = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t used = atomic_load(&rings[i]->header->head) - atomic_load(&rings[i]->header->tail);
+        slots += (used > ring_slots ? ring_slots : used) + 4;
+    }
+    if (limit < 1024) limit = 1024;
+    if (slots > limit) slots = limit;
+    if (slots < 1024) slots = 1024;
+    PyObject *events = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(slots * sizeof(Event)));
+    PyObject *args = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(slots * PAYLOAD + MAX_ARGS_BYTES));
+    if (!events || !args) {
+        Py_XDECREF(events);
+        Py_XDECREF(args);
+        return NULL;
+    }
+    Out out = {(Event *)PyBytes_AS_STRING(events), 0, slots, PyBytes_AS_STRING(args), 0, slots * PAYLOAD + MAX_ARGS_BYTES};
+    bool whole = true;
+    uint32_t gap_name = strings_intern("dropped", 7);
+    Py_BEGIN_ALLOW_THREADS
+    for (uint32_t i = 0; i < n; i++) whole = drain_ring(rings[i], &out, slots, gap_name) && whole;
+    Py_END_ALLOW_THREADS
+    drained += out.count;
+    taken_bytes += out.count * sizeof(Event) + out.args_len;
+    if (_PyBytes_Resize(&events, (Py_ssize_t)(out.count * sizeof(Event))) < 0 || _PyBytes_Resize(&args, (Py_ssize_t)out.args_len) < 0) {
+        Py_XDECREF(events);
+        Py_XDECREF(args);
+        return NULL;
+    }
+    return Py_BuildValue("(NNO)", events, args, whole ? Py_False : Py_True);
+}
+
+PyObject *ring_py_statistics(PyObject *self, PyObject *unused) {
+    uint64_t produced = 0, waiting = 0;
+    uint32_t n = atomic_load_explicit(&ring_count, memory_order_acquire), alive = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        Header *h = rings[i]->header;
+        produced += atomic_load(&h->produced);
+        waiting += atomic_load(&h->produced) - atomic_load(&h->serial);
+        alive += h->alive;
+    }
+    return Py_BuildValue("{sIsIsKsKsKsKsK}", "rings", n, "threads", alive, "produced", produced, "drained", drained, "dropped", lost,
+                         "waiting", waiting, "bytes", taken_bytes);
+}
+
+static void after_fork(void) {
+    /* The child records nothing until it opens a session of its own. Rings and stacks of the parent stay mapped,
+     * untouched: unmapping could meet a thread that the child does not have, and they cost no memory. */
+    atomic_store(&g_recording, 0);
+    atomic_store(&session_open, 0);
+    current = NULL;
+    ended = false;
+    pthread_setspecific(thread_key, NULL);
+    pthread_mutex_init(&lock, NULL);
+    atomic_store(&ring_count, 0);
+    idle_count = 0;
+    if (wake_fd >= 0) close(wake_fd);
+    wake_fd = -1;
+    strings_after_fork();
+    track_after_fork();
+    stack_after_fork();
+}
+
+PyObject *ring_py_after_fork(PyObject *self, PyObject *unused) {
+    after_fork();
+    Py_RETURN_NONE;
+}
+
+int ring_init(void) {
+    /* Also for forks that Python does not hear of. */
+    if (pthread_key_create(&thread_key, thread_end) || pthread_atfork(NULL, NULL, after_fork)) {
+        PyErr_SetString(PyExc_RuntimeError, "no thread key is left in this process");
+        return -1;
+    }
+    return 0;
+}
+
+PyObject *ring_py_open(PyObject *self, PyObject *args) {
+    PyObject *path;
+    unsigned long slots;
+    const char *policy;
+    if (!PyArg_ParseTuple(args, "O&ks", PyUnicode_FSConverter, &path, &slots, &policy)) return NULL;
+    bool oldest = !strcmp(policy, "drop_oldest");
+    PyObject *result = NULL;
+    if (atomic_load(&session_open)) PyErr_SetString(PyExc_RuntimeError, "a session is open already");
+    else if (!oldest && strcmp(policy, "drop_newest"))
+        PyErr_Format(PyExc_ValueError, "overflow must be 'drop_newest' or 'drop_oldest', got '%s'", policy);
+    else if (slots < 64 || slots > 1 << 24 || (slots & (slots - 1)))
+        PyErr_Format(PyExc_ValueError, "slots must be a power of two from 64 to 16777216, got %lu", slots);
+    else if ((size_t)PyBytes_GET_SIZE(path) >= sizeof directory) PyErr_SetString(PyExc_ValueError, "directory name is too long");
+    else {
+        strcpy(directory, PyBytes_AS_STRING(path));
+        if (strings_open(directory) < 0 || track_open(directory) < 0 || stack_open(directory) < 0 ||
+            (wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) < 0) {
+            PyErr_SetFromErrnoWithFilename(PyExc_OSError, directory);
+            strings_close(), track_close(), stack_close();
+        } else {
+            ring_slots = slots;
+            drop_oldest = oldest;
+            atomic_store_explicit(&session_open, 1, memory_order_release);
+            result = PyLong_FromLong(wake_fd);
+        }
+    }
+    Py_DECREF(path);
+    return result;
+}
+
+PyObject *ring_py_close(PyObject *self, PyObject *unused) {
+    /* Files are closed, memory stays mapped: threads may be writing to it at this moment. */
+    atomic_store(&g_recording, 0);
+    strings_close(), track_close();
+    Py_RETURN_NONE;
+}

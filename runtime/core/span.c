@@ -1,0 +1,254 @@
+/* User events: span objects, instants, counters, flows.
+ *
+ * A span object holds the arguments by reference and encodes them when the span ends. It may be entered again,
+ * also while it is entered. Nothing here raises while recording: what cannot be kept is counted. */
+#include "core.h"
+
+#define INLINE_VALUES 4
+#define FREE_SPANS 64
+
+typedef struct Entered { struct Entered *outer; Open open; } Entered;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *name, *keys;     /* keys: the call's tuple of keyword names, or NULL */
+    PyObject **values;         /* as many as keys; `few` or allocated */
+    PyObject *few[INLINE_VALUES];
+    uint32_t name_id;
+    uint16_t category;
+    bool entered;
+    Open open;
+    Entered *outer;            /* entries of this object that are still open below `open` */
+} SpanObject;
+
+static SpanObject *free_spans[FREE_SPANS];
+static int free_count;
+static PyObject *decorator, *category_key;
+static uint16_t default_category;
+static uint32_t error_key;
+
+static bool is_category(PyObject *key) {
+    return key == category_key || (PyUnicode_GET_LENGTH(key) == 8 && PyUnicode_Compare(key, category_key) == 0);
+}
+
+static int check_name(PyObject *const *args, Py_ssize_t n, Py_ssize_t wanted, const char *usage) {
+    if (n != wanted) return PyErr_Format(PyExc_TypeError, "%s, got %zd positional arguments", usage, n), -1;
+    if (!PyUnicode_Check(args[0]))
+        return PyErr_Format(PyExc_TypeError, "a name must be a str, got %.200s: %R", Py_TYPE(args[0])->tp_name, args[0]), -1;
+    return 0;
+}
+
+static void encode(ArgBuffer *buffer, PyObject *keys, PyObject *const *values) {
+    for (Py_ssize_t i = 0, n = keys ? PyTuple_GET_SIZE(keys) : 0; i < n; i++) {
+        PyObject *key = PyTuple_GET_ITEM(keys, i);
+        if (!is_category(key)) arg_put_object(buffer, strings_intern_object(key), values[i]);
+    }
+}
+
+/* Category among keyword arguments, if given. */
+static int find_category(PyObject *keys, PyObject *const *values, uint16_t *category) {
+    for (Py_ssize_t i = 0, n = keys ? PyTuple_GET_SIZE(keys) : 0; i < n; i++) {
+        PyObject *key = PyTuple_GET_ITEM(keys, i);
+        if (is_category(key)) return strings_category_object(values[i], category);
+    }
+    return 0;
+}
+
+static PyObject *span_make(PyObject *name, PyObject *keys, PyObject *const *values, uint16_t category) {
+    SpanObject *s;
+    if (free_count) {
+        s = free_spans[--free_count];
+        PyObject_Init((PyObject *)s, &SpanType);
+    } else if (!(s = PyObject_New(SpanObject, &SpanType))) return NULL;
+    Py_ssize_t n = keys ? PyTuple_GET_SIZE(keys) : 0;
+    s->name = Py_NewRef(name);
+    s->keys = NULL;
+    s->name_id = 0;
+    s->category = category;
+    s->entered = false;
+    s->outer = NULL;
+    s->values = s->few;
+    if (n > INLINE_VALUES && !(s->values = PyMem_Malloc((size_t)n * sizeof *s->values))) {
+        Py_DECREF(s);
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < n; i++) s->values[i] = Py_NewRef(values[i]);
+    if (n) s->keys = Py_NewRef(keys);
+    return (PyObject *)s;
+}
+
+static PyObject *span_vectorcall(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *keys) {
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    uint16_t category = default_category;
+    if (check_name(args, n, 1, "span(name, /, *, category=..., **arguments) takes one name") < 0) return NULL;
+    if (keys && find_category(keys, args + n, &category) < 0) return NULL;
+    return span_make(args[0], keys, args + n, category);
+}
+
+static void span_dealloc(SpanObject *s) {
+    for (Py_ssize_t i = 0, n = s->keys ? PyTuple_GET_SIZE(s->keys) : 0; i < n; i++) Py_DECREF(s->values[i]);
+    if (s->values != s->few) PyMem_Free(s->values);
+    while (s->outer) {
+        Entered *e = s->outer;
+        s->outer = e->outer;
+        PyMem_Free(e);
+    }
+    Py_XDECREF(s->keys);
+    Py_XDECREF(s->name);
+    if (free_count < FREE_SPANS) free_spans[free_count++] = s;
+    else PyObject_Free(s);
+}
+
+static PyObject *span_enter(SpanObject *s, PyObject *unused) {
+    if (!atomic_load_explicit(&g_recording, memory_order_relaxed)) return Py_NewRef(s);
+    Thread *t = thread_current_object();
+    if (!t) return Py_NewRef(s);
+    if (!s->name_id && !(s->name_id = strings_intern_object(s->name))) return NULL; /* out of memory */
+    if (s->entered) {
+        Entered *e = PyMem_Malloc(sizeof *e);
+        if (!e) return PyErr_NoMemory();
+        *e = (Entered){s->outer, s->open};
+        s->outer = e;
+    }
+    s->entered = true;
+    span_open(t, stack_of_object(t), &s->open, s->name_id, s->category, 0);
+    return Py_NewRef(s);
+}
+
+static void __attribute__((noinline)) close_with_arguments(Thread *t, SpanObject *s, PyObject *error) {
+    ArgBuffer buffer;
+    buffer.len = 0;
+    int64_t end = clock_now(); /* before the arguments are encoded: that is not the span's work */
+    encode(&buffer, s->keys, s->values);
+    if (error) {
+        const char *name = PyExceptionClass_Check(error) ? PyExceptionClass_Name(error) : Py_TYPE(error)->tp_name;
+        arg_put(&buffer, error_key, 's', name, strnlen(name, MAX_VALUE));
+    }
+    span_close(t, &s->open, end, error ? FLAG_ERROR : 0, 0, 0, buffer.bytes, buffer.len);
+}
+
+static PyObject *span_exit(SpanObject *s, PyObject *const *args, Py_ssize_t n) {
+    if (!s->entered) Py_RETURN_NONE;
+    PyObject *error = n && args[0] != Py_None ? args[0] : NULL;
+    Thread *t = thread_current_object();
+    if (t) {
+        /* The usual cases: no argument, or one small number, which fits the record. */
+        PyObject *value = s->keys && PyTuple_GET_SIZE(s->keys) == 1 && !is_category(PyTuple_GET_ITEM(s->keys, 0)) ? s->values[0] : NULL;
+        int overflow = 1;
+        long long number = value && PyLong_CheckExact(value) ? PyLong_AsLongLongAndOverflow(value, &overflow) : -1;
+        if (!error && !s->keys) span_close(t, &s->open, clock_now(), 0, 0, 0, NULL, 0);
+        else if (!error && !overflow && number >= 0 && number <= UINT32_MAX)
+            span_close(t, &s->open, clock_now(), 0, strings_intern_object(PyTuple_GET_ITEM(s->keys, 0)), (uint32_t)number,
+                       NULL, 0);
+        else close_with_arguments(t, s, error);
+    }
+    Entered *outer = s->outer;
+    if (outer) {
+        s->open = outer->open;
+        s->outer = outer->outer;
+        PyMem_Free(outer);
+    } else s->entered = false;
+    Py_RETURN_NONE;
+}
+
+static PyObject *span_copy(SpanObject *s, PyObject *unused) { return span_make(s->name, s->keys, s->values, s->category); }
+
+static PyObject *span_call(SpanObject *s, PyObject *args, PyObject *kwargs) {
+    if (PyTuple_GET_SIZE(args) != 1 || (kwargs && PyDict_GET_SIZE(kwargs)) || !decorator)
+        return PyErr_Format(PyExc_TypeError, "a span is called with the one function that it decorates");
+    return PyObject_CallFunctionObjArgs(decorator, s, PyTuple_GET_ITEM(args, 0), NULL);
+}
+
+static PyObject *span_name(SpanObject *s, void *unused) { return Py_NewRef(s->name); }
+
+static PyObject *span_repr(SpanObject *s) { return PyUnicode_FromFormat("span(%R)", s->name); }
+
+static PyMethodDef span_methods[] = {
+    {"__enter__", (PyCFunction)span_enter, METH_NOARGS, NULL},
+    {"__exit__", (PyCFunction)(void (*)(void))span_exit, METH_FASTCALL, NULL},
+    {"copy", (PyCFunction)span_copy, METH_NOARGS, "A new span of the same name, category and arguments."},
+    {NULL}};
+static PyGetSetDef span_getset[] = {{"name", (getter)span_name, NULL, "The name as it was given.", NULL}, {NULL}};
+
+PyTypeObject SpanType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "stepscope.span",
+    .tp_doc = PyDoc_STR(
+        "span(name, /, *, category='user_annotation', **arguments)\n--\n\n"
+        "A stretch of work, as context manager or as decorator of a function, coroutine function or generator function.\n\n"
+        "Args:\n    name: what the trace shows; 1024 bytes of UTF-8 are kept.\n    category: groups spans in tables and filters.\n"
+        "    arguments: numbers, strings, booleans, None, and lists or dicts of them; other objects are shown by type.\n\n"
+        "Raises:\n    TypeError: if the name or category is no str. Entering and leaving never raise.\n\n"
+        "Costs next to nothing while no profiler records. May be used from any thread or task."),
+    .tp_basicsize = sizeof(SpanObject),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_dealloc = (destructor)span_dealloc,
+    .tp_vectorcall = span_vectorcall,
+    .tp_call = (ternaryfunc)span_call,
+    .tp_methods = span_methods,
+    .tp_getset = span_getset,
+    .tp_repr = (reprfunc)span_repr,
+};
+
+/* Records one event that has no duration. `keys` may hold the category. */
+static PyObject *record(Event *event, PyObject *name, PyObject *keys, PyObject *const *values) {
+    if (find_category(keys, values, &event->category) < 0) return NULL;
+    if (!atomic_load_explicit(&g_recording, memory_order_relaxed)) Py_RETURN_NONE;
+    Thread *t = thread_current_object();
+    if (!t) Py_RETURN_NONE;
+    if (!(event->name = strings_intern_object(name))) return NULL;
+    Stack *stack = stack_of_object(t);
+    Open top;
+    event->track = stack->track;
+    event->parent = stack_top(stack, 0, &top) ? top.id : stack->parent;
+    event->ts = clock_now();
+    ArgBuffer buffer;
+    buffer.len = 0;
+    if (keys) encode(&buffer, keys, values);
+    ring_write(t, event, buffer.bytes, buffer.len);
+    Py_RETURN_NONE;
+}
+
+PyObject *span_py_instant(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys) {
+    if (check_name(args, n, 1, "instant(name, /, *, category=..., **arguments) takes one name") < 0) return NULL;
+    Event event = {.kind = KIND_INSTANT, .category = default_category};
+    return record(&event, args[0], keys, args + n);
+}
+
+PyObject *span_py_counter(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys) {
+    if (check_name(args, n, 2, "counter(name, value, /, *, category=...) takes a name and a value") < 0) return NULL;
+    Event event = {.kind = KIND_COUNTER, .category = default_category};
+    if (atomic_load_explicit(&g_recording, memory_order_relaxed)) {
+        event.value = PyFloat_AsDouble(args[1]);
+        if (PyErr_Occurred()) {
+            PyErr_Clear(); /* no number: training goes on, the trace shows NaN and the count says why */
+            count_one(&g_counts.arguments_opaque);
+            event.value = NAN;
+        }
+    }
+    return record(&event, args[0], keys, args + n);
+}
+
+PyObject *span_py_flow(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys) {
+    if (check_name(args, n, 3, "flow(name, id, phase, /, *, category=...) takes a name, an id and a phase") < 0) return NULL;
+    const char *phase = PyUnicode_Check(args[2]) ? PyUnicode_AsUTF8(args[2]) : "";
+    uint8_t kind = !phase ? 0 : !strcmp(phase, "start") ? KIND_FLOW_START : !strcmp(phase, "step") ? KIND_FLOW_STEP
+                 : !strcmp(phase, "end") ? KIND_FLOW_END : 0;
+    if (!kind) return PyErr_Format(PyExc_ValueError, "phase must be 'start', 'step' or 'end', got %R", args[2]);
+    if (!PyLong_Check(args[1])) return PyErr_Format(PyExc_TypeError, "id of a flow must be an int, got %R", args[1]);
+    Event event = {.kind = kind, .category = default_category, .id = PyLong_AsUnsignedLongLongMask(args[1])};
+    return PyErr_Occurred() ? NULL : record(&event, args[0], keys, args + n);
+}
+
+PyObject *span_py_set_decorator(PyObject *self, PyObject *function) {
+    PyObject *old = decorator;
+    decorator = Py_NewRef(function);
+    Py_XDECREF(old);
+    Py_RETURN_NONE;
+}
+
+int span_init(void) {
+    category_key = PyUnicode_InternFromString("category");
+    default_category = strings_category("user_annotation", 15);
+    error_key = strings_intern("error", 5);
+    return category_key ? 0 : -1;
+}

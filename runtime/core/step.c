@@ -1,0 +1,55 @@
+/* The base type of Profiler: counts steps and writes step marks, in C because every step of training pays for it. */
+#include "core.h"
+#include <structmember.h>
+
+typedef struct {
+    PyObject_HEAD
+    long long step, next_change;
+    unsigned int serial; /* of the profiler in this process: the `id` of its step marks */
+    char live;
+} StepCounter;
+
+static uint32_t step_name;
+
+static PyObject *step_step(StepCounter *self, PyObject *unused) {
+    if (!self->live) return PyObject_CallMethod((PyObject *)self, "_step_ignored", NULL);
+    long long step = ++self->step;
+    int64_t now = clock_now();
+    Thread *t = thread_current_object();
+    if (t) {
+        Stack *stack = stack_of_object(t);
+        Open top;
+        Event mark = {.ts = now, .id = self->serial, .track = stack->track, .step = (int32_t)step, .kind = KIND_STEP,
+                      .name = step_name, .parent = stack_top(stack, 0, &top) ? top.id : 0};
+        ring_write(t, &mark, NULL, 0);
+    }
+    if (step < self->next_change) Py_RETURN_NONE;
+    return PyObject_CallMethod((PyObject *)self, "_transition", "LL", step, (long long)now);
+}
+
+static PyMethodDef methods[] = {
+    {"step", (PyCFunction)step_step, METH_NOARGS,
+     "step()\n--\n\nEnds the current step and begins the next. Never blocks and never raises; call it once per step,\n"
+     "from any thread (from the thread of `start()` if a backend is bound to it)."},
+    {NULL}};
+
+static PyMemberDef members[] = {
+    {"_step", T_LONGLONG, offsetof(StepCounter, step), 0, NULL},
+    {"_next_change", T_LONGLONG, offsetof(StepCounter, next_change), 0, NULL},
+    {"_serial", T_UINT, offsetof(StepCounter, serial), 0, NULL},
+    {"_live", T_BOOL, offsetof(StepCounter, live), 0, NULL},
+    {NULL}};
+
+PyTypeObject StepCounterType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "stepscope.runtime._core.StepCounter",
+    .tp_basicsize = sizeof(StepCounter),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_new = PyType_GenericNew,
+    .tp_methods = methods,
+    .tp_members = members,
+};
+
+int step_init(void) {
+    step_name = strings_intern("ProfilerStep", 12);
+    return 0;
+}

@@ -1,0 +1,94 @@
+/* The table of tracks: append-only, ids for ever, chunks never move. */
+#include "core.h"
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define CHUNK 1024
+#define MAX_TRACKS (1u << 20) /* further ones share the last */
+
+static Track *chunks[MAX_TRACKS / CHUNK];
+static const Track nowhere = {0};
+static atomic_uint count;
+static uint32_t process;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int file = -1;
+
+const Track *track_get(uint32_t id) {
+    if (id == 0 || id > atomic_load_explicit(&count, memory_order_acquire)) return &nowhere;
+    return &chunks[(id - 1) / CHUNK][(id - 1) % CHUNK];
+}
+
+static void persist(const Track *t) {
+    if (file >= 0 && write(file, t, sizeof *t) < 0) count_one(&g_counts.strings_full);
+}
+
+uint32_t track_new(uint32_t kind, int64_t pid, int64_t tid, uint32_t name, uint32_t parent) {
+    pthread_mutex_lock(&lock);
+    uint32_t n = atomic_load_explicit(&count, memory_order_relaxed);
+    if (n < MAX_TRACKS && !chunks[n / CHUNK]) chunks[n / CHUNK] = calloc(CHUNK, sizeof(Track));
+    if (n < MAX_TRACKS && chunks[n / CHUNK]) {
+        Track *t = &chunks[n / CHUNK][n % CHUNK];
+        *t = (Track){pid, tid, kind, parent, name, n + 1};
+        persist(t);
+        atomic_store_explicit(&count, ++n, memory_order_release);
+    } else count_one(&g_counts.strings_full);
+    pthread_mutex_unlock(&lock);
+    return n;
+}
+
+uint32_t track_process(void) {
+    if (!process) process = track_new(TRACK_PROCESS, getpid(), 0, strings_intern("process", 7), 0);
+    return process;
+}
+
+int track_open(const char *directory) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/tracks", directory);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0) return -1;
+    pthread_mutex_lock(&lock);
+    file = fd;
+    for (uint32_t id = 1; id <= atomic_load(&count); id++) persist(track_get(id));
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+void track_close(void) {
+    pthread_mutex_lock(&lock);
+    if (file >= 0) close(file);
+    file = -1;
+    pthread_mutex_unlock(&lock);
+}
+
+void track_after_fork(void) {
+    pthread_mutex_init(&lock, NULL);
+    track_close();
+    process = 0; /* the child has a pid of its own */
+}
+
+PyObject *track_py_new(PyObject *self, PyObject *args) {
+    unsigned int kind, parent;
+    long long pid, tid;
+    PyObject *name;
+    if (!PyArg_ParseTuple(args, "ILLUI", &kind, &pid, &tid, &name, &parent)) return NULL;
+    uint32_t text = strings_intern_object(name);
+    return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLong(track_new(kind, pid, tid, text, parent));
+}
+
+PyObject *track_py_since(PyObject *self, PyObject *first) {
+    unsigned long from = PyLong_AsUnsignedLong(first);
+    if (PyErr_Occurred()) return NULL;
+    uint32_t n = atomic_load_explicit(&count, memory_order_acquire);
+    PyObject *list = PyList_New(0);
+    for (uint32_t id = from ? (uint32_t)from : 1; list && from <= n && id <= n; id++) {
+        const Track *t = track_get(id);
+        const String *s = strings_get(t->name);
+        PyObject *row = Py_BuildValue("(IILLIs#)", id, t->kind, (long long)t->pid, (long long)t->tid, t->parent, s->text,
+                                      (Py_ssize_t)s->len);
+        if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
+        Py_XDECREF(row);
+    }
+    return list;
+}

@@ -1,0 +1,93 @@
+"""Why a run recorded nothing, or less than its schedule wanted, in words."""
+
+from __future__ import annotations
+
+from stepscope.runtime.action import step_text
+from stepscope.runtime.schedule import NEVER, Always, PlannedSchedule, Schedule, ScheduleFunction
+
+_HOW_TO_STEP = "call step() at the end of each iteration"
+
+
+def explain(
+    schedule: ScheduleFunction, steps: int, *, recorded: int, open_steps: int = 0, first: int = 0
+) -> tuple[str, ...]:
+    """Says why a run that is over has recorded nothing, or less than its schedule wanted.
+
+    The schedule is not called, unless it is one of ours: a user's callable may count its calls.
+
+    Args:
+        schedule: the run's schedule.
+        steps: how many steps it had, which is how often `step()` was called.
+        recorded: how many of them were recorded.
+        open_steps: how many of these belong to a window that had no end when the run ended.
+        first: number of the first step.
+
+    Returns:
+        A sentence for each finding; each begins with the finding's name and a colon.
+    """
+    if isinstance(schedule, Always):
+        return ()  # It waits for nothing, so nothing that it promised can be missing, not even without steps.
+    if steps == 0:
+        return (_never_stepped(schedule, first),)
+    if not isinstance(schedule, Schedule):
+        if not recorded:
+            return (f"no step records: {schedule_text(schedule)} recorded none of the {count_text(steps, 'step')}",)
+        return (_incomplete(open_steps),) if open_steps else ()
+    if not recorded:
+        return _too_short(schedule, first, steps)
+    sentences: list[str] = []
+    ended = first + steps
+    if open_steps:
+        # The window that is open at the step before `ended` ends with the cycle of that step.
+        rest = schedule.cycle - (ended - 1 - schedule.origin) % schedule.cycle - 1
+        sentences.append(_incomplete(open_steps) + f"; run {count_text(steps + rest, 'step')} for a whole window")
+        ended += rest
+    if schedule.repeat and ended < schedule.end:
+        left = -(-(schedule.end - ended) // schedule.cycle)
+        sentences.append(
+            f"windows missing: {left} of the {schedule.repeat} that repeat={schedule.repeat} asks for; "
+            f"run {count_text(schedule.end - first, 'step')} for all of them"
+        )
+    return tuple(sentences)
+
+
+def schedule_text(schedule: ScheduleFunction) -> str:
+    """Names a schedule in a message: as it is written in code, or by the callable's name."""
+    if isinstance(schedule, Schedule | Always):
+        return repr(schedule)
+    name = getattr(schedule, "__qualname__", None)
+    return name if isinstance(name, str) else type(schedule).__qualname__
+
+
+def _never_stepped(schedule: ScheduleFunction, first: int) -> str:
+    text = "never stepped: step() was never called, so the whole run is one step"
+    if isinstance(schedule, PlannedSchedule) and not schedule(first).records:
+        text += f", {step_text(first)}, which {schedule_text(schedule)} does not record"
+    return f"{text}; {_HOW_TO_STEP}"
+
+
+def _too_short(schedule: Schedule, first: int, steps: int) -> tuple[str, ...]:
+    begins = schedule.next_record(first)
+    if begins == NEVER:
+        return (f"no step records: the last window of {schedule!r} ended before {step_text(first)}",)
+    if begins < first + steps:
+        return ()  # The schedule wanted to record: a pause or stop() is the reason, and is told elsewhere.
+    loop = f"the loop of {count_text(steps, 'step')}"
+    needed = f"run {count_text(begins - first + 1, 'step')} or more"
+    if first:
+        start = f"{loop} from {step_text(first)} on"
+        return (f"no step records: {start} ends before {step_text(begins)} is recorded; {needed}",)
+    waits = ["skip_first", "warmup"] if schedule.skip_first_wait else ["skip_first", "wait", "warmup"]
+    names = [name for name in waits if getattr(schedule, name)]
+    relation = "as long as" if steps == begins else "shorter than"
+    return (f"no step records: {loop} is {relation} {'+'.join(names)}={begins}; lower these, or {needed}",)
+
+
+def _incomplete(open_steps: int) -> str:
+    which = "its one step is" if open_steps == 1 else f"its {open_steps} steps are"
+    return f"window incomplete: the loop ends inside a window; {which} delivered, marked as incomplete"
+
+
+def count_text(number: int, noun: str) -> str:
+    """Writes a number of things: `1 step`, `2 steps`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

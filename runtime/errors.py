@@ -1,0 +1,53 @@
+"""All errors of the runtime.
+
+StepscopeError
+├── ClosedError             you closed it
+├── BrokenError             the other side failed
+├── ProfilerStateError      (RuntimeError) a call that does not fit the profiler's state
+├── ScheduleError           (ValueError) a schedule that cannot be followed
+├── BackendError            a producer cannot start or failed
+├── ExporterError           a consumer failed
+├── OutputError             (OSError) an output directory or file cannot be used
+├── FormatError             (ValueError) a file or frame is not what it should be
+└── InternalError           a fault of stepscope itself: please report it
+"""
+
+
+class StepscopeError(Exception):
+    """Base of every error that stepscope raises on purpose."""
+
+
+class ClosedError(StepscopeError):
+    """Raised when something is put into a queue, inbox or exporter that was closed before."""
+
+
+class BrokenError(StepscopeError):
+    """Raised when the other end of a queue or stream has failed."""
+
+
+class ProfilerStateError(StepscopeError, RuntimeError):
+    """Raised when a call does not fit the profiler's state, such as `stop()` before `start()`."""
+
+
+class ScheduleError(StepscopeError, ValueError):
+    """Raised when a schedule's arguments or the action that it returned cannot be followed."""
+
+
+class BackendError(StepscopeError):
+    """Raised when a backend cannot be used here, or failed while recording."""
+
+
+class ExporterError(StepscopeError):
+    """Raised by `Profiler.raise_errors()` for what an exporter or callback raised."""
+
+
+class OutputError(StepscopeError, OSError):
+    """Raised when an output directory or file cannot be created or written."""
+
+
+class FormatError(StepscopeError, ValueError):
+    """Raised when a file, frame or record cannot be decoded."""
+
+
+class InternalError(StepscopeError):
+    """Raised when stepscope breaks a promise of its own. If you see this, please report it."""

@@ -1,0 +1,100 @@
+"""The vocabulary: what an event is, in a block and as a batch.
+
+A block is a numpy structured array over memory that the native core filled: 64 bytes an event, no Python
+object per event. Names, categories and argument keys are ids of the process-wide table (`strings.py`),
+tracks are ids of the process-wide track table (`tracks.py`).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Block: TypeAlias = NDArray[np.void]
+"""One-dimensional array of `EVENT_DTYPE`."""
+
+EVENT_DTYPE = np.dtype(
+    {
+        "names": [
+            "ts", "dur", "self_dur", "value", "id", "parent", "args_at", "args_len",
+            "name", "track", "step", "category", "kind", "flags",
+        ],
+        "formats": ["<i8", "<i8", "<i8", "<f8", "<u8", "<u8", "<u4", "<u4", "<u4", "<u4", "<i4", "<u2", "u1", "u1"],
+        "offsets": [0, 8, 16, 16, 24, 32, 40, 44, 48, 52, 56, 60, 62, 63],
+        "itemsize": 64,
+    }
+)  # fmt: skip
+"""The record (`core.h`: Event). `self_dur` and `value` share their bytes: spans use the first, counters the second."""
+
+NO_STEP = -1
+
+
+class Kind(IntEnum):
+    """What an event is (`EVENT_DTYPE["kind"]`)."""
+
+    SPAN = 1
+    INSTANT = 2
+    COUNTER = 3
+    FLOW_START = 4
+    FLOW_STEP = 5
+    FLOW_END = 6
+    ASYNC_BEGIN = 7
+    ASYNC_END = 8
+    MEMORY = 9
+    """An allocation (argument `Bytes` > 0) or release (< 0); `value` is the total allocated after it."""
+    METADATA = 10
+    STEP = 11
+    """A call of `Profiler.step()` or `start()`: `step` begins at `ts`."""
+    GAP = 12
+    """Nothing was recorded from `ts` for `dur` ns: paused, or `id` events dropped."""
+
+
+class Flag(IntFlag):
+    """Bits of `EVENT_DTYPE["flags"]`."""
+
+    ARG_INLINE = 1
+    """The only argument is held in the record: key in `args_at`, unsigned value in `args_len`."""
+    CLIPPED = 2
+    """Cut at the border of what was recorded."""
+    OPEN = 4
+    """The span had not ended when it was written."""
+    ASYNC = 8
+    """The span does not nest on its track; it is drawn as an async pair."""
+    ERROR = 16
+    """The span was left by an exception."""
+    LOW = 32
+    """May be shed first under pressure (operators)."""
+
+
+class EventBatch(msgspec.Struct, frozen=True, gc=False):
+    """Events of one source and one window, on their way to the exporters.
+
+    Batches are shared between exporters: their arrays are read-only.
+    """
+
+    source: str
+    """Name of the backend, or `"recorder"` for user events."""
+    window: int
+    """Index of the window, from 0; -1 before windows were assigned."""
+    events: Block
+    args: bytes
+    """Heap of the arguments that `args_at` and `args_len` point into."""
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, what queue limits count."""
+        return int(self.events.nbytes) + len(self.args)
+
+
+def empty_block(n: int = 0) -> Block:
+    """A zeroed block of `n` events with `step` set to `NO_STEP`."""
+    block: Any = np.zeros(n, EVENT_DTYPE)
+    block["step"] = NO_STEP
+    return block  # type: ignore[no-any-return]

@@ -1,0 +1,372 @@
+"""The journal's bytes: file header, frames and what is inside them. `docs/journal-format.md` describes the format.
+
+Nothing here touches a file. Everything is little-endian.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.events import EVENT_DTYPE, Block, EventBatch, Flag
+from stepscope.runtime.ledger import Ledger
+from stepscope.runtime.plain import plain
+from stepscope.runtime.run import Run
+from stepscope.runtime.window import Step, Window
+
+MAGIC = b"\x89SSJ\r\n\x1a\n"
+"""First bytes of a journal; a transfer that changes line ends or clears the eighth bit shows."""
+VERSION = 1
+"""Changes when old readers could no longer read new files. New frame types and new fields do not change it."""
+
+FILE_HEADER = struct.Struct("<8sHH4sI")
+"""Magic, version, zero, sync word of the file's frames, CRC-32 of the bytes before."""
+FRAME_HEADER = struct.Struct("<4sBBHIIII")
+"""Sync word, type, flags, zero, frame number, length of the payload, CRC-32 of the payload, CRC-32 of the bytes before."""
+EVENTS_HEADER = struct.Struct("<qqiIIH2x")
+"""First `ts`, last `ts + dur`, window, events, bytes of arguments, bytes of the source's name."""
+
+MAX_EVENTS_HEADER = EVENTS_HEADER.size + 255
+"""Bytes of an events payload before its events, at most: the source's name is cut to 255 bytes."""
+
+COMPRESSED = 1
+"""Frame flag: what follows the source's name is one zlib stream."""
+MAX_PAYLOAD = 64 << 20
+"""Longer frames are neither written nor believed."""
+CHUNK_BYTES = 4 << 20
+"""Batches are split into frames of about this size, which bounds what a reader holds."""
+STRINGS_PER_FRAME = 4096
+
+Bytes = bytes | bytearray | memoryview | NDArray[np.uint8]
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
+
+class FrameType(IntEnum):
+    """What a frame's payload is. Readers skip types that they do not know."""
+
+    RUN = 1
+    STRINGS = 2
+    TRACKS = 3
+    EVENTS = 4
+    CLOCK = 5
+    METADATA = 6
+    WINDOW_OPENED = 7
+    WINDOW_CLOSED = 8
+    LEDGER = 9
+    CAP = 10
+    END = 11
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose journal this is."""
+
+    name: str
+    anchor: ClockAnchor
+    pid: Int64 = 0
+    host: str = ""
+    rank: Int64 | None = None
+    world_size: Int64 | None = None
+    created_ns: Int64 = 0
+    """Unix time."""
+
+
+class TrackRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One track, as `tracks.Track` has it."""
+
+    id: Id
+    kind: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    pid: Int64
+    tid: Int64
+    parent: Id
+    name: str
+
+
+class MetadataRecord(msgspec.Struct, frozen=True):
+    """The run's metadata as it was then; a later record replaces an earlier one."""
+
+    values: dict[str, Any]
+
+
+class WindowOpened(msgspec.Struct, frozen=True):
+    """Events of this window follow."""
+
+    index: Int64
+    at_ns: Int64
+    """Time of its first event in the journal."""
+
+
+class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One step of a window."""
+
+    number: Int64
+    start_ns: Int64
+    end_ns: Int64
+
+
+class WindowRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished window, without what only a live one can do."""
+
+    index: Int64
+    profiler: str = ""
+    start_ns: Int64
+    end_ns: Int64
+    steps: list[StepRecord] = []
+    complete: bool = False
+    diagnostics: list[str] = []
+    ledger: Ledger = Ledger()
+    metadata: dict[str, Any] = {}
+    wall_start_ns: Int64 = 0
+
+    def window(self) -> Window:
+        """The window as exporters get it."""
+        return Window(
+            index=self.index,
+            profiler=self.profiler,
+            start_ns=self.start_ns,
+            end_ns=self.end_ns,
+            steps=tuple(Step(step.number, step.start_ns, step.end_ns) for step in self.steps),
+            complete=self.complete,
+            diagnostics=tuple(self.diagnostics),
+            ledger=self.ledger,
+            metadata=self.metadata,
+            wall_start_ns=self.wall_start_ns,
+        )
+
+
+class CapRecord(msgspec.Struct, frozen=True):
+    """The journal reached its size limit: events are missing from here on."""
+
+    limit_bytes: Int64
+    dropped: Int64
+    """Events left out so far."""
+
+
+class EndRecord(msgspec.Struct, frozen=True):
+    """The journal was closed in order."""
+
+    events: Int64 = 0
+    """Events written."""
+    windows: Int64 = 0
+    """Windows closed."""
+    dropped: Int64 = 0
+    """Events left out because of the size limit."""
+    arguments_cut: Int64 = 0
+    """Events that lost their arguments because these did not fit a frame, or pointed outside their heap."""
+
+
+class EventsHeader(msgspec.Struct, frozen=True, gc=False):
+    """What an events frame says of itself before its events."""
+
+    first_ns: int
+    last_ns: int
+    window: int
+    count: int
+    args_bytes: int
+    source: str
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of events and arguments, uncompressed."""
+        return self.count * EVENT_DTYPE.itemsize + self.args_bytes
+
+
+def run_record(run: Run, created_ns: int) -> RunRecord:
+    """The facts of a run that its journal keeps."""
+    return RunRecord(
+        name=plain(run.name),
+        anchor=run.anchor,
+        pid=run.pid,
+        host=plain(run.host),
+        rank=run.rank,
+        world_size=run.world_size,
+        created_ns=created_ns,
+    )
+
+
+def window_record(window: Window) -> WindowRecord:
+    """What a journal keeps of a window."""
+    return WindowRecord(
+        index=window.index,
+        profiler=plain(window.profiler),
+        start_ns=window.start_ns,
+        end_ns=window.end_ns,
+        steps=[StepRecord(step.number, step.start_ns, step.end_ns) for step in window.steps],
+        complete=window.complete,
+        diagnostics=plain(list(window.diagnostics)),
+        ledger=msgspec.convert(plain(msgspec.to_builtins(window.ledger)), Ledger),
+        metadata=plain(dict(window.metadata)),
+        wall_start_ns=window.wall_start_ns,
+    )
+
+
+def new_sync_word() -> bytes:
+    """The mark at the beginning of every frame of one file.
+
+    It is drawn at random for each file, so that neither a text in an event nor a journal inside a journal can be
+    taken for a frame. 0xF5 occurs nowhere in UTF-8, and only once here: two marks never overlap, so a search for
+    them looks at each byte once.
+    """
+    return b"\xf5" + bytes(byte if byte != 0xF5 else 0xF4 for byte in os.urandom(3))
+
+
+def is_sync_word(word: bytes) -> bool:
+    """Whether `new_sync_word` can have made it."""
+    return len(word) == 4 and word[0] == 0xF5 and 0xF5 not in word[1:]
+
+
+def encode_file_header(sync: bytes) -> bytes:
+    """The first bytes of a journal, `FILE_HEADER.size` of them."""
+    head = FILE_HEADER.pack(MAGIC, VERSION, 0, sync, 0)[:-4]
+    return head + zlib.crc32(head).to_bytes(4, "little")
+
+
+def decode_file_header(head: bytes) -> bytes | None:
+    """The sync word of a file that begins with `head`, or `None` if the header is damaged.
+
+    Raises:
+        FormatError: if a newer version of the format wrote it.
+    """
+    if len(head) < FILE_HEADER.size:
+        return None
+    magic, version, _, sync, crc = FILE_HEADER.unpack_from(head)
+    if crc != zlib.crc32(head[: FILE_HEADER.size - 4]) or magic != MAGIC or not is_sync_word(sync):
+        return None
+    if version != VERSION:
+        raise FormatError(
+            f"this journal has format version {version}, this stepscope reads version {VERSION}; use a newer stepscope"
+        )
+    return bytes(sync)
+
+
+def encode_frame(sync: bytes, kind: int, number: int, parts: Sequence[Bytes], flags: int = 0) -> list[Bytes]:
+    """A frame as a list of buffers; the parts of its payload are not copied.
+
+    Raises:
+        FormatError: if the payload is longer than `MAX_PAYLOAD`.
+    """
+    length = sum(len(part) for part in parts)
+    if length > MAX_PAYLOAD:
+        raise FormatError(f"a frame of {length} bytes is longer than the {MAX_PAYLOAD} that readers accept")
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    head = FRAME_HEADER.pack(sync, kind, flags, 0, number & 0xFFFFFFFF, length, crc, 0)[:-4]
+    return [head + zlib.crc32(head).to_bytes(4, "little"), *parts]
+
+
+def decode_frame_header(head: Bytes, at: int, sync: bytes) -> tuple[int, int, int, int, int] | None:
+    """(type, flags, number, length, payload's CRC) of the frame header at `head[at:]`, `None` if there is none."""
+    found, kind, flags, _, number, length, payload_crc, crc = FRAME_HEADER.unpack_from(head, at)
+    if found != sync or crc != zlib.crc32(head[at : at + FRAME_HEADER.size - 4]) or length > MAX_PAYLOAD:
+        return None
+    return kind, flags, number, length, payload_crc
+
+
+def encode_events(batch: EventBatch, compress: bool) -> Iterator[tuple[int, int, list[Bytes], int]]:
+    """Payloads of a batch, each small enough for a frame: (events, flags, parts, events whose arguments were cut).
+
+    A batch that fits goes out as it lies in memory, without a copy.
+    """
+    for events, args, cut in _chunks(batch):
+        source = plain(batch.source).encode()[:255]
+        first, last = time_range(events)
+        head = EVENTS_HEADER.pack(first, last, batch.window, len(events), len(args), len(source)) + source
+        raw = np.ascontiguousarray(events).view(np.uint8).reshape(-1)
+        if compress:
+            packer = zlib.compressobj(1)
+            packed = packer.compress(raw) + packer.compress(args) + packer.flush()
+            if len(packed) < (len(raw) + len(args)) * 7 // 8:
+                yield len(events), COMPRESSED, [head, packed], cut
+                continue
+        yield len(events), 0, [head, raw, args], cut
+
+
+def decode_events_header(payload: bytes) -> tuple[EventsHeader, int] | None:
+    """The header of an events payload, or of its first `MAX_EVENTS_HEADER` bytes, and where the events begin.
+
+    `None` if it contradicts itself or claims more than `MAX_PAYLOAD`.
+    """
+    if len(payload) < EVENTS_HEADER.size:
+        return None
+    first, last, window, count, args_bytes, source_bytes = EVENTS_HEADER.unpack_from(payload)
+    body = EVENTS_HEADER.size + source_bytes
+    source = payload[EVENTS_HEADER.size : body].decode(errors="replace")
+    header = EventsHeader(first, last, window, count, args_bytes, source)
+    return (header, body) if header.body_bytes <= MAX_PAYLOAD else None
+
+
+def decode_events(payload: bytes, flags: int) -> tuple[EventsHeader, Block, bytearray] | None:
+    """Events and arguments of an events payload, in memory of their own; `None` if it is not what its header says."""
+    decoded = decode_events_header(payload)
+    if decoded is None:
+        return None
+    header, at = decoded
+    body = memoryview(payload)[at:]
+    if flags & COMPRESSED:
+        try:
+            body = memoryview(zlib.decompressobj().decompress(body, header.body_bytes + 1))
+        except zlib.error:
+            return None
+    if len(body) != header.body_bytes:
+        return None
+    split = header.count * EVENT_DTYPE.itemsize
+    events: Block = np.frombuffer(bytearray(body[:split]), EVENT_DTYPE)
+    return header, events, bytearray(body[split:])
+
+
+def time_range(events: Block) -> tuple[int, int]:
+    """First `ts` and last `ts + dur` of a block, in ns; (0, 0) of an empty one."""
+    if not len(events):
+        return 0, 0
+    return int(events["ts"].min()), int((events["ts"] + np.maximum(events["dur"], 0)).max())
+
+
+def heap_arguments(events: Block, heap_bytes: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Masks over a block: events with arguments inside a heap of this size, and events that point outside it."""
+    claims = (events["args_len"] > 0) & (events["flags"] & int(Flag.ARG_INLINE) == 0)
+    fits = events["args_at"].astype(np.uint64) + events["args_len"] <= heap_bytes
+    return claims & fits, claims & ~fits
+
+
+def _chunks(batch: EventBatch) -> Iterator[tuple[Block, bytes, int]]:
+    events = batch.events
+    held, outside = heap_arguments(events, len(batch.args))
+    if batch.nbytes <= CHUNK_BYTES and not outside.any():
+        yield events, batch.args, 0
+        return
+    # An event whose arguments alone would fill a frame keeps its place and loses them.
+    outside |= held & (events["args_len"] > CHUNK_BYTES)
+    held &= ~outside
+    lengths = np.where(held, events["args_len"], 0).astype(np.int64)
+    ends = np.cumsum(lengths + EVENT_DTYPE.itemsize)
+    start = 0
+    while start < len(events):
+        written = int(ends[start - 1]) if start else 0
+        stop = max(int(np.searchsorted(ends, written + CHUNK_BYTES, side="right")), start + 1)
+        chunk = events[start:stop].copy()
+        cut = outside[start:stop]
+        chunk["args_len"][cut] = 0
+        args = _gather(chunk, held[start:stop], lengths[start:stop], batch.args)
+        yield chunk, args, int(cut.sum())
+        start = stop
+
+
+def _gather(chunk: Block, held: NDArray[np.bool_], lengths: NDArray[np.int64], heap: bytes) -> bytes:
+    """Copies the arguments of a chunk into a heap of its own, in the order of its events."""
+    kept = lengths[held]
+    new_at = np.cumsum(kept) - kept
+    shift = np.repeat(chunk["args_at"][held].astype(np.int64) - new_at, kept)
+    gathered = np.frombuffer(heap, np.uint8)[shift + np.arange(len(shift))]
+    chunk["args_at"][held] = new_at
+    return gathered.tobytes()

@@ -1,0 +1,166 @@
+"""Ids of another process's tables, in terms of this process's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.runtime import strings, tracks
+from stepscope.runtime.events import Block, Flag
+from stepscope.runtime.journal_format import TrackRecord, heap_arguments
+
+LOST_NAME = "(name lost)"
+"""Shown for a name whose text is missing from the file."""
+
+MAX_IDS = 1 << 21
+MAX_TRACKS = 1 << 20
+MAX_ARGUMENTS = 4096
+"""Arguments of one event; a recorder keeps fewer (16 KiB, 8 bytes or more each)."""
+
+_UNKNOWN = 0xFFFFFFFF
+_TrackIdentity = tuple[int, int, int, int, str]
+
+
+class _Table:
+    """A growing map id -> id with a bound."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._map = np.full(1024, _UNKNOWN, np.uint32)
+        self._map[0] = 0
+
+    def set(self, theirs: int, ours: int) -> None:
+        if theirs >= self._limit:
+            return
+        if theirs >= len(self._map):
+            longer = np.full(max(len(self._map) * 2, theirs + 1), _UNKNOWN, np.uint32)
+            longer[: len(self._map)] = self._map
+            self._map = longer
+        self._map[theirs] = ours
+
+    def get(self, theirs: int) -> int:
+        return int(self._map[theirs]) if theirs < len(self._map) else _UNKNOWN
+
+    def take(self, theirs: NDArray[np.unsignedinteger]) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+        """Our ids, and a mask of those that are unknown."""
+        inside = theirs < len(self._map)
+        ours = self._map[np.where(inside, theirs, 0)]
+        return ours, ~inside | (ours == _UNKNOWN)
+
+
+class IdMap:
+    """Learns the strings and tracks of a file and rewrites events that use them.
+
+    Memory is bounded: ids beyond the bounds of the tables are taken as unknown. Texts are interned, so what the
+    process-wide table cuts or refuses is counted there.
+    """
+
+    def __init__(self) -> None:
+        self._names = _Table(MAX_IDS)
+        self._tracks = _Table(MAX_TRACKS)
+        self._unclaimed: dict[_TrackIdentity, list[int]] | None = None
+        self._lost_name = -1
+        self.lost_names = 0
+        """Uses of names and categories whose text was never seen."""
+        self.lost_arguments = 0
+        """Events whose arguments were malformed, and left out."""
+
+    def add_strings(self, pairs: Iterable[tuple[int, str]]) -> None:
+        """Learns `(id, text)` pairs; ids below `strings.FIRST_NAME` are categories."""
+        for theirs, text in pairs:
+            self._names.set(theirs, strings.category(text) if theirs < strings.FIRST_NAME else strings.intern(text))
+
+    def add_tracks(self, records: Iterable[TrackRecord]) -> None:
+        """Learns tracks. One that this process has already, from living or from an earlier reading, is used again;
+        but two tracks of one file never become one, however alike they are."""
+        if self._unclaimed is None:
+            self._unclaimed = {}
+            for track in reversed(tracks.since(1)):
+                identity = (int(track.kind), track.pid, track.tid, track.parent, track.name)
+                self._unclaimed.setdefault(identity, []).append(track.id)
+        for record in records:
+            if not 0 < record.id < MAX_TRACKS or self._tracks.get(record.id) != _UNKNOWN:
+                continue
+            try:
+                kind = tracks.TrackKind(record.kind)
+            except ValueError:
+                # A kind that a later version added; its events are drawn as a thread's.
+                kind = tracks.TrackKind.THREAD
+            parent = self._tracks.get(record.parent)
+            parent = 0 if parent == _UNKNOWN else parent
+            same = self._unclaimed.get((int(kind), record.pid, record.tid, parent, record.name))
+            ours = same.pop() if same else tracks.new(kind, record.pid, record.tid, record.name, parent)
+            self._tracks.set(record.id, ours)
+
+    def localise(self, events: Block, args: bytearray) -> None:
+        """Rewrites names, categories, tracks and argument keys in place.
+
+        Afterwards every event's arguments lie inside `args`; events whose arguments did not are left without.
+        """
+        events["name"] = self._names_of(events["name"])
+        categories, lost = self._names.take(events["category"])
+        self.lost_names += int(lost.sum())
+        categories[lost | (categories >= strings.FIRST_NAME)] = 0
+        events["category"] = categories
+        places, lost = self._tracks.take(events["track"])
+        places[lost] = 0
+        events["track"] = places
+        inline = events["flags"] & int(Flag.ARG_INLINE) != 0
+        if inline.any():
+            events["args_at"][inline] = self._names_of(events["args_at"][inline])
+        self._localise_heap(events, args)
+
+    def _names_of(self, theirs: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        ours, lost = self._names.take(theirs)
+        count = int(lost.sum())
+        if count:
+            if self._lost_name < 0:
+                self._lost_name = strings.intern(LOST_NAME)
+            ours[lost] = self._lost_name
+            self.lost_names += count
+        return ours
+
+    def _localise_heap(self, events: Block, args: bytearray) -> None:
+        held, outside = heap_arguments(events, len(args))
+        self._drop_arguments(events, outside)
+        if len(args) < 8 or not held.any():
+            self._drop_arguments(events, held)
+            return
+        heap = np.frombuffer(args, np.uint8)
+        # Unaligned views: element i is the integer that begins at byte i.
+        keys = np.ndarray((len(args) - 3,), np.dtype("<u4"), args, 0, (1,))
+        lengths = np.ndarray((len(args) - 5,), np.dtype("<u2"), args, 4, (1,))
+        # All events step through their items together. Items are visited once, however many events share them,
+        # so that the work is bounded by the heap and not by what a damaged file claims.
+        seen = np.zeros(len(heap), np.bool_)
+        where = np.flatnonzero(held)
+        at = events["args_at"][where].astype(np.int64)
+        end = at + events["args_len"][where]
+        found: list[NDArray[np.int64]] = []
+        for _ in range(MAX_ARGUMENTS):
+            broken = at + 8 > end
+            at_inside = np.where(broken, 0, at)
+            following = at_inside + 8 + lengths[at_inside]
+            broken |= following > end
+            self._drop_arguments(events, where[broken])
+            at, end, where, following = at[~broken], end[~broken], where[~broken], following[~broken]
+            new = np.unique(at)
+            new = new[~seen[new]]
+            seen[new] = True
+            found.append(new)
+            more = (following < end) & ~seen[np.minimum(following, len(heap) - 1)]
+            at, end, where = following[more], end[more], where[more]
+            if not len(at):
+                break
+        self._drop_arguments(events, where[: len(at)])
+        if found:
+            items = np.concatenate(found)
+            keys[items] = self._names_of(keys[items])
+
+    def _drop_arguments(self, events: Block, where: NDArray[np.bool_] | NDArray[np.int64]) -> None:
+        count = int(where.sum()) if where.dtype == np.bool_ else len(where)
+        if count:
+            events["args_len"][where] = 0
+            self.lost_arguments += count

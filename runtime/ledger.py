@@ -1,0 +1,47 @@
+"""The ledger: produced = exported + dropped + in flight, per producer, stage and window."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SourceLedger(msgspec.Struct, frozen=True):
+    """What became of one producer's events in one window (or in the whole run)."""
+
+    produced: int = 0
+    """Events that the producer made, those included that it had to drop itself."""
+    accepted: int = 0
+    """Events that reached the window."""
+    dropped: dict[str, int] = {}
+    """By reason: `overflow` (ring full), `late` (after the window closed), `inbox` (queue full), `source` (by the device)."""
+
+    def balanced(self) -> bool:
+        """Whether nothing is unaccounted for."""
+        return self.produced == self.accepted + sum(self.dropped.values())
+
+
+class OutputLedger(msgspec.Struct, frozen=True):
+    """What became of a window's (or run's) events at one exporter."""
+
+    offered: int = 0
+    exported: int = 0
+    dropped: dict[str, int] = {}
+    """By reason: `queue` (its queue was full), `error` (it raised), `closed` (deadline passed), `cap` (size limit)."""
+
+    @property
+    def in_flight(self) -> int:
+        """Events neither exported nor dropped yet."""
+        return self.offered - self.exported - sum(self.dropped.values())
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    """The accounts of one window or of a whole run."""
+
+    sources: dict[str, SourceLedger] = {}
+    outputs: dict[str, OutputLedger] = {}
+    cut: dict[str, int] = {}
+    """What was shortened rather than dropped (`_core.counts()`): names, values, arguments."""
+
+    def dropped(self) -> int:
+        """Events that sources lost, over all reasons."""
+        return sum(sum(source.dropped.values()) for source in self.sources.values())

@@ -1,0 +1,36 @@
+"""Settings of a profiler that few users need to touch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+Slots = Annotated[int, msgspec.Meta(ge=64, le=1 << 24)]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings with their defaults; unknown fields are refused. Sizes in bytes, times in seconds."""
+
+    ring_slots: Slots = 65_536
+    """Events that each thread can hold until they are drained, 64 bytes each; rounded up to a power of two.
+    The first profiler of the process decides."""
+    overflow: Literal["drop_newest", "drop_oldest"] = "drop_newest"
+    """What a full ring does. Either way it is counted, and shown as a gap."""
+    session_dir: str | None = None
+    """Where rings live; default: a private directory in /dev/shm, or the temporary directory where there is none."""
+    drain_interval: PositiveFloat = 0.05
+    """Longest time between two drains; rings that are half full call for one at once."""
+    inbox_bytes: Annotated[int, msgspec.Meta(ge=1)] = 256 << 20
+    """What backends may have waiting for the loop."""
+    linger: Annotated[float, msgspec.Meta(ge=0)] = 5.0
+    """How long a window waits for backends that have not delivered past its end."""
+    queue_bytes: Annotated[int, msgspec.Meta(ge=1)] = 64 << 20
+    """What may wait for one exporter; more is dropped for that exporter, and counted."""
+    close_timeout: PositiveFloat = 5.0
+    """Deadline for flushing and closing everything at the end."""
+    journal: bool = True
+    """Whether the run is journaled to its output directory (crash safety, `Window.export`)."""
+    journal_max_bytes: Annotated[int, msgspec.Meta(ge=1 << 16)] = 8 << 30
+    """Size at which the journal stops, with a marker and a count."""

@@ -1,0 +1,224 @@
+"""Which steps are recorded: a pure function from a step's number to an action."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol, SupportsIndex, runtime_checkable
+
+import msgspec
+
+from stepscope.runtime.action import ProfilerAction, checked_action
+from stepscope.runtime.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from stepscope.runtime.plan import Plan
+
+__all__ = [
+    "NEVER",
+    "Always",
+    "PlannedSchedule",
+    "ProfilerAction",
+    "Schedule",
+    "ScheduleFunction",
+    "always",
+    "checked_action",
+    "schedule",
+]
+
+NEVER: Final = sys.maxsize
+"""What `next_change` answers when nothing changes any more. It fits in a signed 64-bit integer."""
+
+ScheduleFunction = Callable[[int], object]
+"""Any callable from a step's number (0-based) to what `checked_action` accepts."""
+
+
+@runtime_checkable
+class PlannedSchedule(Protocol):
+    """A schedule that knows its own future, so that it need not be asked at every step. It must be pure."""
+
+    def __call__(self, step: int, /) -> ProfilerAction:
+        """Returns what the step does."""
+        ...
+
+    def next_change(self, step: int, /) -> int:
+        """Returns the first later step whose action differs from this step's, or that begins another window.
+
+        `NEVER` if there is none. The step after a RECORD_AND_SAVE is always a change: its window has ended.
+        """
+        ...
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Skips `skip_first` steps, then repeats: wait, warm up, record. Made by `schedule`.
+
+    Calling it gives the action of a step, the same as `torch.profiler.schedule` gives for the same values.
+
+    Raises:
+        TypeError: if a value is not an integer.
+        ScheduleError: if a value is out of its range. A `ValueError`.
+    """
+
+    wait: int
+    warmup: int
+    active: int
+    repeat: int = 0
+    skip_first: int = 0
+    skip_first_wait: bool | int = False
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = _whole_number(name, getattr(self, name), least)
+            # Normalised, so that schedules with the same meaning are equal and encode alike.
+            msgspec.structs.force_setattr(self, name, bool(value) if name == "skip_first_wait" else value)
+
+    def __call__(self, step: int, /) -> ProfilerAction:
+        """Returns what a step does.
+
+        Args:
+            step: its number; 0 is the first.
+
+        Raises:
+            ScheduleError: if it is negative.
+        """
+        position = self._position(step)
+        if position is None:
+            return ProfilerAction.NONE
+        if position < self.wait:
+            return ProfilerAction.NONE
+        if position < self.wait + self.warmup:
+            return ProfilerAction.WARMUP
+        return ProfilerAction.RECORD if position < self.cycle - 1 else ProfilerAction.RECORD_AND_SAVE
+
+    @property
+    def cycle(self) -> int:
+        """Length of one cycle in steps."""
+        return self.wait + self.warmup + self.active
+
+    @property
+    def origin(self) -> int:
+        """Step at which the first cycle begins, or would have begun if its wait was not skipped; may be negative."""
+        return self.skip_first - (self.wait if self.skip_first_wait else 0)
+
+    @property
+    def end(self) -> int:
+        """First step after the last cycle; `NEVER` if they go on for ever."""
+        return self.origin + self.repeat * self.cycle if self.repeat else NEVER
+
+    def next_change(self, step: int, /) -> int:
+        """Returns the first later step with another action, or in another window; `NEVER` if there is none.
+
+        Raises:
+            ScheduleError: if the step is negative.
+        """
+        position = self._position(step)
+        if position is None:
+            return self.origin + self.wait if step < self.skip_first else NEVER
+        for boundary in (self.wait, self.wait + self.warmup, self.cycle - 1):
+            if position < boundary:
+                return step + boundary - position
+        return step + 1
+
+    def next_record(self, step: int, /) -> int:
+        """Returns the first step from this one on that is recorded; `NEVER` if there is none.
+
+        Raises:
+            ScheduleError: if the step is negative.
+        """
+        while step != NEVER and not self(step).records:
+            step = self.next_change(step)
+        return step
+
+    def plan(self, steps: int, *, first: int = 0) -> Plan:
+        """Shows what will happen in a loop; `print()` it.
+
+        Args:
+            steps: length of the loop.
+            first: number of its first step, for a run that goes on where another ended.
+
+        Raises:
+            ScheduleError: if one of them is negative.
+        """
+        from stepscope.runtime.plan import plan_of
+
+        return plan_of(self, steps, first=first)
+
+    def __repr__(self) -> str:
+        values = [f"{name}={getattr(self, name)}" for name in ("wait", "warmup", "active")]
+        values += [f"{name}={getattr(self, name)}" for name in _OPTIONAL if getattr(self, name)]
+        return f"schedule({', '.join(values)})"
+
+    def _position(self, step: int) -> int | None:
+        """Place within its cycle; None before the first cycle and after the last."""
+        if step < 0:
+            raise ScheduleError(f"step must be 0 or more, got {step}")
+        if step < self.skip_first or step >= self.end:
+            return None
+        return (step - self.origin) % self.cycle
+
+
+_LEAST = {"wait": 0, "warmup": 0, "active": 1, "repeat": 0, "skip_first": 0, "skip_first_wait": 0}
+_OPTIONAL = ("repeat", "skip_first", "skip_first_wait")
+
+
+def _whole_number(name: str, value: object, least: int) -> int:
+    boolean = name == "skip_first_wait"
+    allowed = "True, False or a whole number" if boolean else "a whole number"
+    # A bool is an int to Python; as a number of steps it is a slip.
+    if not isinstance(value, SupportsIndex) or (isinstance(value, bool) and not boolean):
+        raise TypeError(f"{name} must be {allowed}, {least} or more, got {value!r} ({type(value).__name__})")
+    number = value.__index__()
+    if number < least:
+        raise ScheduleError(f"{name} must be {allowed}, {least} or more, got {number}")
+    return number
+
+
+def schedule(
+    *,
+    wait: int,
+    warmup: int,
+    active: int,
+    repeat: int = 0,
+    skip_first: int = 0,
+    skip_first_wait: int | bool = 0,
+) -> Schedule:
+    """Makes a schedule with the arguments, and the answers, of `torch.profiler.schedule` (as of torch 2.13).
+
+    Args:
+        wait: steps at the beginning of each cycle that do nothing.
+        warmup: steps after these that record and throw away.
+        active: steps after these that are recorded: one window. At least 1.
+        repeat: number of cycles; 0 for no limit.
+        skip_first: steps before the first cycle.
+        skip_first_wait: whether the wait of the first cycle, and only of the first, is left out.
+
+    Raises:
+        TypeError: if a value is not an integer.
+        ScheduleError: if a value is out of its range. A `ValueError`.
+    """
+    return Schedule(
+        wait=wait,
+        warmup=warmup,
+        active=active,
+        repeat=repeat,
+        skip_first=skip_first,
+        skip_first_wait=skip_first_wait,
+    )
+
+
+class Always(msgspec.Struct, frozen=True):
+    """Records every step, in one window that ends with the run: what happens if no schedule is given."""
+
+    def __call__(self, step: int, /) -> ProfilerAction:
+        """Returns RECORD."""
+        return ProfilerAction.RECORD
+
+    def next_change(self, step: int, /) -> int:
+        """Returns `NEVER`."""
+        return NEVER
+
+    def __repr__(self) -> str:
+        return "always"
+
+
+always: Final = Always()

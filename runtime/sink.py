@@ -1,0 +1,51 @@
+"""Where a backend puts its events."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from stepscope.runtime.events import Block
+
+
+class BackendReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend says of itself in the trust report."""
+
+    mode: str = ""
+    """How it records, such as `stream` or `kineto`."""
+    clock: str = "CLOCK_MONOTONIC"
+    """Clock of its timestamps, and how it was mapped to ours, with the bound of the error."""
+    training_thread_ns: int = 0
+    """Time that it took from the training thread at transitions, in ns."""
+    notes: tuple[str, ...] = ()
+    """What could not be captured, and why."""
+
+
+class Sink(Protocol):
+    """Takes events from one backend. Every method may be called from any thread and never blocks."""
+
+    def deliver(self, events: Block, args: bytes = b"", *, watermark: int | None = None) -> bool:
+        """Hands over a block, in our clock. Its memory belongs to the runtime from now on.
+
+        Names, categories, keys and tracks are ids of the process's tables. `args_at` points into `args`.
+
+        Returns:
+            False if the inbox was full: the block was dropped, and counted.
+
+        Raises:
+            ClosedError: after the profiler was closed.
+        """
+        ...
+
+    def watermark(self, at: int) -> None:
+        """States that every event which began before `at` (ns, our clock) was delivered or reported dropped."""
+        ...
+
+    def dropped(self, count: int, reason: str, at: int) -> None:
+        """Reports `count` events that the source itself lost around time `at`; they count as produced."""
+        ...
+
+    def run_soon(self, work: object) -> None:
+        """Schedules a coroutine function without arguments on the runtime's loop."""
+        ...

@@ -1,0 +1,23 @@
+"""The process-wide table of names: every distinct text has one id, for ever.
+
+Ids below `FIRST_NAME` are categories (so that they fit 16 bits), the others are names and argument keys.
+The table only grows, up to a bound; what was cut or refused is counted in `_core.counts()`.
+"""
+
+from __future__ import annotations
+
+from stepscope.runtime import _core
+
+FIRST_NAME = _core.FIRST_NAME
+
+intern = _core.intern
+"""`intern(text) -> id`. Longer than 1024 bytes of UTF-8 is cut; lone surrogates become the text `\\udXXX`."""
+
+category = _core.category
+"""`category(text) -> id` below `FIRST_NAME`; 0, the empty category, when the table of categories is full."""
+
+text = _core.text
+"""`text(id) -> str`. Unknown ids give `""`."""
+
+since = _core.strings_since
+"""`since(serial) -> (serial, [(id, text), ...])`: what was added after `serial`, in order; begin with 0."""

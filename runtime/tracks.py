@@ -1,0 +1,49 @@
+"""The process-wide table of tracks: where an event is drawn."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from stepscope.runtime import _core
+
+
+class TrackKind(IntEnum):
+    """What a track stands for."""
+
+    PROCESS = 1
+    THREAD = 2
+    TASK = 3
+    """An asyncio task."""
+    STREAM = 4
+    """A queue of an accelerator: `pid` is the device's number, `tid` the stream's."""
+    COUNTER = 5
+
+
+class Track(msgspec.Struct, frozen=True, gc=False):
+    """One row of a viewer. `pid` and `tid` are what Chrome traces show."""
+
+    id: int
+    kind: TrackKind
+    pid: int
+    tid: int
+    parent: int
+    """Id of the track that this one belongs to, 0 = none."""
+    name: str
+
+
+def new(kind: TrackKind, pid: int, tid: int, name: str, parent: int = 0) -> int:
+    """Adds a track and returns its id. A row that may be asked for twice is kept by who asks."""
+    return _core.track(int(kind), pid, tid, name, parent)
+
+
+def since(first: int) -> list[Track]:
+    """Tracks with an id of `first` or more, in order; ids begin with 1."""
+    return [Track(i, TrackKind(kind), pid, tid, parent, name) for i, kind, pid, tid, parent, name in _core.tracks(first)]
+
+
+def get(track: int) -> Track | None:
+    """The track with this id, `None` if there is none."""
+    found = since(track) if track > 0 else []
+    return found[0] if found else None

@@ -1,0 +1,87 @@
+"""A finished window: what `on_trace_ready` and `close_window` get."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from stepscope.runtime.ledger import Ledger
+
+if TYPE_CHECKING:
+    from stepscope.runtime.summary import Summary
+
+
+class Step(msgspec.Struct, frozen=True, gc=False):
+    """One recorded step."""
+
+    number: int
+    """As given to `step_num`: 0 for the first step of training."""
+    start_ns: int
+    end_ns: int
+
+
+class WindowActions(Protocol):
+    """What a live window can do beyond holding data; given by the profiler that made it."""
+
+    def summary(self, window: Window) -> Summary: ...
+
+    def export(self, window: Window, path: Path, format: str | None) -> Path: ...
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A stretch of consecutive recorded steps, complete and closed. Times are ns of the monotonic clock."""
+
+    index: int
+    """0 for the first window of the run."""
+    profiler: str
+    """Name of the profiler."""
+    start_ns: int
+    end_ns: int
+    steps: tuple[Step, ...]
+    complete: bool
+    """False if the run ended (or `stop()` was called) before the schedule's end of the window."""
+    diagnostics: tuple[str, ...] = ()
+    """Why the window is empty, partial or incomplete, in words."""
+    ledger: Ledger = Ledger()
+    metadata: Mapping[str, Any] = {}
+    wall_start_ns: int = 0
+    """Unix time of `start_ns`."""
+    actions: WindowActions | None = None
+
+    def _live(self) -> WindowActions:
+        if self.actions is None:
+            from stepscope.runtime.errors import ProfilerStateError
+
+            raise ProfilerStateError(
+                f"window {self.index} was read back from a file; convert the file with `stepscope convert` instead"
+            )
+        return self.actions
+
+    def summary(self) -> Summary:
+        """The aggregate table of this window; it was kept while the events streamed by."""
+        return self._live().summary(self)
+
+    def export(self, path: str | os.PathLike[str], format: str | None = None) -> Path:
+        """Writes this window, and no other, to `path`, any number of times and in any format.
+
+        Args:
+            path: file to write; its ending names the format (`.json`, `.json.gz`, `.pt.trace.json`, `.journal`).
+            format: name of a format, if the ending does not say it.
+
+        Returns:
+            The path written.
+
+        Raises:
+            ProfilerStateError: if the run keeps no journal to read the events from.
+            OutputError: if the file cannot be written.
+            ValueError: if no format is known by that name or ending.
+        """
+        return self._live().export(self, Path(path), format)
+
+
+WindowCallback = Callable[[Window], Any]
+"""`on_trace_ready`: a plain callable or a coroutine function."""

@@ -1,0 +1,1 @@
+"""Tests of stepscope. Shared helpers are imported from `tests.support`."""

@@ -1,0 +1,71 @@
+"""Fixtures of every test. stepscope is imported before torch, because only so it can arm torch's ITT hook."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import uvloop
+from hypothesis import settings
+
+from tests.support import missing
+
+importlib.import_module("stepscope")
+
+# A machine under load is slow, not wrong.
+settings.register_profile("stepscope", deadline=None)
+settings.load_profile("stepscope")
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Runs each async test once on asyncio's own loop and once on uvloop."""
+    return {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
+
+
+def _our_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("stepscope")}
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left() -> Iterator[None]:
+    """Fails a test that leaves one of stepscope's threads running."""
+    before = _our_threads()
+    yield
+    left = sorted(thread.name for thread in _our_threads() - before)
+    if left:
+        pytest.fail(f"threads left running: {', '.join(left)}", pytrace=False)
+
+
+@pytest.fixture
+def output_dir(tmp_path: Path) -> Path:
+    """An empty directory for the output of a run."""
+    path = tmp_path / "run"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def session_dir(tmp_path: Path) -> Path:
+    """An empty directory for a session's rings, to look at what a profiler leaves there."""
+    path = tmp_path / "session"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB, to be filled."""
+    path = tmp_path / "small-disk"
+    path.mkdir()
+    mount = shutil.which("mount")
+    command = [mount or "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
+    if mount is None or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        missing("the right to mount a tmpfs", "Run the tests as root.")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)

