@@ -28,29 +28,29 @@ install: $(STAMPS)/core
 
 $(STAMPS)/venv:
 	@echo "making $(VENV)"
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS)
 	@touch $@
 
 # torch alone and first: the pinned build then stays, whatever the other packages would like.
 $(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
 	@echo "installing torch (once)"
-	$(PIP) install -c constraints.txt torch "setuptools>=77"
+	@$(PIP) install -c constraints.txt torch "setuptools>=77"
 	@touch $@
 
 $(STAMPS)/dev: pyproject.toml $(STAMPS)/torch
 	@echo "installing stepscope and what its tests need"
-	$(PIP) install --no-build-isolation -c constraints.txt -e ".[dev]"
+	@$(PIP) install --no-build-isolation -c constraints.txt -e ".[dev]"
 	@touch $@
 
 $(STAMPS)/core: $(STAMPS)/dev $(CORE)
 	@echo "building the native core"
-	$(PIP) install --no-build-isolation --no-deps -e .
+	@$(PIP) install --no-build-isolation --no-deps -e .
 	@touch $@
 
 $(STAMPS)/bench: $(STAMPS)/core
 	@echo "installing the tracers to compare with"
-	$(PIP) install --no-build-isolation -c constraints.txt -e ".[bench]"
+	@$(PIP) install --no-build-isolation -c constraints.txt -e ".[bench]"
 	@touch $@
 
 demo: install
@@ -67,24 +67,25 @@ lint: install
 
 types: install
 	$(BIN)/mypy
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(STAMPS)/bench
 	@$(BIN)/python -m benchmarks
 
 # Through the source distribution, which shows that it is complete.
 wheel: install
-	rm -rf dist
-	$(BIN)/python -m build --outdir dist
+	@rm -rf dist && mkdir -p build
+	@$(BIN)/python -m build --outdir dist >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
+	@ls dist/*
 
 # Holistic Trace Analysis needs a pandas of its own. Of what it asks for, jupyterlab serves only its notebooks.
 hta: $(HTA_VENV)/stamp
 
 $(HTA_VENV)/stamp:
 	@echo "making $(HTA_VENV) (once)"
-	$(PYTHON) -m venv $(HTA_VENV)
-	$(HTA_VENV)/bin/python -m pip --disable-pip-version-check --quiet install numpy "pandas<3" networkx plotly pydot ipywidgets
-	$(HTA_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps HolisticTraceAnalysis==0.5.0
+	@$(PYTHON) -m venv $(HTA_VENV)
+	@$(HTA_VENV)/bin/python -m pip --disable-pip-version-check --quiet install numpy "pandas<3" networkx plotly pydot ipywidgets
+	@$(HTA_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps HolisticTraceAnalysis==0.5.0
 	@touch $@
 
 # What TensorBoard's trace view would load from the network; tests serve it from here.

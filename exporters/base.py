@@ -2,44 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
+from stepscope.runtime.consumer import Consumer as Exporter
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 
 __all__ = ["EventBatch", "Exporter", "Run", "Window"]
-
-
-@runtime_checkable
-class Exporter(Protocol):
-    """A consumer of events, with a bounded queue and a task of its own on the runtime's loop.
-
-    Life: `open` once, then `export` and `close_window` in any number, `aclose` once. Calls never overlap.
-    Batches of different windows may alternate; `close_window` is the last call for its window.
-    What is raised is counted, kept and shown by the profiler: it costs this exporter's output only. After an
-    exception of `open` nothing more is called; after one of `export` that batch counts as dropped.
-    """
-
-    name: str
-    """Names the output in ledgers and reports."""
-
-    async def open(self, run: Run) -> None:
-        """Prepares the output.
-
-        Raises:
-            OutputError: if it cannot be written; says where and why.
-        """
-        ...
-
-    async def export(self, batch: EventBatch) -> None:
-        """Takes one batch of one window. Its arrays are shared and read-only."""
-        ...
-
-    async def close_window(self, window: Window) -> None:
-        """The window is complete: its steps, times, ledger and metadata are final."""
-        ...
-
-    async def aclose(self) -> None:
-        """Flushes and closes. Called under a deadline; must leave readable output behind even when cancelled."""
-        ...

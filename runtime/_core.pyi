@@ -7,8 +7,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 FIRST_NAME: Final[int]
 MAX_NAME: Final[int]
-LIBRARY: Final[str]
-"""Path of this extension, which is also the ITT collector library."""
+__file__: str
 
 def now() -> int: ...
 
@@ -18,6 +17,7 @@ def category(name: str, /) -> int: ...
 def text(id: int, /) -> str: ...
 def strings_since(serial: int, /) -> tuple[int, list[tuple[int, str]]]: ...
 def track(kind: int, pid: int, tid: int, name: str, parent: int, /) -> int: ...
+def process_track() -> int: ...
 def tracks(first: int, /) -> list[tuple[int, int, int, int, int, str]]: ...
 
 # recorder
@@ -58,13 +58,20 @@ def instant(name: str, /, *, category: str = ..., **arguments: object) -> None: 
 def counter(name: str, value: float, /, *, category: str = ...) -> None: ...
 def flow(name: str, id: int, phase: str, /, *, category: str = ...) -> None: ...
 
+def changing(by: int, /) -> int:
+    """Adds to the number of action changes that the consumer was not told of yet; returns the new number."""
+
 class StepCounter:
-    """Base of Profiler: counts steps, writes step marks, calls `_transition(step, ts)` when `_next_change` is reached."""
+    """Base of Profiler: counts steps, writes step marks (`id` = `_serial`), calls `_transition(step, ts)` when
+    `_next_change` is reached, having added 1 to `changing`; calls `_step_ignored()` while not `_live`."""
 
     _step: int
     _next_change: int
     _live: bool
+    _serial: int
     def step(self) -> None: ...
+    def _mark(self) -> tuple[int, int, int]:
+        """Marks the begin of step `_step`: (time in ns, track, open span)."""
 
 # consumers
 class Aggregates:

@@ -36,8 +36,10 @@ FRAME_HEADER = struct.Struct("<4sBBHIIII")
 EVENTS_HEADER = struct.Struct("<qqiIIH2x")
 """First `ts`, last `ts + dur`, window, events, bytes of arguments, bytes of the source's name."""
 
-MAX_EVENTS_HEADER = EVENTS_HEADER.size + 255
-"""Bytes of an events payload before its events, at most: the source's name is cut to 255 bytes."""
+MAX_SOURCE = 255
+"""Bytes of UTF-8 kept of a source's name."""
+MAX_EVENTS_HEADER = EVENTS_HEADER.size + MAX_SOURCE
+"""Bytes of an events payload before its events, at most."""
 
 COMPRESSED = 1
 """Frame flag: what follows the source's name is one zlib stream."""
@@ -163,6 +165,8 @@ class EndRecord(msgspec.Struct, frozen=True):
     """Events left out because of the size limit."""
     arguments_cut: Int64 = 0
     """Events that lost their arguments because these did not fit a frame, or pointed outside their heap."""
+    records_left_out: Int64 = 0
+    """Frames other than events that did not fit the size limit."""
 
 
 class EventsHeader(msgspec.Struct, frozen=True, gc=False):
@@ -279,7 +283,7 @@ def encode_events(batch: EventBatch, compress: bool) -> Iterator[tuple[int, int,
     A batch that fits goes out as it lies in memory, without a copy.
     """
     for events, args, cut in _chunks(batch):
-        source = plain(batch.source).encode()[:255]
+        source = plain(batch.source).encode()[:MAX_SOURCE].decode(errors="ignore").encode()
         first, last = time_range(events)
         head = EVENTS_HEADER.pack(first, last, batch.window, len(events), len(args), len(source)) + source
         raw = np.ascontiguousarray(events).view(np.uint8).reshape(-1)
@@ -301,6 +305,8 @@ def decode_events_header(payload: bytes) -> tuple[EventsHeader, int] | None:
         return None
     first, last, window, count, args_bytes, source_bytes = EVENTS_HEADER.unpack_from(payload)
     body = EVENTS_HEADER.size + source_bytes
+    if source_bytes > MAX_SOURCE or body > len(payload):
+        return None
     source = payload[EVENTS_HEADER.size : body].decode(errors="replace")
     header = EventsHeader(first, last, window, count, args_bytes, source)
     return (header, body) if header.body_bytes <= MAX_PAYLOAD else None

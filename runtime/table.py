@@ -22,17 +22,13 @@ def human_time(ns: float) -> str:
     if ns < 999.5:
         return f"{ns:.0f}ns"
     scale, unit = next((item for item in _UNITS if ns / item[0] < 999.5), _UNITS[-1])
-    return f"{human_number(ns / scale)}{unit}"
+    value = ns / scale
+    return f"{value:.2f}{unit}" if value < 9.995 else f"{value:.1f}{unit}" if value < 99.95 else f"{value:,.0f}{unit}"
 
 
 def human_number(value: float) -> str:
-    """A number with three digits, or as many as its whole part has: `0.00123`, `12.3`, `1,234`, `1.23e+15`."""
-    size = abs(value)
-    if value == 0 or size >= 1e15 or size < 1e-4:
-        return f"{value:.3g}"
-    if size >= 99.95:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}" if size >= 0.9995 else f"{value:.3g}"
+    """A number with four digits, or as many as its whole part has: `0.001234`, `27.33`, `12,345`, `1.235e+15`."""
+    return f"{value:,.0f}" if 9999.5 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def printable(text: str) -> str:

@@ -38,6 +38,11 @@ def new(kind: TrackKind, pid: int, tid: int, name: str, parent: int = 0) -> int:
     return _core.track(int(kind), pid, tid, name, parent)
 
 
+def process() -> int:
+    """Id of the track of this process."""
+    return _core.process_track()
+
+
 def since(first: int) -> list[Track]:
     """Tracks with an id of `first` or more, in order; ids begin with 1."""
     return [Track(i, TrackKind(kind), pid, tid, parent, name) for i, kind, pid, tid, parent, name in _core.tracks(first)]

@@ -176,9 +176,9 @@ def test_schedule_errors_are_value_errors() -> None:
 
 def test_unknown_and_missing_arguments_are_refused() -> None:
     """A misspelt argument is an error, and so is a missing one."""
-    values: dict[str, Any] = {"wait": 1, "warmup": 1, "active": 1}
+    values: dict[str, Any] = {"wait": 1, "warmup": 1, "active": 1, "skip_frist": 1}
     with pytest.raises(TypeError, match="skip_frist"):
-        schedule(**values, skip_frist=1)
+        schedule(**values)
     with pytest.raises(TypeError, match="active"):
         schedule(**{name: values[name] for name in ("wait", "warmup")})
 

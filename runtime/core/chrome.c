@@ -8,7 +8,7 @@
  * writes multiples of 1/2048 us: its reader adds ts and dur as doubles and drops a span that seems to end after
  * its parent, and only such numbers add up exactly. They are within 0.25 ns of the truth, so readers that round
  * to nanoseconds get the same number from both. */
-#include "core.h"
+#include "json.h"
 #include <locale.h>
 
 typedef struct {
@@ -39,13 +39,12 @@ static const char *const KEYS[] = {"External id", "correlation", "device", "stre
                                    "Device Id", "Total Allocated", "Total Reserved"};
 enum { N_KEYS = sizeof KEYS / sizeof *KEYS };
 static uint32_t key_ids[N_KEYS];
-static char digits2[200], digits3[3000], fractions[2048 * 11];
+static char digits3[3000], fractions[2048 * 11];
 static uint16_t grid_of[1000]; /* nanoseconds in 1/2048 us, rounded */
 static locale_t plain;         /* a comma as decimal point is not JSON */
 
 static void prepare(void) {
     char text[16];
-    for (unsigned i = 0; i < 100; i++) digits2[i * 2] = (char)('0' + i / 10), digits2[i * 2 + 1] = (char)('0' + i % 10);
     for (unsigned i = 0; i < 1000; i++) {
         snprintf(text, sizeof text, "%03u", i);
         memcpy(digits3 + i * 3, text, 3);
@@ -82,37 +81,9 @@ static inline bool reserve(Out *o, size_t need) { return (size_t)(o->end - o->at
 static inline void put(Out *o, const char *text, size_t len) { memcpy(o->at, text, len), o->at += len; }
 #define PUT(o, literal) put(o, literal, sizeof(literal) - 1)
 
-static inline char *write_uint(char *p, uint64_t n) {
-    char text[20], *q = text + 20;
-    for (; n >= 100; n /= 100) q -= 2, memcpy(q, digits2 + n % 100 * 2, 2);
-    if (n >= 10) q -= 2, memcpy(q, digits2 + n * 2, 2);
-    else *--q = (char)('0' + n);
-    size_t len = (size_t)(text + 20 - q);
-    memcpy(p, q, len);
-    return p + len;
-}
 static inline void put_uint(Out *o, uint64_t n) { o->at = write_uint(o->at, n); }
-static inline char *write_int(char *p, int64_t n) {
-    if (n < 0) *p++ = '-';
-    return write_uint(p, n < 0 ? 0 - (uint64_t)n : (uint64_t)n);
-}
 static inline void put_hex(Out *o, uint64_t n) {
     for (int shift = n ? (63 - __builtin_clzll(n)) & ~3 : 0; shift >= 0; shift -= 4) *o->at++ = "0123456789abcdef"[n >> shift & 15];
-}
-
-static void put_double(Out *o, double v) {
-    if (v != v || v - v != 0) { /* JSON has no such numbers */
-        if (v != v) PUT(o, "\"NaN\"");
-        else if (v > 0) PUT(o, "\"Infinity\"");
-        else PUT(o, "\"-Infinity\"");
-    } else if (fabs(v) < 1e15 && v == (double)(int64_t)v && !(v == 0 && signbit(v))) {
-        o->at = write_int(o->at, (int64_t)v);
-        PUT(o, ".0");
-    } else {
-        int n = snprintf(o->at, 32, "%.15g", v);
-        if (strtod(o->at, NULL) != v) n = snprintf(o->at, 32, "%.17g", v);
-        o->at += n;
-    }
 }
 
 /* Time in 1/2048 us, away from zero for both signs, so that equal times are equal numbers everywhere. */
@@ -141,92 +112,6 @@ static inline void put_ts(Out *o, int64_t ns) {
     else put_us(o, ns);
 }
 
-static size_t utf8_at(const unsigned char *s, size_t left) {
-    size_t n = s[0] < 0x80 ? 1 : s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf5 ? 4 : 0;
-    if (n == 0 || n > left) return 0;
-    for (size_t i = 1; i < n; i++)
-        if ((s[i] & 0xc0) != 0x80) return 0;
-    bool bad = n > 2 && ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) || (s[0] == 0xf0 && s[1] < 0x90) ||
-                         (s[0] == 0xf4 && s[1] > 0x8f));
-    return bad ? 0 : n;
-}
-
-/* At most 6 bytes a byte, and the quotes. */
-static void put_text(Out *o, const char *text, size_t len) {
-    *o->at++ = '"';
-    for (size_t i = 0, n; i < len; i += n) {
-        unsigned char c = (unsigned char)text[i];
-        n = utf8_at((const unsigned char *)text + i, len - i);
-        if (n == 0) n = 1, PUT(o, "\xef\xbf\xbd");
-        else if (c == '"' || c == '\\') *o->at++ = '\\', *o->at++ = (char)c;
-        else if (c < 0x20 || c == 0x7f) PUT(o, "\\u00"), *o->at++ = (char)('0' + (c >> 4)), *o->at++ = "0123456789abcdef"[c & 15];
-        else put(o, text + i, n);
-    }
-    *o->at++ = '"';
-}
-
-/* End of the JSON value that begins at `p`, NULL where there is none. */
-static const char *json_space(const char *p, const char *end) {
-    while (p < end && (*p == ' ' || *p == '\t' || *p == '\n' || *p == '\r')) p++;
-    return p;
-}
-static const char *json_digits(const char *p, const char *end) {
-    const char *from = p;
-    while (p < end && *p >= '0' && *p <= '9') p++;
-    return p > from ? p : NULL;
-}
-static const char *json_number(const char *p, const char *end) {
-    if (p < end && *p == '-') p++;
-    if (p < end && *p == '0') p++;
-    else p = json_digits(p, end);
-    if (p && p < end && *p == '.') p = json_digits(p + 1, end);
-    if (p && p < end && (*p == 'e' || *p == 'E')) {
-        p++;
-        if (p < end && (*p == '+' || *p == '-')) p++;
-        p = json_digits(p, end);
-    }
-    return p;
-}
-static const char *json_string(const char *p, const char *end) {
-    for (p++; p < end && *p != '"';) {
-        size_t n = utf8_at((const unsigned char *)p, (size_t)(end - p));
-        if (n == 0 || (unsigned char)*p < 0x20) return NULL;
-        if (*p == '\\') {
-            if (++p == end || !*p || !strchr("\"\\/bfnrtu", *p)) return NULL;
-            if (*p == 'u')
-                for (int i = 0; i < 4; i++)
-                    if (++p == end || !isxdigit((unsigned char)*p)) return NULL;
-        }
-        p += n;
-    }
-    return p < end ? p + 1 : NULL;
-}
-static const char *json_value(const char *p, const char *end, int depth) {
-    static const char *const words[] = {"null", "true", "false"};
-    p = json_space(p, end);
-    if (p == end || depth > 32) return NULL;
-    for (int i = 0; i < 3; i++)
-        if ((size_t)(end - p) >= strlen(words[i]) && !memcmp(p, words[i], strlen(words[i]))) return p + strlen(words[i]);
-    if (*p == '"') return json_string(p, end);
-    if (*p != '[' && *p != '{') return json_number(p, end);
-    char close = *p == '[' ? ']' : '}';
-    p = json_space(p + 1, end);
-    if (p < end && *p == close) return p + 1;
-    for (;; p++) {
-        if (close == '}') {
-            p = json_space(p, end);
-            p = p < end && *p == '"' ? json_string(p, end) : NULL;
-            p = p ? json_space(p, end) : end;
-            if (p == end || *p++ != ':') return NULL;
-        }
-        p = json_value(p, end, depth + 1);
-        p = p ? json_space(p, end) : end;
-        if (p == end) return NULL;
-        if (*p == close) return p + 1;
-        if (*p != ',') return NULL;
-    }
-}
-
 static inline bool put_key(Out *o, const char *key, size_t len, size_t room) {
     if (!reserve(o, len + room + 64)) return false;
     if (o->args) PUT(o, ",\"");
@@ -253,17 +138,14 @@ static bool put_value(Out *o, uint8_t type, const char *value, size_t len) {
     switch (type) {
     case 'i': o->at = write_int(o->at, i); return len == 8;
     case 'u': put_uint(o, (uint64_t)i); return len == 8;
-    case 'd': put_double(o, d); return len == 8;
+    case 'd': o->at = write_double(o->at, d); return len == 8;
     case 'b': len == 1 && *value ? PUT(o, "true") : PUT(o, "false"); return len == 1;
     case 'n': PUT(o, "null"); return len == 0;
-    case 's': put_text(o, value, len); return true;
-    case 'j': {
-        const char *end = json_value(value, value + len, 0);
-        bool good = end && json_space(end, value + len) == value + len;
-        if (!good) return put_text(o, value, len), true;
-        for (size_t at = 0; at < len; at++) *o->at++ = (unsigned char)value[at] < 0x20 ? ' ' : value[at]; /* one line */
+    case 's': o->at = write_text(o->at, value, len); return true;
+    case 'j':
+        if (!json_valid(value, len)) o->at = write_text(o->at, value, len);
+        else for (size_t at = 0; at < len; at++) *o->at++ = (unsigned char)value[at] < 0x20 ? ' ' : value[at]; /* one line */
         return true;
-    }
     default: PUT(o, "null"); return false;
     }
 }
@@ -274,6 +156,7 @@ static void see(Out *o, uint32_t key) {
 }
 
 static void put_arguments(Out *o, const Event *e) {
+    if (!e->args_len && !(e->flags & FLAG_ARG_INLINE)) return;
     if (e->flags & FLAG_ARG_INLINE) {
         const String *key = strings_get(e->args_at);
         see(o, e->args_at);
@@ -372,13 +255,11 @@ static void put_span(Out *o, const Event *e) {
         if (o->tensorboard) put_grid(o, grid(end) - grid(ts));
         else put_us(o, dur);
     }
-    if (e->flags & (FLAG_OPEN | FLAG_CLIPPED | FLAG_ERROR)) {
-        if (e->flags & FLAG_OPEN && PUT_KEY(o, "had not ended")) PUT(o, "true");
-        if (e->flags & FLAG_CLIPPED && PUT_KEY(o, "was cut")) PUT(o, "true");
-        if (e->flags & FLAG_ERROR && PUT_KEY(o, "left by exception")) PUT(o, "true");
-    }
-    if (e->args_len || e->flags & FLAG_ARG_INLINE) put_arguments(o, e);
-    if (role) put_links(o, e, role);
+    if (e->flags & FLAG_OPEN && PUT_KEY(o, "had not ended")) PUT(o, "true");
+    if (e->flags & FLAG_CLIPPED && PUT_KEY(o, "was cut")) PUT(o, "true");
+    if (e->flags & FLAG_ERROR && PUT_KEY(o, "left by exception")) PUT(o, "true");
+    put_arguments(o, e);
+    if (role && !async) put_links(o, e, role);
     put_end(o);
     if (!async || !put_head(o, 'e', category, name->json, name->json_len, e, end)) return;
     put_local_id(o, e->id);
@@ -424,14 +305,14 @@ static void put_counter(Out *o, const Event *e) {
     PUT(o, ",\"ts\":");
     put_ts(o, since_base(o, e->ts));
     PUT(o, ",\"args\":{\"value\":");
-    put_double(o, e->value);
+    o->at = write_double(o->at, e->value);
     PUT(o, "}},\n");
 }
 
 static void put_flow(Out *o, const Event *e) {
     const String *name = strings_get(e->name);
     uint16_t category = e->category;
-    if (o->tensorboard && category < FIRST_NAME && renamed[category]) category = renamed[category];
+    if (o->tensorboard && category < FIRST_NAME && renamed[category] && !roles[category]) category = renamed[category];
     char phase = e->kind == KIND_FLOW_START ? 's' : e->kind == KIND_FLOW_STEP ? 't' : 'f';
     if (!put_head(o, phase, category, name->json, name->json_len, e, since_base(o, e->ts))) return;
     PUT(o, ",\"id\":");
@@ -503,7 +384,7 @@ PyObject *chrome_py_encode(PyObject *self, PyObject *args, PyObject *kwargs) {
     PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "y*y*Ls:encode_chrome", &events, &heap, &base, &dialect)) return NULL;
     Out *o = PyMem_Calloc(1, sizeof *o);
-    size_t n = (size_t)events.len / sizeof(Event), room = n * 144 + (size_t)heap.len + 4096;
+    size_t n = (size_t)events.len / sizeof(Event), room = n * 144 + ((size_t)heap.len < n * 64 ? (size_t)heap.len : n * 64) + 4096;
     bool tensorboard = !strcmp(dialect, "tensorboard");
     if (!o) PyErr_NoMemory();
     else if ((size_t)events.len % sizeof(Event)) PyErr_Format(PyExc_ValueError, "a block of %zd bytes is not made of 64-byte events", events.len);

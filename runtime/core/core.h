@@ -177,6 +177,7 @@ extern PyTypeObject SpanType, StepCounterType, AggregatesType;
 PyObject *span_py_instant(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
 PyObject *span_py_counter(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
 PyObject *span_py_flow(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
+PyObject *step_py_changing(PyObject *self, PyObject *by);
 PyObject *span_py_set_decorator(PyObject *self, PyObject *decorate);
 
 /* What was cut, counted (module.c: counts()). */

@@ -24,10 +24,13 @@ static PyObject *py_counts(PyObject *self, PyObject *unused) {
 #undef COUNT
 }
 
+static PyObject *py_process_track(PyObject *self, PyObject *unused) { return PyLong_FromUnsignedLong(track_process()); }
+
 #define FAST(function) (PyCFunction)(void (*)(void))function
 static PyMethodDef methods[] = {
     {"after_fork", ring_py_after_fork, METH_NOARGS, NULL},
     {"category", strings_py_category, METH_O, NULL},
+    {"changing", step_py_changing, METH_O, NULL},
     {"close", ring_py_close, METH_NOARGS, NULL},
     {"counter", FAST(span_py_counter), METH_FASTCALL | METH_KEYWORDS,
      "counter(name, value, /, *, category='user_annotation')\n--\n\nThe value of something at this moment; any number, also NaN."},
@@ -46,6 +49,7 @@ static PyMethodDef methods[] = {
     {"now", py_now, METH_NOARGS, NULL},
     {"open", ring_py_open, METH_VARARGS, NULL},
     {"open_spans", stack_py_open_spans, METH_NOARGS, NULL},
+    {"process_track", py_process_track, METH_NOARGS, NULL},
     {"recording", py_recording, METH_NOARGS, NULL},
     {"ring_statistics", ring_py_statistics, METH_NOARGS, NULL},
     {"set_decorator", span_py_set_decorator, METH_O, NULL},

@@ -34,7 +34,7 @@ struct Ring {
     Header *header;
     Event *data;
     uint64_t head, tail_seen, serial;  /* the writer's own */
-    uint64_t mask, limit_low;
+    uint64_t mask, limit, limit_low;
     bool oldest;
     uint32_t index;
     int64_t last_ts;                   /* consumer: when the event before a gap ended */
@@ -79,6 +79,7 @@ static Ring *ring_new(void) {
     r->header = map;
     r->data = (Event *)((char *)map + HEADER);
     r->mask = ring_slots - 1;
+    r->limit = ring_slots - ring_slots / 16;
     r->limit_low = ring_slots - ring_slots / 8;
     r->oldest = drop_oldest;
     r->index = index;
@@ -183,7 +184,9 @@ bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t a
     if (end - r->tail_seen > (r->mask + 1) / 2) {
         r->tail_seen = atomic_load_explicit(&h->tail, memory_order_acquire);
         if (end - r->tail_seen > (r->mask + 1) / 2) wake(r);
-        if (!r->oldest && end - r->tail_seen > (event->flags & FLAG_LOW ? r->limit_low : r->mask + 1)) return false;
+        /* The last slots are kept for step marks, and an eighth of the others from operators. */
+        uint64_t limit = event->kind == KIND_STEP ? r->mask + 1 : event->flags & FLAG_LOW ? r->limit_low : r->limit;
+        if (!r->oldest && end - r->tail_seen > limit) return false;
     }
     atomic_store_explicit(&h->reserve, end, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
@@ -214,6 +217,7 @@ static void put_gap(Out *out, Ring *r, int64_t until, uint64_t missing, uint32_t
                                         .step = -1, .kind = KIND_GAP};
     r->lost += missing;
     lost += missing;
+    drained--; /* the gap itself is no recorded event */
 }
 
 /* Copies what is published, then drops what a writer that overwrites has overwritten meanwhile. */

@@ -10,24 +10,45 @@ typedef struct {
 } StepCounter;
 
 static uint32_t step_name;
+/* Changes of some profiler's action that the consumer has not been told of yet: until it is, it does not decide
+ * to which window the events belong that it has drained. */
+static atomic_int changing;
+
+PyObject *step_py_changing(PyObject *self, PyObject *by) {
+    long n = PyLong_AsLong(by);
+    if (PyErr_Occurred()) return NULL;
+    return PyLong_FromLong(atomic_fetch_add(&changing, (int)n) + n);
+}
+
+static Event write_mark(StepCounter *self, int64_t now) {
+    Thread *t = thread_current_object();
+    if (!t) return (Event){.ts = now};
+    Stack *stack = stack_of_object(t);
+    Open top;
+    Event mark = {.ts = now, .id = self->serial, .track = stack->track, .step = (int32_t)self->step, .kind = KIND_STEP,
+                  .name = step_name, .parent = stack_top(stack, 0, &top) ? top.id : 0};
+    ring_write(t, &mark, NULL, 0);
+    return mark;
+}
 
 static PyObject *step_step(StepCounter *self, PyObject *unused) {
     if (!self->live) return PyObject_CallMethod((PyObject *)self, "_step_ignored", NULL);
     long long step = ++self->step;
+    bool change = step >= self->next_change;
+    if (change) atomic_fetch_add(&changing, 1); /* given back by _transition */
     int64_t now = clock_now();
-    Thread *t = thread_current_object();
-    if (t) {
-        Stack *stack = stack_of_object(t);
-        Open top;
-        Event mark = {.ts = now, .id = self->serial, .track = stack->track, .step = (int32_t)step, .kind = KIND_STEP,
-                      .name = step_name, .parent = stack_top(stack, 0, &top) ? top.id : 0};
-        ring_write(t, &mark, NULL, 0);
-    }
-    if (step < self->next_change) Py_RETURN_NONE;
+    write_mark(self, now);
+    if (!change) Py_RETURN_NONE;
     return PyObject_CallMethod((PyObject *)self, "_transition", "LL", step, (long long)now);
 }
 
+static PyObject *step_mark(StepCounter *self, PyObject *unused) {
+    Event mark = write_mark(self, clock_now());
+    return Py_BuildValue("(LIK)", (long long)mark.ts, mark.track, (unsigned long long)mark.parent);
+}
+
 static PyMethodDef methods[] = {
+    {"_mark", (PyCFunction)step_mark, METH_NOARGS, NULL},
     {"step", (PyCFunction)step_step, METH_NOARGS,
      "step()\n--\n\nEnds the current step and begins the next. Never blocks and never raises; call it once per step,\n"
      "from any thread (from the thread of `start()` if a backend is bound to it)."},

@@ -1,0 +1,114 @@
+"""A sink that keeps what it is given: to look at a backend without a profiler."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from stepscope.runtime import clock
+from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.events import Block, empty_block
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """One call of `Sink.deliver`, or the statement of a watermark (then without events)."""
+
+    at: int
+    """When it came, in ns."""
+    events: Block
+    args: bytes
+    watermark: int | None
+    """What was stated with it, after its events."""
+    promised: int | None
+    """The highest watermark stated before: no event may begin earlier than this."""
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """One call of `Sink.dropped`."""
+
+    count: int
+    reason: str
+    at: int
+
+
+class CollectingSink:
+    """Keeps every block, in the order of arrival. Any thread may call it.
+
+    Args:
+        start: runs a coroutine function on a loop; without it, work is kept in `work`, for the caller to run.
+        accept: whether there is room for a block of that many bytes; by default there always is.
+    """
+
+    def __init__(
+        self, start: Callable[[object], object] | None = None, accept: Callable[[int], bool] = lambda nbytes: True
+    ) -> None:
+        self._start, self._accept = start, accept
+        self._changed = threading.Condition()
+        self.deliveries: list[Delivery] = []
+        self.losses: list[Loss] = []
+        self.work: list[object] = []
+        self.refused = 0
+        """Events of blocks for which there was no room."""
+        self.passed: int | None = None
+        """The highest watermark so far."""
+        self.closed = False
+
+    def deliver(self, events: Block, args: bytes = b"", *, watermark: int | None = None) -> bool:
+        """Keeps a block. Raises `ClosedError` after `close`."""
+        with self._changed:
+            if self.closed:
+                raise ClosedError("the sink is closed: this backend delivers after aclose()")
+            taken = self._accept(events.nbytes + len(args))
+            if not taken:
+                self.refused += len(events)
+                events, args = empty_block(), b""
+            self._keep(events, args, watermark)
+        return taken
+
+    def watermark(self, at: int) -> None:
+        """Keeps the statement that everything before `at` was delivered."""
+        with self._changed:
+            self._keep(empty_block(), b"", at)
+
+    def _keep(self, events: Block, args: bytes, watermark: int | None) -> None:
+        self.deliveries.append(Delivery(clock.now(), events, args, watermark, self.passed))
+        if watermark is not None and (self.passed is None or watermark > self.passed):
+            self.passed = watermark
+        self._changed.notify_all()
+
+    def dropped(self, count: int, reason: str, at: int) -> None:
+        """Keeps the report of a loss."""
+        with self._changed:
+            self.losses.append(Loss(count, reason, at))
+            self._changed.notify_all()
+
+    def run_soon(self, work: object) -> None:
+        """Runs a coroutine function, or keeps it."""
+        if self._start is None:
+            self.work.append(work)
+        else:
+            self._start(work)
+
+    def close(self) -> None:
+        """Refuses further blocks, as a profiler does that has ended."""
+        with self._changed:
+            self.closed = True
+
+    @property
+    def events(self) -> Block:
+        """All events in the order of arrival. Their arguments are in the deliveries."""
+        blocks = [delivery.events for delivery in self.deliveries]
+        return np.concatenate([empty_block(), *blocks])
+
+    @property
+    def watermarks(self) -> list[int]:
+        """Every watermark stated, in order."""
+        return [delivery.watermark for delivery in self.deliveries if delivery.watermark is not None]
+
+    def wait_past(self, at: int, timeout: float) -> bool:
+        """Waits until a watermark of `at` or more was stated; False after `timeout` seconds without."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.passed is not None and self.passed >= at, timeout)

@@ -1,0 +1,47 @@
+"""`on_trace_ready`: a user's callable as an exporter."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+
+import anyio.to_thread
+
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.run import Run
+from stepscope.runtime.window import Window, WindowCallback
+
+
+class CallbackExporter:
+    """Calls a function with each finished window, once the window can be exported.
+
+    A coroutine function runs on the runtime's loop, anything else on a worker thread. Calls do not overlap.
+    What it raises is kept by the profiler, as for every exporter.
+    """
+
+    name = "on_trace_ready"
+
+    def __init__(self, callback: WindowCallback, ready: Callable[[int], Awaitable[None]]) -> None:
+        """Args: the function; what to await before it gets the window of that index."""
+        self._callback = callback
+        self._ready = ready
+
+    async def open(self, run: Run) -> None:
+        pass
+
+    async def export(self, batch: EventBatch) -> None:
+        pass
+
+    async def close_window(self, window: Window) -> None:
+        await self._ready(window.index)
+        if inspect.iscoroutinefunction(self._callback) or inspect.iscoroutinefunction(
+            getattr(self._callback, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
+        ):
+            await self._callback(window)
+            return
+        result = await anyio.to_thread.run_sync(self._callback, window)
+        if inspect.isawaitable(result):
+            await result
+
+    async def aclose(self) -> None:
+        pass

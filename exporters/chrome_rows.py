@@ -1,0 +1,86 @@
+"""The rows of a Chrome trace: metadata events that name and order processes and threads."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepscope.exporters.plainjson import dumps
+from stepscope.runtime import tracks
+from stepscope.runtime.events import Block
+from stepscope.runtime.run import Run
+from stepscope.runtime.tracks import Track, TrackKind
+
+DEVICES = 5_000_000
+"""Devices are shown below processes: Kineto's sort index for them."""
+
+
+def metadata_event(name: str, pid: int, tid: int, value: str | int) -> str:
+    """One `M` event: a name, labels or a sort index of a process or thread (Trace Event Format, "Metadata Events")."""
+    key = {"process_labels": "labels"}.get(name, "sort_index" if name.endswith("_sort_index") else "name")
+    fields = {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": {key: value}}
+    return dumps(fields) + ",\n"
+
+
+class Rows:
+    """What one file has said of its rows so far: each is named before its first event."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._said = np.zeros(64, np.bool_)
+        self._said[0] = True
+        self._processes = {run.pid}
+        self._known: dict[int, Track] = {}
+        self._next = 1
+
+    def head(self) -> str:
+        """Names the process of the run itself."""
+        run = self._run
+        label = run.host if run.rank is None else f"rank {run.rank} on {run.host}"
+        return (
+            metadata_event("process_name", run.pid, 0, run.name)
+            + metadata_event("process_labels", run.pid, 0, label)
+            + metadata_event("process_sort_index", run.pid, 0, run.pid if run.rank is None else run.rank)
+        )
+
+    def before(self, events: Block) -> str:
+        """Names the rows of these events that were not named yet."""
+        used = events["track"]
+        if not len(used):
+            return ""
+        top = int(used.max())
+        if top >= len(self._said):
+            self._said = np.concatenate([self._said, np.zeros(top + 1, np.bool_)])
+        if self._said[used].all():
+            return ""
+        new = [int(track) for track in np.unique(used) if not self._said[track]]
+        self._said[new] = True
+        self._learn()
+        return "".join(self._row(self._known[track]) for track in new if track in self._known)
+
+    def _learn(self) -> None:
+        for track in tracks.since(self._next):
+            self._known[track.id] = track
+            self._next = track.id + 1
+
+    def _row(self, track: Track) -> str:
+        text = self._process(track)
+        if track.kind in (TrackKind.PROCESS, TrackKind.COUNTER):
+            return text
+        return (
+            text
+            + metadata_event("thread_name", track.pid, track.tid, track.name)
+            + metadata_event("thread_sort_index", track.pid, track.tid, track.id)
+        )
+
+    def _process(self, track: Track) -> str:
+        if track.pid in self._processes:
+            return ""
+        self._processes.add(track.pid)
+        owner = track if track.kind is TrackKind.PROCESS else self._known.get(track.parent)
+        device = track.kind is TrackKind.STREAM
+        name = f"device {track.pid}" if device else f"process {track.pid}"
+        if owner is not None and owner.kind is TrackKind.PROCESS and owner.pid == track.pid:
+            name = owner.name
+        return metadata_event("process_name", track.pid, 0, name) + metadata_event(
+            "process_sort_index", track.pid, 0, DEVICES + track.pid if device else track.pid
+        )

@@ -1,0 +1,128 @@
+"""The memory exporter: keeps everything it is given, and misbehaves on demand. For tests and small tools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import anyio
+import numpy as np
+
+from stepscope.exporters.base import EventBatch, Run, Window
+from stepscope.runtime import _core, strings
+from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.events import Block, Flag, Kind, empty_block
+
+Method = Literal["open", "export", "close_window", "aclose"]
+
+
+class MemoryExporter:
+    """Keeps batches and windows as they came.
+
+    It can be told to be a bad neighbour: to raise, to be slow, to hang. So users and we test that one exporter
+    costs nothing but its own output.
+
+    Args:
+        name: its name in ledgers.
+        fail: what to raise, by method. `export` raises before it keeps the batch.
+        delay: seconds that each `export` takes.
+        hang_in: a method that does not return until `release()` or cancellation.
+        max_bytes: what it may hold; further batches are counted in `dropped_cap`.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "memory",
+        fail: Mapping[Method, Exception] | None = None,
+        delay: float = 0.0,
+        hang_in: Method | None = None,
+        max_bytes: int = 1 << 30,
+    ) -> None:
+        self.name = name
+        self.run: Run | None = None
+        self.batches: list[EventBatch] = []
+        self.windows: list[Window] = []
+        self.calls: list[str] = []
+        """Names of the methods called so far."""
+        self.closed = False
+        self.dropped_cap = 0
+        """Events left out because of `max_bytes`."""
+        self._fail = dict(fail or {})
+        self._delay = delay
+        self._hang_in = hang_in
+        self._hanging: set[anyio.Event] = set()
+        self._max_bytes = max_bytes
+        self._bytes = 0
+
+    async def open(self, run: Run) -> None:
+        await self._called("open")
+        self.run = run
+
+    async def export(self, batch: EventBatch) -> None:
+        await self._called("export")
+        if self._delay:
+            await anyio.sleep(self._delay)
+        if self._bytes + batch.nbytes > self._max_bytes:
+            self.dropped_cap += len(batch)
+            return
+        self._bytes += batch.nbytes
+        self.batches.append(batch)
+
+    async def close_window(self, window: Window) -> None:
+        await self._called("close_window")
+        self.windows.append(window)
+
+    async def aclose(self) -> None:
+        self.closed = True
+        await self._called("aclose")
+
+    def release(self) -> None:
+        """Lets calls that hang go on, and later ones through. Call it on the loop that they hang on."""
+        self._hang_in = None
+        for event in self._hanging:
+            event.set()
+
+    def __len__(self) -> int:
+        return sum(len(batch) for batch in self.batches)
+
+    def events(self, window: int | None = None, kind: Kind | None = None) -> Block:
+        """The events kept, in one block, of one window or kind if asked. `args_at` is meaningless here."""
+        blocks = [batch.events for batch in self.batches if window is None or batch.window == window]
+        block: Block = np.concatenate(blocks) if blocks else empty_block()
+        return block if kind is None else block[block["kind"] == int(kind)]
+
+    def names(self, window: int | None = None, kind: Kind | None = None) -> list[str]:
+        """Names of the events kept, in the order in which they came."""
+        return [strings.text(int(name)) for name in self.events(window, kind)["name"]]
+
+    def arguments(self, window: int | None = None) -> list[dict[str, object]]:
+        """Arguments of the events kept, decoded, in the order in which they came."""
+        return [
+            _arguments(batch, index)
+            for batch in self.batches
+            if window is None or batch.window == window
+            for index in range(len(batch))
+        ]
+
+    async def _called(self, method: Method) -> None:
+        if self.closed and method in ("export", "close_window"):
+            raise ClosedError(f"{method} was called after aclose")
+        self.calls.append(method)
+        if method == self._hang_in:
+            event = anyio.Event()
+            self._hanging.add(event)
+            try:
+                await event.wait()
+            finally:
+                self._hanging.discard(event)
+        if method in self._fail:
+            raise self._fail[method]
+
+
+def _arguments(batch: EventBatch, index: int) -> dict[str, object]:
+    event = batch.events[index]
+    at, length = int(event["args_at"]), int(event["args_len"])
+    if event["flags"] & int(Flag.ARG_INLINE):
+        return {strings.text(at): length}
+    return dict(_core.decode_arguments(batch.args, at, length)) if length else {}

@@ -1,0 +1,143 @@
+"""Traces for TensorBoard's PyTorch profiler plugin."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+
+from stepscope.exporters.chrome_file import ChromeFile, Layout, about_window
+from stepscope.exporters.output import check_directory
+from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.run import Run
+from stepscope.runtime.window import Window
+
+GRACE = 0.5
+"""Seconds that a cancelled `aclose` still takes to complete its files."""
+
+
+class TensorBoardExporter:
+    """Writes one file per window for TensorBoard's PyTorch profiler plugin; may also be given as `on_trace_ready`.
+
+    The files are called `<worker>.<nanoseconds>.pt.trace.json`. The plugin shows a directory as a run, its workers in
+    one list and the windows of a worker, in order, in another ("span"). It looks at a directory once: windows that end
+    after TensorBoard has found the directory appear when TensorBoard is started again. With `layout="runs"` every
+    window has a directory of its own, `window_<n>`, and appears as a run while training goes on.
+
+    A file grows under a name that the plugin does not see, and gets its name complete. One left behind by a process
+    that was killed is completed by `stepscope recover`. A window without events leaves no file: the plugin cannot show
+    it.
+
+    Args:
+        dir_name: the run's directory, to be given to TensorBoard as `--logdir`, or one below that.
+        worker_name: must differ between processes of one run; by default `<host>_<pid>`, which the plugin takes apart.
+        use_gzip: whether to compress.
+        layout: `spans` or `runs`, see above.
+
+    Raises:
+        ValueError: if the worker's name cannot be part of a file's name.
+    """
+
+    def __init__(
+        self,
+        dir_name: str | os.PathLike[str],
+        worker_name: str | None = None,
+        use_gzip: bool = False,
+        *,
+        layout: Literal["spans", "runs"] = "spans",
+    ) -> None:
+        if worker_name is not None and not re.fullmatch(r"[^/\\\0]+", worker_name):
+            raise ValueError(f"worker_name must be a part of a file's name, got {worker_name!r}")
+        if layout not in ("spans", "runs"):
+            raise ValueError(f"layout must be 'spans' or 'runs', got {layout!r}")
+        self.name = f"tensorboard:{os.fspath(dir_name)}"
+        self._directory = Path(dir_name)
+        self._worker = worker_name
+        self._suffix = ".pt.trace.json.gz" if use_gzip else ".pt.trace.json"
+        self._layout = Layout(dialect="tensorboard", form="object", gzip=use_gzip)
+        self._runs = layout == "runs"
+        self._run: Run | None = None
+        self._open: dict[int, ChromeFile] = {}
+        self._stamp = 0
+
+    async def open(self, run: Run) -> None:
+        """Makes the directory and sees that it can be written.
+
+        Raises:
+            OutputError: if it cannot.
+        """
+        await check_directory(self._directory)
+        self._run = run
+
+    async def export(self, batch: EventBatch) -> None:
+        """Appends a batch to the file of its window.
+
+        Raises:
+            OutputError: if the system refused; the file keeps what was written whole.
+            ClosedError: before `open` or after `aclose`.
+        """
+        if self._run is None:
+            raise ClosedError(f"{self.name} is not open")
+        if batch.window not in self._open:
+            path = self._path(self._run, batch.window)
+            self._open[batch.window] = await ChromeFile.create(path, self._run, self._layout)
+        await self._open[batch.window].add(batch.events, batch.args)
+
+    async def close_window(self, window: Window) -> None:
+        """Completes the window's file and shows it to TensorBoard."""
+        await self._complete(window.index, about_window(window))
+
+    async def aclose(self) -> None:
+        """Completes what is open. A cancelled call still completes what it can within half a second."""
+        run = self._run
+        if run is None:
+            return
+        try:
+            await self._complete_all(run)
+        except anyio.get_cancelled_exc_class():
+            with anyio.move_on_after(GRACE, shield=True):
+                await self._complete_all(run)
+            raise
+        finally:
+            self._run = None
+
+    def _path(self, run: Run, window: int) -> Path:
+        # The plugin sorts windows by this number as text: all have 19 digits, and it must grow.
+        self._stamp = max(time.time_ns(), self._stamp + 1)
+        worker = self._worker or f"{run.host}_{run.pid}"
+        directory = self._directory / f"window_{window}" if self._runs else self._directory
+        return directory / f"{worker}.{self._stamp}{self._suffix}"
+
+    async def _complete_all(self, run: Run) -> None:
+        for window in list(self._open):
+            await self._complete(window, {"run": run.name, "metadata": dict(run.metadata())})
+
+    async def _complete(self, window: int, args: Mapping[str, Any]) -> None:
+        file = self._open.get(window)
+        if file is not None:
+            await file.finish(args)
+            del self._open[window]
+
+
+def tensorboard_trace_handler(
+    dir_name: str | os.PathLike[str], worker_name: str | None = None, use_gzip: bool = False
+) -> TensorBoardExporter:
+    """An exporter of files for TensorBoard, with the arguments of `torch.profiler.tensorboard_trace_handler`.
+
+    It may be given in `exporters` or as `on_trace_ready`.
+
+    Args:
+        dir_name: the run's directory.
+        worker_name: must differ between processes of one run; by default `<host>_<pid>`.
+        use_gzip: whether to compress.
+
+    Raises:
+        ValueError: if the worker's name cannot be part of a file's name.
+    """
+    return TensorBoardExporter(dir_name, worker_name, use_gzip)

@@ -1,0 +1,276 @@
+/* The collector of Intel's ITT interface, which torch calls around every operator under `emit_itt()`.
+ *
+ * torch holds ITT's static part. That loads the library named by INTEL_LIBITTNOTIFY64, which is this extension, and
+ * hands its table of functions to `__itt_api_init` (contract: github.com/intel/ittapi, ittnotify_static.c). Calls come
+ * from any thread, usually without the GIL: nothing here touches a Python object, and once a thread knows a name
+ * nothing allocates or locks. torch makes a string handle for every single call: handles are entries of the
+ * thread's cache of names, never a list that grows. */
+#include "core.h"
+#include <pthread.h>
+#include <stdlib.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define OURS 0x53534e   /* in `extra1` of our handles; the static part leaves 0 in those that it makes before it loads us */
+#define NAMES 1024      /* names that a thread keeps; a power of two */
+#define TASKS 512       /* operators of one thread inside each other */
+
+typedef struct { const char *name; void **function, *initial, *null; int group; } ApiEntry;
+typedef struct Domain { volatile int flags; const char *name; void *wide; int extra1; void *extra2; struct Domain *next; } Domain;
+typedef struct Handle { const char *text; void *wide; int extra1; void *extra2; struct Handle *next; } Handle;
+typedef struct { uint64_t d1, d2, d3; } Id;
+typedef struct {
+    unsigned char magic[8];
+    unsigned long major, minor, build;
+    volatile long api_initialized, mutex_initialized, counter;
+    pthread_mutex_t mutex;
+    void *library, *error_handler;
+    const char **path;
+    ApiEntry *functions;
+    void *next, *threads;
+    Domain *domains;
+} Global;
+
+enum { PLAIN, FORWARD /* may create a node of autograd */, ENGINE /* runs one */ };
+typedef struct {
+    Handle handle; /* first: torch hands it back as the name of the task */
+    const char *text;
+    uint64_t hash;
+    uint32_t len, name;
+    uint16_t category, kind;
+} Name;
+typedef struct { Open open; uint64_t number; uint16_t kind; } Task; /* open.stack NULL: begun while nothing recorded */
+typedef struct Scratch {
+    struct Scratch *next; /* of all there are, threads that ended included: static handles may outlive their thread */
+    bool used;
+    uint32_t depth, deeper;
+    uint64_t tasks, misses, number; /* number: taken from the text of the handle made last, or NONE */
+    Task open[TASKS];
+    Name names[NAMES];
+} Scratch;
+
+#define NONE UINT64_MAX /* also what autograd gives nodes that no forward operator made */
+
+static Name nothing = {.handle = {.extra1 = OURS}};
+static Scratch *all;
+static atomic_ullong unbalanced;
+static atomic_int armed, domains;
+static uint32_t number_key;
+static uint16_t operator_category, annotation_category;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Sequence numbers, which tie a backward operator to its forward one, are not in what torch sends. They are read from
+ * torch's own counters; backends/torch_symbols.py finds these and checks each against torch's Python interface. */
+typedef struct { void *object, *control, *pad[2]; } Shared; /* a shared_ptr, padded so that C returns it as C++ does */
+static struct {
+    uint64_t (*next_number)(void);
+    bool (*grad_enabled)(void), (*key_excluded)(uint16_t);
+    Shared (*current_node)(void);
+    uint16_t autograd_key;
+    uint32_t number_at;
+} torch;
+static atomic_bool numbered;
+
+EXPORT void stepscope_itt_numbers(void *next_number, void *grad_enabled, void *key_excluded, void *current_node,
+                                  uint32_t autograd_key, uint32_t number_at) {
+    torch.next_number = (uint64_t (*)(void))next_number;
+    torch.grad_enabled = (bool (*)(void))grad_enabled;
+    torch.key_excluded = (bool (*)(uint16_t))key_excluded;
+    torch.current_node = (Shared (*)(void))current_node;
+    torch.autograd_key = (uint16_t)autograd_key;
+    torch.number_at = number_at;
+    atomic_store_explicit(&numbered, true, memory_order_release);
+}
+
+/* What a node made by this operator would be numbered. As kineto has it: none below autograd, where the inner calls
+ * of an operator run, nor without gradients. */
+static uint64_t forward_number(void) {
+    return torch.grad_enabled() && !torch.key_excluded(torch.autograd_key) ? torch.next_number() : NONE;
+}
+
+static uint64_t node_number(void) {
+    Shared node = torch.current_node();
+    uint64_t number = NONE;
+    if (node.object) memcpy(&number, (char *)node.object + torch.number_at, sizeof number);
+    /* The engine holds the node while it runs, so this is never the last reference. */
+    if (node.control) __atomic_fetch_sub((int *)((char *)node.control + sizeof(void *)), 1, __ATOMIC_ACQ_REL);
+    return number;
+}
+
+static bool starts(const char *text, size_t len, const char *with) {
+    size_t n = strlen(with);
+    return len >= n && !memcmp(text, with, n);
+}
+
+/* As torch.profiler has it, by the name alone: operators have a namespace, nodes of autograd end in `Backward0`. */
+static bool is_operator(const char *text, size_t len) {
+    static const char *const bare[] = {"detach", "record_param_comms", "CopyBackwards", "CopySlices", "AccumulateGrad"};
+    for (size_t i = 0; i < sizeof bare / sizeof *bare; i++)
+        if (len == strlen(bare[i]) && !memcmp(text, bare[i], len)) return true;
+    if (memmem(text, len, "::", 2)) return true;
+    while (len && text[len - 1] >= '0' && text[len - 1] <= '9') len--;
+    return len >= 8 && !memcmp(text + len - 8, "Backward", 8);
+}
+
+/* A word that begins with a capital letter may be a class derived from torch.autograd.Function. */
+static uint16_t kind_of(const char *text, size_t len) {
+    if (starts(text, len, "autograd::engine::evaluate_function: ")) return ENGINE;
+    if (starts(text, len, "autograd::") || memchr(text, '#', len)) return PLAIN;
+    if (memmem(text, len, "::", 2)) return FORWARD;
+    return len && text[0] >= 'A' && text[0] <= 'Z' && !memchr(text, ' ', len) && !is_operator(text, len) ? FORWARD : PLAIN;
+}
+
+/* Length of the name in `name, seq = 17, op_id = 3`; some builds of torch send that. */
+static size_t split(const char *text, size_t len, uint64_t *number) {
+    const char *at = memmem(text, len, ", seq = ", 8), *end = text + len;
+    if (!at) return len;
+    uint64_t value = 0;
+    const char *digit = at + 8;
+    for (; digit < end && *digit >= '0' && *digit <= '9'; digit++) value = value * 10 + (uint64_t)(*digit - '0');
+    if (digit == at + 8 || (digit < end && !starts(digit, (size_t)(end - digit), ", "))) return len;
+    *number = value;
+    return (size_t)(at - text);
+}
+
+static uint64_t hash_name(const char *text, size_t len) {
+    uint64_t hash = len * 0x9e3779b97f4a7c15u, word;
+    for (; len >= 8; text += 8, len -= 8) {
+        memcpy(&word, text, 8);
+        hash = (hash ^ word) * 0xff51afd7ed558ccdu;
+        hash ^= hash >> 32;
+    }
+    word = 0;
+    memcpy(&word, text, len);
+    hash = (hash ^ word) * 0xff51afd7ed558ccdu;
+    return hash ^ hash >> 32;
+}
+
+static Name *find(Scratch *s, const char *text, size_t len, bool whole) {
+    uint64_t hash = hash_name(text, len);
+    Name *n = &s->names[hash % NAMES];
+    for (int i = 0; i < 2; i++, n = &s->names[(hash % NAMES) ^ 1])
+        if (n->hash == hash && n->len == len && n->text && !memcmp(n->text, text, len)) return n;
+    if (whole) {
+        size_t name = split(text, len, &s->number);
+        if (name < len) return find(s, text, name, false);
+    }
+    s->misses++;
+    if (s->names[hash % NAMES].text == NULL) n = &s->names[hash % NAMES];
+    *n = (Name){{.extra1 = OURS}, NULL, hash, (uint32_t)len, strings_intern(text, len),
+                is_operator(text, len) ? operator_category : annotation_category, kind_of(text, len)};
+    n->handle.text = n->text = strings_get(n->name)->text; /* a name that was cut or mended is looked up each time */
+    return n;
+}
+
+static Scratch *scratch_of(Thread *t) {
+    if (t->itt) return t->itt;
+    pthread_mutex_lock(&lock);
+    Scratch *s = all;
+    while (s && s->used) s = s->next;
+    if (!s && (s = calloc(1, sizeof *s))) s->next = all, all = s;
+    if (s) s->used = true, s->depth = s->deeper = 0, s->number = NONE;
+    pthread_mutex_unlock(&lock);
+    if (!s) count_one(&g_counts.rings_failed);
+    return t->itt = s;
+}
+
+void itt_thread_end(Thread *t) {
+    Scratch *s = t->itt;
+    if (!s) return;
+    pthread_mutex_lock(&lock);
+    s->used = false;
+    pthread_mutex_unlock(&lock);
+}
+
+static Handle *string_handle_create(const char *text) {
+    if (!text || !atomic_load_explicit(&g_recording, memory_order_relaxed)) return &nothing.handle;
+    Thread *t = thread_current();
+    Scratch *s = t ? scratch_of(t) : NULL;
+    if (!s) return &nothing.handle;
+    s->number = NONE;
+    return &find(s, text, strlen(text), true)->handle;
+}
+
+static void task_begin(const Domain *domain, Id id, Id parent, Handle *handle) {
+    bool recording = atomic_load_explicit(&g_recording, memory_order_relaxed);
+    Thread *t = thread_current();
+    Scratch *s = t ? recording ? scratch_of(t) : t->itt : NULL;
+    /* A task that is not recorded leaves a mark only inside others: an end that finds nothing belongs to such a one. */
+    if (!s || (!recording && s->depth == 0)) return;
+    if (s->depth == TASKS) { s->deeper++; return; }
+    Name *n = (Name *)handle;
+    if (handle && handle->extra1 != OURS) {
+        s->number = NONE;
+        n = handle->text ? find(s, handle->text, strlen(handle->text), true) : NULL;
+    }
+    Task *task = &s->open[s->depth++];
+    task->open.stack = NULL;
+    if (!recording || !n || n == &nothing) return;
+    bool node = s->depth > 1 && task[-1].open.stack && task[-1].kind == ENGINE;
+    task->kind = n->kind;
+    task->number = s->number;
+    if (task->number == NONE && atomic_load_explicit(&numbered, memory_order_acquire))
+        task->number = node ? node_number() : n->kind == FORWARD ? forward_number() : NONE;
+    s->tasks++;
+    span_open(t, stack_without_gil(t), &task->open, n->name, node ? operator_category : n->category, FRAME_ITT);
+}
+
+static void task_end(const Domain *domain) {
+    int64_t end = clock_now();
+    Thread *t = thread_current();
+    Scratch *s = t ? t->itt : NULL;
+    if (!s || (!s->depth && !s->deeper)) { /* begun before recording did, or on another thread */
+        if (atomic_load_explicit(&g_recording, memory_order_relaxed)) count_one(&unbalanced);
+    } else if (s->deeper) s->deeper--;
+    else {
+        const Task *task = &s->open[--s->depth];
+        if (!task->open.stack) return;
+        if (task->number <= UINT32_MAX) span_close(t, &task->open, end, FLAG_LOW, number_key, (uint32_t)task->number, NULL, 0);
+        else if (task->number == NONE) span_close(t, &task->open, end, FLAG_LOW, 0, 0, NULL, 0);
+        else {
+            struct { ArgItem item; uint64_t value; } number = {{number_key, 8, 'u', 0}, task->number};
+            span_close(t, &task->open, end, FLAG_LOW, 0, 0, (char *)&number, sizeof number);
+        }
+    }
+}
+
+/* Other users of ITT in the process (oneDNN, say) find their domain switched off, and make no calls. */
+static Domain *domain_create(const char *name) {
+    Domain *d = calloc(1, sizeof *d);
+    if (!d || !name) return free(d), NULL;
+    d->name = strdup(name);
+    d->flags = !strcmp(name, "PyTorch");
+    atomic_fetch_add(&domains, d->flags);
+    return d;
+}
+
+static void after_fork(void) { pthread_mutex_init(&lock, NULL); }
+
+EXPORT void __itt_api_init(Global *global, int groups) {
+    static const unsigned char magic[8] = {0xed, 0xab, 0xab, 0xec, 0x0d, 0xee, 0xda, 0x30};
+    if (memcmp(global->magic, magic, sizeof magic) || global->major < 3) return;
+    static const struct { const char *name; void *function; } ours[] = {
+        {"__itt_domain_create", domain_create}, {"__itt_string_handle_create", string_handle_create},
+        {"__itt_task_begin", task_begin}, {"__itt_task_end", task_end}};
+    for (ApiEntry *f = global->functions; f->name; f++) {
+        *f->function = f->null;
+        for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
+            if (!strcmp(f->name, ours[i].name)) *f->function = ours[i].function;
+    }
+    for (Domain *d = global->domains; d; d = d->next) {
+        d->flags = d->name && !strcmp(d->name, "PyTorch");
+        atomic_fetch_add(&domains, d->flags);
+    }
+    number_key = strings_intern("Sequence number", 15);
+    operator_category = strings_category("cpu_op", 6);
+    annotation_category = strings_category("user_annotation", 15);
+    if (atomic_fetch_add(&armed, 1) == 0 && pthread_atfork(NULL, NULL, after_fork)) count_one(&g_counts.rings_failed);
+}
+
+PyObject *itt_py_statistics(PyObject *self, PyObject *unused) {
+    unsigned long long tasks = 0, misses = 0;
+    pthread_mutex_lock(&lock);
+    for (Scratch *s = all; s; s = s->next) tasks += s->tasks, misses += s->misses;
+    pthread_mutex_unlock(&lock);
+    return Py_BuildValue("{sisisKsKsKsi}", "armed", atomic_load(&armed), "domains", atomic_load(&domains), "tasks", tasks,
+                         "unbalanced", (unsigned long long)atomic_load(&unbalanced), "cache_misses", misses, "numbered", (int)atomic_load(&numbered));
+}

@@ -1,0 +1,230 @@
+"""Output formats by name and file ending, and the playing of a journal into any of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+import msgspec
+
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.events import EventBatch, Kind
+from stepscope.runtime.journal_format import time_range
+from stepscope.runtime.journal_reader import Damage, JournalItem, JournalReader
+from stepscope.runtime.run import Run
+from stepscope.runtime.window import Step, Window
+
+
+class Consumer(Protocol):
+    """What `stepscope.exporters.base.Exporter` promises, as the runtime sees it."""
+
+    name: str
+
+    async def open(self, run: Run) -> None: ...
+    async def export(self, batch: EventBatch) -> None: ...
+    async def close_window(self, window: Window) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+Factory = Callable[[Path], Consumer]
+"""Makes an exporter that writes to one file."""
+
+
+class Format(msgspec.Struct, frozen=True):
+    """One registered format."""
+
+    name: str
+    suffixes: tuple[str, ...]
+    factory: Factory
+
+
+_formats: dict[str, Format] = {}
+
+
+def register(name: str, suffixes: Sequence[str], factory: Factory) -> None:
+    """Makes a format known to `Window.export`, `stepscope convert` and `stepscope recover`.
+
+    Args:
+        name: such as `chrome`; registering it again replaces it.
+        suffixes: endings of file names, such as `.json.gz`; the longest that fits a name decides.
+        factory: makes an exporter for a path.
+
+    Raises:
+        ValueError: for an ending that does not begin with a dot.
+    """
+    for suffix in suffixes:
+        if not suffix.startswith("."):
+            raise ValueError(f"a file ending begins with a dot, got {suffix!r}")
+    _formats[name] = Format(name, tuple(suffix.lower() for suffix in suffixes), factory)
+
+
+def known() -> list[Format]:
+    """All registered formats, by name."""
+    return [_formats[name] for name in sorted(_formats)]
+
+
+def exporter_for(path: str | os.PathLike[str], format: str | None = None) -> Consumer:
+    """An exporter that writes to `path`.
+
+    Args:
+        path: the file; its ending names the format unless `format` does.
+        format: name of a format.
+
+    Raises:
+        ValueError: if no format is known by that name or ending; lists those that are.
+    """
+    target = Path(path)
+    if format is not None:
+        if format not in _formats:
+            raise ValueError(f"unknown format {format!r}; known are {', '.join(sorted(_formats)) or 'none'}")
+        return _formats[format].factory(target)
+    name = target.name.lower()
+    fitting = [(len(end), known) for known in _formats.values() for end in known.suffixes if name.endswith(end)]
+    if not fitting:
+        endings = ", ".join(f"{end} ({known.name})" for known in _formats.values() for end in known.suffixes)
+        raise ValueError(f"no format has the ending of {target.name!r}; known are {endings or 'none'}")
+    return max(fitting, key=lambda pair: pair[0])[1].factory(target)
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """What was played into an exporter."""
+
+    batches: int
+    events: int
+    windows: int
+    """Windows closed, those included that had no end in the journal."""
+    unfinished: int
+    """Windows that had none: the run was interrupted, or goes on."""
+    damage: Damage
+
+
+def run_of(reader: JournalReader, output_dir: Path) -> Run:
+    """The run that a journal tells of, for an exporter that writes to `output_dir`."""
+    record = reader.run
+    return Run(
+        name=record.name if record else "unknown",
+        output_dir=output_dir,
+        pid=record.pid if record else 0,
+        host=record.host if record else "",
+        rank=record.rank if record else None,
+        world_size=record.world_size if record else None,
+        anchor=record.anchor if record else ClockAnchor(0, 0, 0),
+        metadata=lambda: reader.metadata,
+    )
+
+
+async def replay_into(
+    reader: JournalReader, exporter: Consumer, run: Run, window: Window | int | None = None
+) -> Replayed:
+    """Plays a journal through the whole life of an exporter: `open` to `aclose`.
+
+    Reading happens on a worker thread. A window that has no end in the journal is closed as incomplete, with the
+    times and steps that its events tell.
+
+    Args:
+        reader: at the beginning of its journal; not closed here.
+        exporter: a fresh one.
+        run: what the exporter is told of the run, such as `run_of(reader, ...)`.
+        window: only this window; a `Window` is also what `close_window` gets, in place of the journal's record.
+
+    Raises:
+        OutputError, ExporterError, ...: what the exporter raised, after it was closed.
+    """
+    only = window.index if isinstance(window, Window) else window
+    items = reader.items(only)
+    open_windows: dict[int, _OpenWindow] = {}
+    batches = events = windows = 0
+    await exporter.open(run)
+    try:
+        while (item := await anyio.to_thread.run_sync(_next, items)) is not None:
+            if isinstance(item, EventBatch):
+                open_windows.setdefault(item.window, _OpenWindow(item.window)).add(item)
+                await exporter.export(item)
+                batches += 1
+                events += len(item)
+            elif isinstance(item, Window):
+                open_windows.pop(item.index, None)
+                await exporter.close_window(window if isinstance(window, Window) else item)
+                windows += 1
+        for unfinished in open_windows.values():
+            given = window if isinstance(window, Window) else unfinished.close(run)
+            await exporter.close_window(given)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await exporter.aclose()
+    return Replayed(
+        batches=batches,
+        events=events,
+        windows=windows + len(open_windows),
+        unfinished=len(open_windows),
+        damage=reader.damage,
+    )
+
+
+async def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    format: str | None = None,
+    window: int | None = None,
+) -> Replayed:
+    """Writes a journal in another format.
+
+    Args:
+        source: a journal.
+        target: file to write; its ending names the format unless `format` does.
+        format: name of a format.
+        window: index of the only window to write.
+
+    Raises:
+        OSError: if the journal cannot be read.
+        FormatError: if it is not a journal.
+        OutputError: if the target cannot be written.
+        ValueError: if no format is known by that name or ending, or the journal has no such window.
+    """
+    exporter = exporter_for(target, format)
+    with JournalReader(source) as reader:
+        replayed = await replay_into(reader, exporter, run_of(reader, Path(target).absolute().parent), window)
+    if window is not None and not replayed.windows:
+        raise FormatError(f"{source} has no window {window}")
+    return replayed
+
+
+class _OpenWindow:
+    """What is known of a window whose end was not read."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._first = self._last = 0
+        self._events = 0
+        self._starts: dict[int, int] = {}
+
+    def add(self, batch: EventBatch) -> None:
+        first, last = time_range(batch.events)
+        self._first = min(self._first, first) if self._events else first
+        self._last = max(self._last, last) if self._events else last
+        self._events += len(batch)
+        marks = batch.events[batch.events["kind"] == int(Kind.STEP)]
+        self._starts.update(zip(marks["step"].tolist(), marks["ts"].tolist(), strict=True))
+
+    def close(self, run: Run) -> Window:
+        starts = sorted(self._starts.items(), key=lambda pair: pair[1])
+        ends = [*(start for _, start in starts[1:]), max(self._last, starts[-1][1] if starts else 0)]
+        return Window(
+            index=self._index,
+            profiler=run.name,
+            start_ns=self._first,
+            end_ns=self._last,
+            steps=tuple(Step(number, start, end) for (number, start), end in zip(starts, ends, strict=False)),
+            complete=False,
+            diagnostics=("the journal ends inside this window: the run was interrupted, or goes on",),
+            wall_start_ns=run.anchor.wall(self._first),
+            metadata=run.metadata(),
+        )
+
+
+def _next(items: Iterator[JournalItem]) -> JournalItem | None:
+    return next(items, None)

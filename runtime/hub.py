@@ -1,0 +1,222 @@
+"""The hub: the background thread with its event loop, which drains the recorder into every profiler's pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+import anyio
+import anyio.from_thread
+import numpy as np
+
+from stepscope.runtime import _core
+from stepscope.runtime.events import Block
+from stepscope.runtime.pipeline import Pipeline
+from stepscope.runtime.recorder import Recorder
+
+T = TypeVar("T")
+
+SETTLE = 0.001
+"""Seconds until the hub looks again while a change of action is on its way to it."""
+
+
+class Hub:
+    """One per process while any profiler is open. Started by the first, stopped by the last.
+
+    Its thread is a daemon named `stepscope`; the loop is uvloop's where that is installed, else asyncio's.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._pipelines: list[Pipeline] = []
+        self._held: list[tuple[Block, bytes]] = []
+        self._stack = ExitStack()
+        self.loop_name = "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"
+        self._portal = self._stack.enter_context(
+            anyio.from_thread.start_blocking_portal(
+                "asyncio", {"use_uvloop": self.loop_name == "uvloop"}, name="stepscope"
+            )
+        )
+        self._wake = self._portal.call(self._start)
+        self._stopping = False
+        self._thread_ns = 0
+        self._drained = self._portal.start_task_soon(self._drain_for_ever, name="stepscope hub")
+
+    async def _start(self) -> asyncio.Event:
+        self._loop = asyncio.get_running_loop()
+        wake = asyncio.Event()
+        self._loop.add_reader(self._recorder.wake_fd, wake.set)
+        return wake
+
+    # from any thread
+
+    def wake(self) -> None:
+        """Makes the hub look at its inboxes and rings."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is left to be woken
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    def call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Runs a coroutine function on the loop and waits for it; not from the loop itself."""
+        return self._portal.call(work, *args)
+
+    def start(self, work: Callable[..., Awaitable[T]], *args: Any) -> Future[T]:
+        """Runs a coroutine function on the loop."""
+        return self._portal.start_task_soon(work, *args)  # type: ignore[arg-type]
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Calls a function on the loop and waits for it; from anywhere."""
+
+        async def call() -> None:
+            work()
+
+        work() if self.on_loop() else self._portal.call(call)
+
+    def on_loop(self) -> bool:
+        """Whether the caller runs on the hub's loop."""
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
+
+    def add(self, make: Callable[[], Pipeline]) -> Pipeline:
+        """Makes a pipeline on the loop and starts it."""
+
+        async def start() -> Pipeline:
+            pipeline = make()
+            self._pipelines.append(pipeline)
+            return pipeline
+
+        pipeline = self._portal.call(start)
+        self._portal.start_task_soon(pipeline.run, name="stepscope pipeline")
+        self.wake()
+        return pipeline
+
+    def stop(self) -> None:
+        """Ends the loop and joins the thread; pipelines are closed before."""
+        self._stopping = True
+        self.wake()
+        self._drained.result()
+
+        async def remove() -> None:
+            self._loop.remove_reader(self._recorder.wake_fd)
+
+        self._portal.call(remove)
+        self._stack.close()
+
+    # on the loop
+
+    async def remove(self, pipeline: Pipeline, timeout: float) -> None:
+        """Closes a pipeline: sources, last windows, exporters, all within `timeout` seconds."""
+        deadline = anyio.current_time() + timeout
+        with anyio.CancelScope(deadline=anyio.current_time() + timeout / 2):
+            await pipeline.close_sources()
+        self.drain(final=True)
+        while pipeline.busy() and anyio.current_time() < deadline - timeout / 4:
+            await anyio.sleep(SETTLE)
+            self.drain()
+        self._pipelines.remove(pipeline)
+        await pipeline.aclose(deadline)
+
+    async def _drain_for_ever(self) -> None:
+        while not self._stopping:
+            unsettled = self.drain()
+            timeout = SETTLE if unsettled else self._interval()
+            with anyio.move_on_after(timeout):
+                await self._wake.wait()
+            self._wake.clear()
+
+    def _interval(self) -> float | None:
+        """Seconds to the next look without a call; `None` when nothing can happen without one."""
+        if any(pipeline.busy() for pipeline in self._pipelines):
+            return min(pipeline.options.drain_interval for pipeline in self._pipelines) / 4
+        if _core.recording():
+            return min((pipeline.options.drain_interval for pipeline in self._pipelines), default=None)
+        return None
+
+    def drain(self, final: bool = False) -> bool:
+        """Moves everything that is there one stage on.
+
+        Returns:
+            Whether a change of action is under way in another thread, so that what was drained is held back:
+            which window it belongs to is not known yet.
+        """
+        until, blocks = self._recorder.drain()
+        self._held += blocks
+        if _core.changing(0) > 0 and not final:
+            return True
+        for pipeline in self._pipelines:
+            pipeline.take_messages()
+        self._route(until)
+        if any(pipeline.closable() for pipeline in self._pipelines) and _core.changing(0) == 0:
+            spans = self._recorder.open_spans()
+            until, blocks = self._recorder.drain()
+            self._held += blocks
+            if _core.changing(0) > 0 and not final:
+                return True
+            for events, _ in self._held:
+                # What has ended since the reading comes as a whole span.
+                spans = spans[~np.isin(spans["id"], events["id"])]
+            self._route(until)
+            for pipeline in self._pipelines:
+                if pipeline.closable():
+                    pipeline.close_windows(spans)
+        else:
+            for pipeline in self._pipelines:
+                pipeline.settle()
+        return False
+
+    def _route(self, until: int) -> None:
+        """Routes what is held, except events that began while it was drained: steps that began then may be missing."""
+        now: list[tuple[Block, bytes]] = []
+        later: list[tuple[Block, bytes]] = []
+        for events, args in self._held:
+            new = events["ts"] > until
+            if new.any():
+                later.append((events[new], args))
+                events = events[~new]
+            if len(events):
+                now.append((events, args))
+        self._held = later
+        for pipeline in self._pipelines:
+            pipeline.take_blocks(until, now)
+
+
+_hub: Hub | None = None
+_users = 0
+_making = threading.Lock()
+
+
+def acquire(recorder: Recorder) -> Hub:
+    """The process's hub, started if need be; each call is matched by one of `release`."""
+    global _hub, _users
+    with _making:
+        if _hub is None:
+            _hub = Hub(recorder)
+        _users += 1
+        return _hub
+
+
+def release() -> None:
+    """Lets go of the hub; the last user stops it."""
+    global _hub, _users
+    with _making:
+        _users -= 1
+        if _users == 0 and _hub is not None:
+            hub, _hub = _hub, None
+            hub.stop()
+
+
+def _forget() -> None:
+    """In a forked child there is no loop thread: its hub is the parent's, and is only let go of."""
+    global _hub, _users, _making
+    _hub, _users, _making = None, 0, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,86 @@
+"""The inbox: the one way from other threads to the loop.
+
+The contract: a put that returns is processed; a put after close raises.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import msgspec
+
+from stepscope.runtime.errors import ClosedError
+
+T = TypeVar("T")
+
+
+class InboxStatistics(msgspec.Struct, frozen=True):
+    """`put` = `taken` + `waiting`; refused puts are counted apart."""
+
+    put: int
+    taken: int
+    waiting: int
+    waiting_bytes: int
+    peak_bytes: int
+    refused: int
+    """Puts refused because the inbox was full."""
+
+
+class Inbox(Generic[T]):
+    """A queue bounded by bytes, from any thread to one consumer. Nothing blocks.
+
+    The lock is reentrant because a signal handler may record, and so put, while its thread is inside a put.
+    """
+
+    def __init__(self, max_bytes: int, wake: Callable[[], object]) -> None:
+        self._max = max_bytes
+        self._wake = wake
+        self._items: deque[tuple[T, int]] = deque()
+        self._lock = threading.RLock()
+        self._closed = False
+        self._put = self._taken = self._bytes = self._peak = self._refused = 0
+
+    def put(self, item: T, nbytes: int = 0) -> bool:
+        """Adds an item of `nbytes`; items of 0 bytes (messages) always fit.
+
+        Returns:
+            False if it did not fit. It was counted, and is not in the inbox.
+
+        Raises:
+            ClosedError: after `close()`.
+        """
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the inbox is closed: the profiler that owned it has ended")
+            if nbytes and self._bytes + nbytes > self._max:
+                self._refused += 1
+                return False
+            self._items.append((item, nbytes))
+            self._put += 1
+            self._bytes += nbytes
+            self._peak = max(self._peak, self._bytes)
+        self._wake()
+        return True
+
+    def take(self) -> list[T]:
+        """Everything that is there, in the order in which it was put."""
+        with self._lock:
+            items = [item for item, _ in self._items]
+            self._items.clear()
+            self._taken += len(items)
+            self._bytes = 0
+        return items
+
+    def close(self) -> list[T]:
+        """Refuses further puts; what was put before and not taken is returned, to be processed."""
+        with self._lock:
+            self._closed = True
+            return self.take()
+
+    def statistics(self) -> InboxStatistics:
+        """Accounts so far."""
+        with self._lock:
+            return InboxStatistics(self._put, self._taken, len(self._items), self._bytes, self._peak, self._refused)

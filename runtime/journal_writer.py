@@ -1,0 +1,313 @@
+"""Writes a journal: every call that returns has handed its frames to the kernel, so that a killed process keeps them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from stepscope.runtime import journal_format as fmt
+from stepscope.runtime import strings, tracks
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.errors import ClosedError, OutputError
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.ledger import Ledger
+from stepscope.runtime.plain import plain
+from stepscope.runtime.run import Run
+from stepscope.runtime.window import Window
+
+Fsync = Literal["never", "window", "always"]
+"""When the disk is waited for: a machine that loses power keeps what was synced, a killed process keeps everything."""
+
+MIN_BYTES = 1 << 16
+_END_BYTES = 256
+_MAX_NAMES = 1000
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class JournalWriter:
+    """One journal file. Calls may come from any thread, one at a time is carried out.
+
+    A write that fails leaves the file as it was before. Close to `max_bytes` events are left out, and counted in a
+    marker; the rest of the space is kept for windows and the end.
+
+    Args:
+        path: where to write. If something of that name exists, another run's journal for one, `-2`, `-3`, ... is
+            put before the suffix; links are never followed.
+        max_bytes: size limit, at least 64 KiB.
+        fsync: when to wait for the disk.
+        compress: compress event frames where that makes them smaller.
+
+    Raises:
+        ValueError: for a limit that is too small or an unknown `fsync`.
+    """
+
+    dropped = 0
+    """Events left out because of the size limit."""
+    written = 0
+    """Events written."""
+    arguments_cut = 0
+    """Events written without their arguments, which were malformed or larger than a frame."""
+
+    def __init__(
+        self, path: Path, *, max_bytes: int = 8 << 30, fsync: Fsync = "never", compress: bool = False
+    ) -> None:
+        if max_bytes < MIN_BYTES:
+            raise ValueError(f"max_bytes must be at least {MIN_BYTES}, got {max_bytes}")
+        if fsync not in ("never", "window", "always"):
+            raise ValueError(f"fsync must be 'never', 'window' or 'always', got {fsync!r}")
+        self.path = path
+        self._max_bytes = max_bytes
+        self._reserve = min(1 << 20, max_bytes // 8)
+        self._fsync = fsync
+        self._compress = compress
+        self._lock = threading.Lock()
+        self._fd = -1
+        self._sync = fmt.new_sync_word()
+        self._bytes = 0
+        self._number = 0
+        self._pending: list[fmt.Bytes] = []
+        self._pending_frames = 0
+        self._serial = 0
+        self._next_track = 1
+        self._open_windows: set[int] = set()
+        self._windows = 0
+        self._records_left_out = 0
+        self._marked = 0
+        self._metadata: bytes = b""
+
+    def open(self, run: Run) -> None:
+        """Creates the file, and directories that are missing, readable by this user only.
+
+        Raises:
+            OutputError: if that is not possible.
+        """
+        with self._lock:
+            try:
+                _make_directories(self.path.parent)
+                self._create()
+            except OSError as error:
+                raise _output_error(error, "create", self.path) from error
+            self._pending.append(fmt.encode_file_header(self._sync))
+            self._control(fmt.FrameType.RUN, fmt.run_record(run, time.time_ns()))
+            self._commit(self._fsync != "never")
+
+    def write_batch(self, batch: EventBatch) -> None:
+        """Appends a batch, and what it needs of strings and tracks.
+
+        Raises:
+            OutputError: if the file cannot be written. Frames of the batch that were written stay.
+            ClosedError: after `close`.
+        """
+        if not len(batch):
+            return
+        with self._lock:
+            self._check_open()
+            for count, flags, parts, cut in fmt.encode_events(batch, self._compress):
+                serial, next_track = self._add_tables()
+                opened = batch.window not in self._open_windows
+                if opened:
+                    first = fmt.EVENTS_HEADER.unpack_from(parts[0])[0]
+                    self._control(fmt.FrameType.WINDOW_OPENED, fmt.WindowOpened(batch.window, first))
+                self._frame(fmt.FrameType.EVENTS, parts, flags)
+                if self.dropped or not self._has_room(self._reserve):
+                    # Once full, always full: a journal with holes would look complete.
+                    self._discard()
+                    self.dropped += count
+                    self._mark_cap()
+                    continue
+                self._commit(self._fsync == "always")
+                self._serial, self._next_track = serial, next_track
+                self._open_windows.add(batch.window)
+                self.written += count
+                self.arguments_cut += cut
+
+    def write_window(self, window: Window) -> None:
+        """Appends the end of a window.
+
+        Raises:
+            OutputError: if the file cannot be written.
+            ClosedError: after `close`.
+        """
+        with self._lock:
+            self._check_open()
+            self._mark_cap(exactly=True)
+            record = fmt.window_record(window)
+            if not self._record(fmt.FrameType.WINDOW_CLOSED, record, self._fsync != "never"):
+                note = f"{len(record.steps)} steps and the metadata did not fit the journal"
+                less = msgspec.structs.replace(
+                    record, steps=[], metadata={}, diagnostics=[*record.diagnostics[:10], note]
+                )
+                if not self._record(fmt.FrameType.WINDOW_CLOSED, less, self._fsync != "never"):
+                    self._records_left_out += 1
+            self._open_windows.discard(window.index)
+            self._windows += 1
+
+    def write_metadata(self, values: Mapping[str, Any]) -> None:
+        """Appends the run's metadata if it is not what it was.
+
+        Raises:
+            OutputError: if the file cannot be written.
+            ClosedError: after `close`.
+        """
+        with self._lock:
+            self._check_open()
+            record = fmt.MetadataRecord(plain(dict(values)))
+            encoded = _encode(record)
+            if encoded != self._metadata and (values or self._metadata):
+                self._records_left_out += not self._record(fmt.FrameType.METADATA, record)
+                self._metadata = encoded
+
+    def write_anchor(self, anchor: ClockAnchor) -> None:
+        """Appends a reading of the clocks.
+
+        Raises:
+            OutputError: if the file cannot be written.
+            ClosedError: after `close`.
+        """
+        with self._lock:
+            self._check_open()
+            self._records_left_out += not self._record(fmt.FrameType.CLOCK, anchor)
+
+    def write_ledger(self, ledger: Ledger) -> None:
+        """Appends the accounts of the whole run.
+
+        Raises:
+            OutputError: if the file cannot be written.
+            ClosedError: after `close`.
+        """
+        with self._lock:
+            self._check_open()
+            self._records_left_out += not self._record(fmt.FrameType.LEDGER, ledger)
+
+    def close(self) -> None:
+        """Appends the end mark and closes the file. Idempotent.
+
+        Raises:
+            OutputError: if the end mark cannot be written; the file is closed all the same.
+        """
+        with self._lock:
+            if self._fd < 0:
+                return
+            try:
+                end = fmt.EndRecord(self.written, self._windows, self.dropped, self.arguments_cut, self._records_left_out)
+                self._control(fmt.FrameType.END, end)
+                self._commit(self._fsync != "never")
+            finally:
+                os.close(self._fd)
+                self._fd = -1
+
+    def _create(self) -> None:
+        wanted = self.path
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        for attempt in range(2, _MAX_NAMES):
+            try:
+                self._fd = os.open(self.path, flags, 0o600)
+                return
+            except FileExistsError:
+                self.path = wanted.with_name(f"{wanted.stem}-{attempt}{wanted.suffix}")
+        raise FileExistsError(errno.EEXIST, f"this name and {_MAX_NAMES - 2} like it are taken", str(wanted))
+
+    def _add_tables(self) -> tuple[int, int]:
+        """Adds frames of the strings and tracks that are new, and returns how far the tables will be written then."""
+        serial, pairs = strings.since(self._serial)
+        for at in range(0, len(pairs), fmt.STRINGS_PER_FRAME):
+            self._control(fmt.FrameType.STRINGS, pairs[at : at + fmt.STRINGS_PER_FRAME])
+        new = tracks.since(self._next_track)
+        for at in range(0, len(new), fmt.STRINGS_PER_FRAME):
+            records = [
+                fmt.TrackRecord(track.id, int(track.kind), track.pid, track.tid, track.parent, track.name)
+                for track in new[at : at + fmt.STRINGS_PER_FRAME]
+            ]
+            self._control(fmt.FrameType.TRACKS, records)
+        return serial, new[-1].id + 1 if new else self._next_track
+
+    def _record(self, kind: fmt.FrameType, record: object, sync: bool = False) -> bool:
+        """Writes one control frame; false if it does not fit."""
+        payload = _encode(record)
+        if len(payload) > fmt.MAX_PAYLOAD:
+            return False
+        self._frame(kind, [payload])
+        if not self._has_room(_END_BYTES):
+            self._discard()
+            return False
+        self._commit(sync or self._fsync == "always")
+        return True
+
+    def _mark_cap(self, exactly: bool = False) -> None:
+        """Says how much is missing: when the limit is met, whenever it has doubled, and exactly with each window."""
+        outdated = self.dropped > (self._marked if exactly else self._marked * 2)
+        if outdated and self._record(fmt.FrameType.CAP, fmt.CapRecord(self._max_bytes, self.dropped)):
+            self._marked = self.dropped
+
+    def _control(self, kind: fmt.FrameType, record: object) -> None:
+        self._frame(kind, [_encode(record)])
+
+    def _frame(self, kind: fmt.FrameType, parts: list[fmt.Bytes], flags: int = 0) -> None:
+        self._pending += fmt.encode_frame(self._sync, kind, self._number + self._pending_frames, parts, flags)
+        self._pending_frames += 1
+
+    def _has_room(self, reserve: int) -> bool:
+        return self._bytes + sum(len(part) for part in self._pending) <= self._max_bytes - reserve
+
+    def _discard(self) -> None:
+        self._pending.clear()
+        self._pending_frames = 0
+
+    def _check_open(self) -> None:
+        if self._fd < 0:
+            raise ClosedError(f"the journal {self.path} is not open")
+
+    def _commit(self, sync: bool) -> None:
+        """Writes what is pending, all or nothing."""
+        self._check_open()
+        try:
+            size = _write_all(self._fd, self._pending)
+            if sync:
+                os.fsync(self._fd)
+        except OSError as error:
+            failure = _output_error(error, "write", self.path)
+            try:
+                os.ftruncate(self._fd, self._bytes)
+            except OSError as second:
+                # Readers find the next frame after half a one; it only costs them a search.
+                failure.add_note(f"what was written of it could not be taken back: {second}")
+                self._bytes = os.fstat(self._fd).st_size
+            raise failure from error
+        else:
+            self._bytes += size
+            self._number += self._pending_frames
+        finally:
+            self._discard()
+
+
+def _write_all(fd: int, parts: list[fmt.Bytes]) -> int:
+    """Writes all buffers in as few calls as the kernel allows."""
+    total = sum(len(part) for part in parts)
+    waiting = [memoryview(part) for part in parts if len(part)]
+    while waiting:
+        done = os.writev(fd, waiting[:512])
+        while waiting and done >= len(waiting[0]):
+            done -= len(waiting.pop(0))
+        if done:
+            waiting[0] = waiting[0][done:]
+    return total
+
+
+def _make_directories(directory: Path) -> None:
+    missing = []
+    while not directory.exists():
+        missing.append(directory)
+        directory = directory.parent
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
+def _output_error(error: OSError, what: str, path: Path) -> OutputError:
+    return OutputError(error.errno, f"cannot {what} the journal: {error.strerror or error}", str(path))

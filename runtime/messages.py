@@ -1,0 +1,91 @@
+"""What the training thread and the backends tell a pipeline, through its inbox."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import TypeAlias
+
+import msgspec
+
+from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.events import Block
+from stepscope.runtime.open_window import StepMark
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """A block from a backend."""
+
+    source: str
+    events: Block
+    args: bytes
+
+
+class Watermark(msgspec.Struct, frozen=True):
+    """A backend has delivered everything that began before `at`."""
+
+    source: str
+    at: int
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    """A backend, or the inbox on its behalf, lost events."""
+
+    source: str
+    reason: str
+    count: int
+    at: int
+
+
+class WindowBegins(msgspec.Struct, frozen=True):
+    """A window begins with this step."""
+
+    mark: StepMark
+
+
+class WindowEnds(msgspec.Struct, frozen=True):
+    """The window that is open ends."""
+
+    at: int
+    complete: bool
+    reason: str = ""
+    cut_short: bool = False
+    """The run ended: the last step was not ended by a call of `step()`."""
+
+
+class ActionChanged(msgspec.Struct, frozen=True):
+    """The profiler's action has changed; for the backends that live on the loop."""
+
+    before: ProfilerAction
+    after: ProfilerAction
+    at: int
+
+
+class Paused(msgspec.Struct, frozen=True):
+    """Recording pauses."""
+
+    at: int
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """Recording goes on."""
+
+    at: int
+
+
+class Flush(msgspec.Struct, frozen=True):
+    """Everything put before this is to reach the exporters; then the future is set."""
+
+    done: Future[None]
+
+
+class Spawn(msgspec.Struct, frozen=True):
+    """A backend's coroutine function is to run on the loop."""
+
+    source: str
+    work: Callable[[], Awaitable[None]]
+
+
+Message: TypeAlias = (
+    Delivery | Watermark | Dropped | WindowBegins | WindowEnds | ActionChanged | Paused | Resumed | Flush | Spawn
+)

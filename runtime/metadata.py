@@ -1,0 +1,61 @@
+"""Facts about a run, for every output."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from stepscope.runtime.plain import plain
+
+log = logging.getLogger("stepscope")
+
+
+class Metadata:
+    """A thread-safe mapping of JSON-like values."""
+
+    def __init__(self, initial: Mapping[str, Any] | None = None) -> None:
+        self._values: dict[str, Any] = {}
+        self._lock = threading.RLock()
+        for key, value in (initial or {}).items():
+            self.add(key, value)
+
+    def add(self, key: str, value: Any) -> None:
+        """Adds or replaces a value; what JSON cannot hold is named by its type (`plain`).
+
+        Raises:
+            TypeError: if the key is no str.
+        """
+        _check_str("key", key)
+        kept = plain(value)
+        with self._lock:
+            self._values[key] = kept
+
+    def add_json(self, key: str, text: str) -> None:
+        """Adds a value given as JSON text; other text is kept as a string, and logged.
+
+        Raises:
+            TypeError: if key or text is no str.
+        """
+        _check_str("key", key)
+        _check_str("value", text)
+        value: Any = text
+        try:
+            value = plain(msgspec.json.decode(text))
+        except (msgspec.DecodeError, UnicodeEncodeError) as error:
+            log.warning("metadata %r is not JSON (%s); it is kept as text", key, error)
+        with self._lock:
+            self._values[key] = value
+
+    def snapshot(self) -> dict[str, Any]:
+        """The values as they are now."""
+        with self._lock:
+            return dict(self._values)
+
+
+def _check_str(what: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} of metadata must be a str, got {type(value).__name__}: {value!r}")

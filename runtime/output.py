@@ -1,0 +1,133 @@
+"""The output of a run: its directory, and what can be asked of its windows later."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import anyio
+import anyio.from_thread
+
+from stepscope.runtime import _core
+from stepscope.runtime.errors import OutputError, ProfilerStateError
+from stepscope.runtime.formats import exporter_for, replay_into, run_of
+from stepscope.runtime.journal_reader import JournalReader
+from stepscope.runtime.outlet import Outlet
+from stepscope.runtime.pipeline import Pipeline
+from stepscope.runtime.recorder import process_identity
+from stepscope.runtime.summary import Summary
+from stepscope.runtime.window import Window
+
+SESSION_FILE = "session"
+"""In the run's directory while it runs: where its rings are. What a crash leaves tells recovery where to look."""
+
+
+@runtime_checkable
+class _Journal(Protocol):
+    """An exporter whose file can be read back."""
+
+    is_journal: bool
+
+    @property
+    def path(self) -> Path: ...
+
+
+class Output:
+    """The directory of one run of one rank."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.pipeline: Pipeline | None = None
+
+    @classmethod
+    def choose(cls, output_dir: str | os.PathLike[str] | None, name: str, rank: int | None) -> Output:
+        """The directory that was asked for, or a new one under `stepscope_runs`; ranks get one each."""
+        if output_dir is None:
+            now = datetime.datetime.now(datetime.UTC)
+            safe = re.sub(r"[^\w.-]+", "_", name).strip(".") or "run"
+            path = Path("stepscope_runs") / f"{safe[:64]}-{now:%Y%m%d-%H%M%S}-{os.getpid()}"
+        else:
+            path = Path(output_dir)
+        return cls(path if rank is None else path / f"rank{rank}")
+
+    def make(self) -> None:
+        """Makes the directory.
+
+        Raises:
+            OutputError: if it cannot be made or written; says where and why.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.path = self.path.resolve()
+            if not os.access(self.path, os.W_OK | os.X_OK):
+                raise PermissionError(13, "Permission denied")
+        except OSError as error:
+            raise OutputError(
+                error.errno, f"cannot write the run to {self.path}: {error.strerror}; choose another output_dir"
+            ) from error
+
+    def announce(self, session: Path) -> None:
+        """Notes where the rings are, for `stepscope recover`.
+
+        Raises:
+            OutputError: if the note cannot be written, as on a full disk.
+        """
+        note = json.dumps({"directory": str(session), **process_identity()})
+        try:
+            (self.path / SESSION_FILE).write_text(note)
+        except OSError as error:
+            raise OutputError(error.errno, f"cannot write to {self.path}: {error.strerror}; choose another output_dir") from error
+
+    def finish(self) -> None:
+        """The run ended well: nothing is left to recover."""
+        (self.path / SESSION_FILE).unlink(missing_ok=True)
+
+    def _journal(self) -> Outlet | None:
+        for outlet in self.pipeline.outlets if self.pipeline else ():
+            if isinstance(outlet.exporter, _Journal):
+                return outlet
+        return None
+
+    async def written(self, index: int) -> None:
+        """Returns when the journal has the window, so that it can be exported."""
+        journal = self._journal()
+        if journal is not None:
+            await journal.window_closed(index)
+
+    # WindowActions
+
+    def summary(self, window: Window) -> Summary:
+        """The table of a window.
+
+        Raises:
+            ProfilerStateError: if so many windows have followed that it was let go.
+        """
+        table = self.pipeline.tables.get(window.index) if self.pipeline else None
+        if table is None:
+            raise ProfilerStateError(f"the table of window {window.index} is not kept any more; use the journal")
+        return Summary.of(table)
+
+    def total(self) -> Summary:
+        """The table of all closed windows."""
+        return Summary.of(self.pipeline.total if self.pipeline else _core.Aggregates())
+
+    def export(self, window: Window, path: Path, format: str | None) -> Path:
+        """Replays a window from the journal into a file."""
+        journal = self._journal()
+        if journal is None or not isinstance(journal.exporter, _Journal):
+            raise ProfilerStateError("this run keeps no journal (Options.journal is off), so windows cannot be exported")
+        source = journal.exporter.path
+        exporter = exporter_for(path, format)
+
+        async def replay() -> None:
+            with JournalReader(source) as reader:
+                await replay_into(reader, exporter, run_of(reader, path.absolute().parent), window)
+
+        # On a loop of its own, so that it can be called from callbacks and coroutines alike.
+        with anyio.from_thread.start_blocking_portal(name="stepscope export") as portal:
+            portal.call(replay)
+        return path

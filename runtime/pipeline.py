@@ -1,0 +1,278 @@
+"""The pipeline of one profiler, on the loop: inbox, windows, fanout, running tables."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from functools import partial
+
+import anyio
+import anyio.abc
+import msgspec
+
+from stepscope.runtime import _core, clock, tracks
+from stepscope.runtime.consumer import Consumer
+from stepscope.runtime.events import Block, EventBatch
+from stepscope.runtime.inbox import Inbox, InboxStatistics
+from stepscope.runtime.ledger import Ledger
+from stepscope.runtime.messages import (
+    ActionChanged,
+    Delivery,
+    Dropped,
+    Flush,
+    Message,
+    Paused,
+    Resumed,
+    Spawn,
+    Watermark,
+    WindowBegins,
+    WindowEnds,
+)
+from stepscope.runtime.open_window import OpenWindow
+from stepscope.runtime.options import Options
+from stepscope.runtime.outlet import Outlet, OutletStatistics
+from stepscope.runtime.run import Run
+from stepscope.runtime.source import Producer, Source
+from stepscope.runtime.window import Window, WindowActions
+from stepscope.runtime.windows import RECORDER, Windows, WindowsStatistics
+
+
+class PipelineStatistics(msgspec.Struct, frozen=True):
+    """Accounts of every stage behind the recorder."""
+
+    inbox: InboxStatistics
+    windows: WindowsStatistics
+    exporters: tuple[OutletStatistics, ...]
+    batches: int
+    loop_ns: int
+    """Time that the loop spent on this pipeline, exporters not included, in ns."""
+
+
+class Pipeline:
+    """Takes what the hub drained and what backends delivered; gives each exporter what it can take."""
+
+    def __init__(
+        self,
+        run: Run,
+        serial: int,
+        options: Options,
+        exporters: list[Consumer],
+        backends: list[Producer],
+        actions: WindowActions,
+        wake: Callable[[], object],
+    ) -> None:
+        self.run_facts = run
+        self.options = options
+        self.inbox: Inbox[Message] = Inbox(options.inbox_bytes, wake)
+        self.sources = [Source(backend, self.inbox) for backend in backends]
+        self.outlets = [Outlet(exporter, run, options.queue_bytes, clock.now) for exporter in exporters]
+        self.total = _core.Aggregates()
+        self.tables: dict[int, _core.Aggregates] = {}
+        """Tables of the windows that were closed, by index; the newest ones."""
+        process = tracks.process()
+        track = tracks.new(tracks.TrackKind.THREAD, run.pid, STEP_TRACK_TID, "steps", process)
+        self._windows = Windows(serial, round(options.linger * 1e9), track)
+        for source in self.sources:
+            self._windows.add_source(source.name)
+        self._actions = actions
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._ended = anyio.Event()
+        self._scope = anyio.CancelScope()
+        self._flushes: list[Future[None]] = []
+        self._batches = self._loop_ns = 0
+
+    async def run(self) -> None:
+        """Runs the exporters' tasks and the backends' coroutines until `aclose`."""
+        with self._scope:
+            async with anyio.create_task_group() as self._tasks:
+                for outlet in self.outlets:
+                    self._tasks.start_soon(outlet.run, name=f"stepscope exporter {outlet.name}")
+        self._ended.set()
+
+    # called by the hub, in this order
+
+    def take_messages(self) -> None:
+        """Handles what is in the inbox."""
+        for message in self.inbox.take():
+            self._handle(message)
+
+    def take_blocks(self, until: int, blocks: list[tuple[Block, bytes]]) -> None:
+        """Routes what the rings held up to the time `until`."""
+        start = clock.now()
+        for events, args in blocks:
+            self._route(RECORDER, events, args)
+        self._windows.watermark(RECORDER, until)
+        self._loop_ns += clock.now() - start
+
+    def closable(self) -> bool:
+        """Whether a window waits for nothing but its open spans."""
+        return self._windows.closable(clock.now())
+
+    def close_windows(self, open_spans: Block) -> None:
+        """Closes the windows that are ready."""
+        start = clock.now()
+        for window, batches in self._windows.finish(open_spans, clock.now()):
+            if window.empty:
+                continue
+            for batch in batches:
+                self._offer(batch)
+            self._finish(window)
+        self._loop_ns += clock.now() - start
+
+        self.settle()
+
+    def settle(self) -> None:
+        """Answers flushes when no window waits any more: what came before them is with the exporters."""
+        if self._flushes and not self._windows.waiting():
+            for future in self._flushes:
+                self._spawn(partial(self._flushed, future))
+            self._flushes.clear()
+
+    def busy(self) -> bool:
+        """Whether the hub should look again soon."""
+        return self._windows.waiting() or bool(self._flushes)
+
+    # inside
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case Delivery():
+                self._route(message.source, message.events, message.args)
+            case Watermark():
+                self._windows.watermark(message.source, message.at)
+            case Dropped():
+                self._windows.source_dropped(message.source, message.reason, message.count, message.at)
+            case WindowBegins():
+                self._windows.open(message.mark)
+            case WindowEnds():
+                self._windows.close(message, clock.now())
+            case ActionChanged():
+                self._change_action(message)
+            case Paused():
+                self._windows.pause(message.at)
+            case Resumed():
+                for batch in self._windows.resume(message.at):
+                    self._offer(batch)
+            case Flush():
+                self._flushes.append(message.done)
+            case Spawn():
+                self._spawn(partial(self._run_work, message))
+
+    def _change_action(self, message: ActionChanged) -> None:
+        for source in self.sources:
+            if not source.backend.thread_bound:
+                source.transition(message.before, message.after, message.at)
+            if not source.open:
+                self._windows.remove_source(source.name)
+
+    def _route(self, source: str, events: Block, args: bytes) -> None:
+        for batch in self._windows.route(source, events, args):
+            self._offer(batch)
+            if source == RECORDER and batch.source == RECORDER:
+                self._derive(batch)
+
+    def _derive(self, batch: EventBatch) -> None:
+        for source in self.sources:
+            derived = source.derive(batch)
+            if derived is not None and len(derived):
+                self._route(source.name, derived, b"")
+
+    def _offer(self, batch: EventBatch) -> None:
+        if len(batch):
+            self._batches += 1
+            for outlet in self.outlets:
+                outlet.offer(batch)
+
+    def _finish(self, window: OpenWindow) -> None:
+        self.total.merge(window.table)
+        self.tables[window.index] = window.table
+        while len(self.tables) > KEPT_TABLES:
+            del self.tables[next(iter(self.tables))]
+        start, end = window.interval
+        steps = window.steps()
+        notes = [window.reason] if window.reason else []
+        if not window.complete:
+            notes.append(f"incomplete: the window ended after {len(steps)} steps, before the schedule's end of it")
+        sources = window.ledger()
+        if not any(source.accepted for name, source in sources.items() if name != "steps"):
+            notes.append("empty: nothing but step marks was recorded; were spans, operators or a backend active?")
+        anchor = self.run_facts.anchor
+        finished = Window(
+            index=window.index,
+            profiler=self.run_facts.name,
+            start_ns=start,
+            end_ns=end,
+            steps=steps,
+            complete=window.complete,
+            diagnostics=tuple(notes),
+            ledger=Ledger(sources, {outlet.name: outlet.ledger(window.index) for outlet in self.outlets}, _core.counts()),
+            metadata=dict(self.run_facts.metadata()),
+            wall_start_ns=anchor.wall(start),
+            actions=self._actions,
+        )
+        for outlet in self.outlets:
+            outlet.close_window(finished)
+
+    def _spawn(self, work: Callable[[], Awaitable[None]]) -> None:
+        if self._tasks is not None:
+            self._tasks.start_soon(work)
+
+    async def _run_work(self, message: Spawn) -> None:
+        """A backend's coroutine; what it raises is its own."""
+        try:
+            await message.work()
+        except Exception as error:
+            self._keep_source_error(message.source, error)
+
+    def _keep_source_error(self, name: str, error: BaseException) -> None:
+        for source in self.sources:
+            if source.name == name:
+                source.keep("run_soon", error)
+        self._windows.remove_source(name)
+
+    async def _flushed(self, future: Future[None]) -> None:
+        for outlet in self.outlets:
+            await outlet.drained()
+        if not future.done():
+            future.set_result(None)
+
+    # end
+
+    async def aclose(self, deadline: float) -> None:
+        """Closes backends, then exporters, by `deadline` (the loop's clock); then drops what is left, and counts it."""
+        with anyio.CancelScope(deadline=deadline):
+            for outlet in self.outlets:
+                outlet.finish()
+            await self._ended.wait()
+        if not self._ended.is_set():
+            self._scope.cancel()
+            with anyio.move_on_after(0.25):
+                await self._ended.wait()
+        for outlet in self.outlets:
+            outlet.abandon()
+        self.inbox.close()
+        for future in self._flushes:
+            future.cancel()
+
+    async def close_sources(self) -> None:
+        """Closes the backends; what they deliver now still counts."""
+        for source in self.sources:
+            await source.aclose()
+            self._windows.remove_source(source.name)
+
+    def statistics(self) -> PipelineStatistics:
+        """Accounts so far."""
+        return PipelineStatistics(
+            inbox=self.inbox.statistics(),
+            windows=self._windows.statistics(),
+            exporters=tuple(outlet.statistics() for outlet in self.outlets),
+            batches=self._batches,
+            loop_ns=self._loop_ns,
+        )
+
+
+KEPT_TABLES = 256
+"""Windows whose table is kept for `Window.summary()`."""
+
+STEP_TRACK_TID = 1 << 30
+"""Thread number shown for steps that do not nest on the training loop's track; above every real one."""

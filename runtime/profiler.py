@@ -1,0 +1,311 @@
+"""The profiler: what users hold."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Literal
+
+import anyio.to_thread
+import msgspec
+
+from stepscope.runtime import clock, hub
+from stepscope.runtime.consumer import Consumer
+from stepscope.runtime.diagnostics import explain
+from stepscope.runtime.errors import BackendError, ExporterError, ProfilerStateError
+from stepscope.runtime.messages import Flush
+from stepscope.runtime.metadata import Metadata
+from stepscope.runtime.options import Options
+from stepscope.runtime.output import Output
+from stepscope.runtime.pipeline import Pipeline, PipelineStatistics
+from stepscope.runtime.recorder import RecorderStatistics, recorder
+from stepscope.runtime.run import Run, this_host
+from stepscope.runtime.schedule import ScheduleFunction
+from stepscope.runtime.source import Producer
+from stepscope.runtime.stepping import Stepping
+from stepscope.runtime.summary import Summary
+from stepscope.runtime.trust import TrustReport
+
+
+class ProfilerStatistics(msgspec.Struct, frozen=True):
+    """A frozen snapshot of every stage."""
+
+    state: str
+    """`new`, `running`, `stopped`, `closed`, or `inert` in a forked child."""
+    steps: int
+    """Steps begun since `start()`."""
+    steps_ignored: int
+    """Calls of `step()` while not running."""
+    windows: int
+    training_thread_ns: int
+    """Time that changes took from the threads that called `start`, `step` and `stop`, in ns."""
+    recorder: RecorderStatistics | None
+    pipeline: PipelineStatistics | None
+
+
+class Profiler(Stepping):
+    """Records the steps that a schedule asks for, and streams them to exporters.
+
+    Made by `stepscope.trace`. A context manager, sync and async: entering starts it (unless `start=False`),
+    leaving closes it, within `Options.close_timeout`. `start()` and `stop()` may alternate any number of times.
+    Several profilers may run at once. Once started, nothing here raises into the training loop for what backends,
+    exporters, callbacks or the schedule do wrong: that is counted, kept, and raised by `raise_errors()`.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        schedule: ScheduleFunction,
+        backends: Sequence[Producer],
+        exporters: Sequence[Consumer],
+        output: Output,
+        metadata: Metadata,
+        rank: int | None,
+        world_size: int | None,
+        start: bool,
+        options: Options,
+    ) -> None:
+        super().__init__(name, schedule)
+        self.options = options
+        self.output = output
+        self._metadata = metadata
+        self._backends, self._exporters = list(backends), list(exporters)
+        self._rank, self._world_size = rank, world_size
+        self._start_on_enter = start
+        self._hub: hub.Hub | None = None
+        self._anchor: clock.ClockAnchor | None = None
+
+    # life
+
+    def start(self) -> None:
+        """Begins at the current step, as the schedule has it.
+
+        Raises:
+            ProfilerStateError: if it runs already or was closed.
+            OutputError: if the run's directory or the session's cannot be made.
+        """
+        with self._lock:
+            if self._state in ("running", "closed", "inert"):
+                raise ProfilerStateError(f"start() of profiler {self.name!r}: it is {self._state} already")
+            began = clock.now()
+            if self._pipeline is None:
+                self._open()
+            assert self._pipeline is not None and self._hub is not None
+            for source in self._pipeline.sources:
+                if not source.open:
+                    source.start() if source.backend.thread_bound else self._hub.do(source.start)
+            self._begin_steps()
+            self._cost_ns += clock.now() - began
+
+    def _open(self) -> None:
+        self.output.make()
+        self._recorder = recorder(self.options)
+        self._anchor = clock.ClockAnchor.read()
+        run = Run(
+            name=self.name,
+            output_dir=self.output.path,
+            pid=os.getpid(),
+            host=this_host(),
+            rank=self._rank,
+            world_size=self._world_size,
+            anchor=self._anchor,
+            metadata=self._metadata.snapshot,
+        )
+        self.output.announce(self._recorder.directory)
+        self._hub = hub.acquire(self._recorder)
+        wake = self._hub.wake
+        self._pipeline = self._hub.add(
+            lambda: Pipeline(run, self._serial, self.options, self._exporters, self._backends, self.output, wake)
+        )
+        self.output.pipeline = self._pipeline
+        _alive.add(self)
+
+    def stop(self) -> None:
+        """Ends the window that is open, which is delivered and marked incomplete, and flushes.
+
+        Waits `Options.close_timeout` seconds at most. `start()` may follow. Stopping twice changes nothing.
+
+        Raises:
+            ProfilerStateError: if it was never started.
+        """
+        with self._lock:
+            if self._state == "new":
+                raise ProfilerStateError(f"stop() of profiler {self.name!r}: it was not started; call start() first")
+            if self._state != "running":
+                return
+            began = clock.now()
+            self._end_steps("the profiler was stopped inside the window")
+            self._cost_ns += clock.now() - began
+        self.flush()
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Waits until everything recorded so far is with the exporters.
+
+        Args:
+            timeout: seconds to wait at most; default `Options.close_timeout`.
+
+        Returns:
+            Whether it is. False if the time was over first, and from the loop itself, which cannot wait for itself.
+        """
+        if self._pipeline is None or self._hub is None or self._hub.on_loop() or self._state in ("closed", "inert"):
+            return False
+        done: Future[None] = Future()
+        self._pipeline.inbox.put(Flush(done))
+        try:
+            done.result(self.options.close_timeout if timeout is None else timeout)
+        except FutureTimeoutError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Stops, then closes backends and exporters, within `Options.close_timeout` seconds.
+
+        What could not be written by then is dropped, and counted. Closing twice changes nothing.
+        """
+        with self._lock:
+            if self._state in ("closed", "inert"):
+                return
+            if self._state == "running":
+                self._end_steps("the profiler was closed inside the window")
+            self._state = "closed"
+        _alive.discard(self)
+        if self._hub is not None and self._pipeline is not None:
+            self._hub.call(self._hub.remove, self._pipeline, self.options.close_timeout)
+            self.output.finish()
+            self._hub = None
+            hub.release()
+
+    def __enter__(self) -> Profiler:
+        if self._start_on_enter:
+            self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Profiler:
+        return self.__enter__()
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._state == "running":
+            # On this thread, as backends may be bound to it; the waiting is done elsewhere.
+            self._end_steps("the profiler was closed inside the window")
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self.close)
+
+    # what is written and read
+
+    def add_metadata(self, key: str, value: Any) -> None:
+        """Adds a fact about the run to every output; any time. The same key again replaces the value.
+
+        Args:
+            value: anything that JSON can hold; other objects are named by their type.
+
+        Raises:
+            TypeError: if the key is no str.
+        """
+        self._metadata.add(key, value)
+
+    def add_metadata_json(self, key: str, value: str) -> None:
+        """Adds a fact that is JSON text already. Text that is not JSON is kept as a string, and said so in the log.
+
+        Raises:
+            TypeError: if key or value is no str.
+        """
+        self._metadata.add_json(key, value)
+
+    def summary(
+        self, sort_by: str = "self", top: int | None = 20, format: Literal["table", "markdown", "json"] = "table"
+    ) -> str:
+        """The aggregate table of all closed windows.
+
+        Args:
+            sort_by: a column: `self`, `total`, `count`, `min`, `max`, `mean`, `p50`, `p95`, `p99` or `name`.
+            top: rows to show; `None` for all.
+
+        Raises:
+            ValueError: if a value is not one of these.
+        """
+        return self.output.total().render(sort_by, top, format)
+
+    def aggregates(self) -> Summary:
+        """The same as data."""
+        return self.output.total()
+
+    def statistics(self) -> ProfilerStatistics:
+        """A frozen snapshot of every stage."""
+        return ProfilerStatistics(
+            state=self._state,
+            steps=self._step - self._first_step,
+            steps_ignored=self._ignored,
+            windows=self._windows,
+            training_thread_ns=self._cost_ns,
+            recorder=self._recorder.statistics() if self._recorder else None,
+            pipeline=self._pipeline.statistics() if self._pipeline else None,
+        )
+
+    def diagnostics(self) -> tuple[str, ...]:
+        """Why nothing, or less than the schedule wanted, was recorded; empty if all is well."""
+        notes = () if self.schedule_error is None else (f"the schedule failed: {self.schedule_error}",)
+        if self._state in ("stopped", "closed"):
+            steps = self._step - self._first_step
+            notes += explain(
+                self.schedule, steps, recorded=self._recorded_steps, open_steps=self._open_steps, first=self._first_step
+            )
+        if self._ignored:
+            notes += (f"steps ignored: step() was called {self._ignored} times while the profiler was not running",)
+        return notes
+
+    def report(self) -> TrustReport:
+        """What was recorded, what was dropped, by which clock, at what cost, and what could not be had."""
+        reports = {} if self._pipeline is None else {source.name: source.report() for source in self._pipeline.sources}
+        return TrustReport(
+            name=self.name,
+            statistics=self.statistics(),
+            anchor=self._anchor,
+            backends=reports,
+            diagnostics=self.diagnostics(),
+        )
+
+    def raise_errors(self) -> None:
+        """Raises what backends, exporters, callbacks and the schedule raised so far, if anything.
+
+        Raises:
+            ExceptionGroup: of `BackendError` and `ExporterError`, each with the original as its cause.
+        """
+        errors: list[Exception] = [] if self.schedule_error is None else [self.schedule_error]
+        for source in self._pipeline.sources if self._pipeline else ():
+            errors += [_wrapped(BackendError(f"backend {source.name!r}: {e}"), e) for e in source.errors]
+        for outlet in self._pipeline.outlets if self._pipeline else ():
+            errors += [_wrapped(ExporterError(f"exporter {outlet.name!r}: {e}"), e) for e in outlet.errors]
+        if errors:
+            raise ExceptionGroup(f"profiler {self.name!r} kept {len(errors)} errors", errors)
+
+
+def _wrapped(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+_alive: weakref.WeakSet[Profiler] = weakref.WeakSet()
+
+
+def close_all() -> None:
+    """Closes every profiler that is open; at the interpreter's exit."""
+    for profiler in list(_alive):
+        profiler.close()
+
+
+def _forked() -> None:
+    """In a forked child the parent's profilers are inert: the child neither records nor writes for them."""
+    for profiler in list(_alive):
+        profiler._live = False
+        profiler._state = "inert"
+    _alive.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

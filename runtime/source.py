@@ -1,0 +1,137 @@
+"""A source: one backend, its sink and its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, cast
+
+from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.events import EVENT_DTYPE, Block, EventBatch
+from stepscope.runtime.inbox import Inbox
+from stepscope.runtime.messages import Delivery, Dropped, Message, Spawn, Watermark
+from stepscope.runtime.sink import BackendReport, Sink
+
+
+class Producer(Protocol):
+    """What a source drives; `backends/base.py` has the contract."""
+
+    name: str
+    thread_bound: bool
+
+    def open(self, sink: Sink) -> None: ...
+    def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None: ...
+    async def aclose(self) -> None: ...
+    def report(self) -> BackendReport: ...
+
+
+class InboxSink:
+    """The sink that a backend is given: it puts into the profiler's inbox."""
+
+    def __init__(self, source: str, inbox: Inbox[Message]) -> None:
+        self._source = source
+        self._inbox = inbox
+
+    def deliver(self, events: Block, args: bytes = b"", *, watermark: int | None = None) -> bool:
+        if events.dtype != EVENT_DTYPE:
+            raise TypeError(f"a block of {self._source!r} must have EVENT_DTYPE, got {events.dtype}")
+        fits = True
+        if len(events):
+            fits = self._inbox.put(Delivery(self._source, events, args), int(events.nbytes) + len(args))
+            if not fits:
+                self.dropped(len(events), "inbox", int(events["ts"][0]))
+        if watermark is not None:
+            self.watermark(watermark)
+        return fits
+
+    def watermark(self, at: int) -> None:
+        self._inbox.put(Watermark(self._source, at))
+
+    def dropped(self, count: int, reason: str, at: int) -> None:
+        self._inbox.put(Dropped(self._source, reason, count, at))
+
+    def run_soon(self, work: object) -> None:
+        if not callable(work):
+            raise TypeError(f"run_soon takes a coroutine function without arguments, got {work!r}")
+        self._inbox.put(Spawn(self._source, cast(Callable[[], Awaitable[None]], work)))
+
+
+class Source:
+    """Calls one backend and keeps what it raises: a backend that fails costs its own events only."""
+
+    def __init__(self, backend: Producer, inbox: Inbox[Message]) -> None:
+        self.backend = backend
+        self.name = backend.name
+        self.errors: list[BaseException] = []
+        self.error_count = 0
+        self.open = False
+        self._sink = InboxSink(backend.name, inbox)
+        self._derive = getattr(backend, "derive", None)
+
+    def start(self) -> None:
+        """Opens the backend."""
+        self.open = self._guard("open", lambda: self.backend.open(self._sink))
+
+    def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+        """Tells the backend of a change; one that could not be opened is left alone."""
+        if self.open:
+            self._guard("transition", lambda: self.backend.transition(before, after, at))
+
+    def derive(self, batch: EventBatch) -> Block | None:
+        """What the backend makes of a batch of the recorder, such as links between its events."""
+        block: Block | None = None
+        if self._derive is None or not self.open:
+            return None
+
+        def call() -> None:
+            nonlocal block
+            block = self._derive(batch)
+
+        self._guard("derive", call)
+        return block
+
+    async def aclose(self) -> None:
+        """Closes the backend."""
+        if not self.open:
+            return
+        self.open = False
+        try:
+            await self.backend.aclose()
+        except Exception as error:
+            self.keep("aclose", error)
+
+    def _guard(self, what: str, call: Callable[[], None]) -> bool:
+        try:
+            call()
+        except ClosedError:
+            raise
+        except Exception as error:
+            self.keep(what, error)
+            return False
+        return True
+
+    def keep(self, what: str, error: BaseException) -> None:
+        """Stores what the backend raised."""
+        self.error_count += 1
+        if len(self.errors) < 16:
+            error.add_note(f"raised by backend {self.name!r} in {what}()")
+            self.errors.append(error)
+
+    def report(self) -> BackendReport:
+        """What the backend says of itself, and of what it raised."""
+        report = BackendReport()
+
+        def call() -> None:
+            nonlocal report
+            report = self.backend.report()
+
+        self._guard("report", call)
+        notes = tuple(f"{type(error).__name__}: {error}" for error in self.errors[:3])
+        if not notes:
+            return report
+        return BackendReport(
+            mode=report.mode,
+            clock=report.clock,
+            training_thread_ns=report.training_thread_ns,
+            notes=(*report.notes, *notes),
+        )

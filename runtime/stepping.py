@@ -1,0 +1,181 @@
+"""Stepping: what happens on the caller's thread when a step, a pause or an end changes what is recorded."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from stepscope.runtime import _core, clock
+from stepscope.runtime.action import ProfilerAction, checked_action
+from stepscope.runtime.errors import ProfilerStateError
+from stepscope.runtime.messages import ActionChanged, Paused, Resumed, WindowBegins, WindowEnds
+from stepscope.runtime.open_window import StepMark
+from stepscope.runtime.schedule import Always, PlannedSchedule, ScheduleFunction
+
+if TYPE_CHECKING:
+    from stepscope.runtime.pipeline import Pipeline
+    from stepscope.runtime.recorder import Recorder
+
+log = logging.getLogger("stepscope")
+
+_serials = itertools.count(1)
+
+
+class Stepping(_core.StepCounter):
+    """Follows a schedule: the half of a profiler that lives on the training thread.
+
+    `step()` itself is native and only calls `_transition` where the action changes. While a change is under way
+    `_core.changing` is raised, so that the loop does not decide on events whose window it has not been told of.
+    """
+
+    def __init__(self, name: str, schedule: ScheduleFunction) -> None:
+        self.name = name
+        self.schedule: ScheduleFunction = schedule
+        self.schedule_error: Exception | None = None
+        """What the schedule raised first; nothing was recorded from then on."""
+        self._serial = next(_serials)
+        self._step = 0
+        self._next_change = 0
+        self._live = False
+        self._lock = threading.RLock()
+        self._state = "new"
+        self._action = ProfilerAction.NONE
+        self._first_step = 0
+        self._window_first: int | None = None
+        self._pauses = 0
+        self._ignored = self._windows = self._recorded_steps = self._open_steps = 0
+        self._cost_ns = 0
+        self._pipeline: Pipeline | None = None
+        self._recorder: Recorder | None = None
+
+    @property
+    def current_action(self) -> ProfilerAction:
+        """What the current step does."""
+        return self._action
+
+    @property
+    def step_num(self) -> int:
+        """Number of the current step, from 0. Set it on resume, before `start()`, to go on where a run ended.
+
+        Raises:
+            ProfilerStateError: when set while the profiler runs.
+            ValueError: if it is no whole number from 0.
+        """
+        return self._step
+
+    @step_num.setter
+    def step_num(self, step: int) -> None:
+        if self._live:
+            raise ProfilerStateError("step_num can be set before start(), not while the profiler runs")
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ValueError(f"step_num must be a whole number from 0, got {step!r}")
+        self._step = step
+
+    def pause(self) -> None:
+        """Records nothing until `resume()`. Pauses nest; the gap is an event, and spans across it are cut."""
+        with self._lock:
+            if not self._live or self._pipeline is None or self._recorder is None:
+                return
+            self._pauses += 1
+            if self._pauses == 1:
+                _core.changing(1)
+                self._recorder.want(self._serial, False)
+                self._pipeline.inbox.put(Paused(clock.now()))
+                _core.changing(-1)
+
+    def resume(self) -> None:
+        """Ends the latest `pause()`; without one it changes nothing."""
+        with self._lock:
+            if not self._live or self._pipeline is None or self._recorder is None or not self._pauses:
+                return
+            self._pauses -= 1
+            if self._pauses == 0:
+                _core.changing(1)
+                self._pipeline.inbox.put(Resumed(clock.now()))
+                self._recorder.want(self._serial, self._action.records)
+                _core.changing(-1)
+
+    def _begin_steps(self) -> None:
+        self._state = "running"
+        self._first_step = self._step
+        self._live = True
+        _core.changing(1)
+        self._change(self._ask(self._step), clock.now())
+
+    def _end_steps(self, reason: str) -> None:
+        """Ends the window that is open."""
+        while self._pauses:
+            self.resume()
+        self._live = False
+        self._state = "stopped"
+        if self._window_first is not None and self._action is ProfilerAction.RECORD:
+            self._open_steps = self._step - self._window_first
+        whole = self._action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
+        _core.changing(1)
+        self._change(ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=True)
+
+    def _transition(self, step: int, at: int) -> None:
+        """Called by `step()` at a change, or at every step if the schedule cannot tell the next one."""
+        with self._lock:
+            if not self._live:
+                _core.changing(-1)
+                return
+            self._change(self._ask(step), at)
+            self._cost_ns += clock.now() - at
+
+    def _step_ignored(self) -> None:
+        """`step()` while not running: counted, and said once. Training is not disturbed."""
+        self._ignored += 1
+        if self._ignored == 1 and self._state != "inert":
+            log.warning("step() of profiler %r while it is %s: ignored, and counted", self.name, self._state)
+
+    def _ask(self, step: int) -> ProfilerAction:
+        """The schedule's answer; a schedule that fails records nothing more, and its error is kept."""
+        try:
+            action = checked_action(self.schedule(step), step)
+            planned = isinstance(self.schedule, PlannedSchedule)
+            self._next_change = self.schedule.next_change(step) if planned else step + 1  # type: ignore[union-attr]
+        except Exception as error:
+            if self.schedule_error is None:
+                self.schedule_error = error
+                log.error("the schedule failed at step %d, nothing more is recorded: %s", step, error)
+            action, self._next_change = ProfilerAction.NONE, step + 1
+        return action
+
+    def _change(
+        self, after: ProfilerAction, at: int, *, complete: bool = True, reason: str = "", cut_short: bool = False
+    ) -> None:
+        """Goes from the current action to `after`. The caller has raised `_core.changing`; it is given back here.
+
+        Recording is switched before, and told before, backends do their work: that may take long.
+        """
+        pipeline, recorder = self._pipeline, self._recorder
+        assert pipeline is not None and recorder is not None
+        before, self._action = self._action, after
+        saved = before is ProfilerAction.RECORD_AND_SAVE
+        ends = before.records and (saved or not after.records)
+        begins = after.records and (ends or not before.records)
+        if ends:
+            if not saved and complete and not cut_short:
+                complete, reason = False, f"the schedule went from RECORD to {after.name} without RECORD_AND_SAVE"
+            recorder.want(self._serial, after.records and not self._pauses)
+            pipeline.inbox.put(WindowEnds(at, complete, reason, cut_short))
+            self._recorded_steps += self._step - (self._window_first or 0)
+            self._window_first = None
+        _core.changing(-1)
+        if before is after and not ends:
+            return
+        for source in pipeline.sources:
+            if source.backend.thread_bound:
+                source.transition(before, after, at)
+        if begins:
+            _core.changing(1)
+            at, track, parent = self._mark()
+            recorder.want(self._serial, not self._pauses)
+            pipeline.inbox.put(WindowBegins(StepMark(at, self._step, track, parent)))
+            self._windows += 1
+            self._window_first = self._step
+            _core.changing(-1)
+        pipeline.inbox.put(ActionChanged(before, after, at))

@@ -1,0 +1,208 @@
+"""The aggregate table of a window or run: a finished result, rendered as text, Markdown or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from stepscope.runtime import _core, strings
+from stepscope.runtime.table import (
+    Column,
+    human_number,
+    human_time,
+    markdown_code,
+    markdown_table,
+    printable,
+    shorten,
+    text_table,
+)
+
+NAME_WIDTH = 40
+"""Columns that a name may take in a terminal's table; longer ones lose their middle."""
+CATEGORY_WIDTH = 20
+
+
+class SummaryRow(msgspec.Struct, frozen=True, gc=False):
+    """The spans of one name and category. Quantiles are nearest-rank, off by less than 1/128 of their value."""
+
+    name: str
+    category: str
+    count: int
+    total_ns: int
+    """Sum of the durations; time in nested spans of the same name counts twice."""
+    self_ns: int
+    """Time not spent in child spans; over all rows of a thread this adds up to the time covered."""
+    min_ns: int
+    max_ns: int
+    mean_ns: float
+    p50_ns: float
+    p95_ns: float
+    p99_ns: float
+
+
+class CounterRow(msgspec.Struct, frozen=True, gc=False):
+    """The finite values of one counter."""
+
+    name: str
+    category: str
+    count: int
+    min: float
+    max: float
+    last: float
+    """The value with the latest timestamp."""
+    mean: float
+    sum: float
+
+
+class InstantRow(msgspec.Struct, frozen=True, gc=False):
+    """How often an instant event occurred."""
+
+    name: str
+    category: str
+    count: int
+
+
+_SORT: Mapping[str, Callable[[SummaryRow], Any]] = {
+    "self": lambda row: row.self_ns,
+    "total": lambda row: row.total_ns,
+    "count": lambda row: row.count,
+    "mean": lambda row: row.mean_ns,
+    "min": lambda row: row.min_ns,
+    "max": lambda row: row.max_ns,
+    "p50": lambda row: row.p50_ns,
+    "p95": lambda row: row.p95_ns,
+    "p99": lambda row: row.p99_ns,
+    "name": lambda row: row.name,
+    "category": lambda row: row.category,
+}
+SORT_KEYS = tuple(_SORT)
+"""What `sort_by` may be. Numbers sort with the largest first, texts from A to Z."""
+FORMATS = ("table", "markdown", "json")
+"""What `format` may be."""
+
+
+def _head(name: str, *numbers: str) -> tuple[Column, ...]:
+    return (Column(name, right=False), Column("Category", right=False), *map(Column, numbers))
+
+
+_SPAN_HEAD = _head("Name", "Count", "Self", "Self %", "Total", "Mean", "Min", "P50", "P95", "P99", "Max")
+_COUNTER_HEAD = _head("Counter", "Values", "Last", "Mean", "Min", "Max", "Sum")
+_INSTANT_HEAD = _head("Instant", "Count")
+_REMARKS = {
+    "cut": "{} of the spans were cut at a border of what was recorded, or had not ended",
+    "negative": "{} spans had a negative time, which was taken as 0",
+    "not_finite": "{} values of counters were NaN or infinite, and were left out",
+    "other": "{} events are under `(other names)`: there were more names than are kept apart",
+    "blurred": "{} spans are not exactly placed in the quantiles: the memory for those was used up",
+}
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What was recorded, per name and category. A finished result: it does not change while recording goes on."""
+
+    rows: tuple[SummaryRow, ...] = ()
+    """Spans, the largest self time first."""
+    counters: tuple[CounterRow, ...] = ()
+    instants: tuple[InstantRow, ...] = ()
+    counts: dict[str, int] = {}
+    """What is not as exact as it looks, see `Aggregates.counts()`."""
+
+    @classmethod
+    def of(cls, aggregates: _core.Aggregates) -> Summary:
+        """The state of running statistics as it is now."""
+        text = strings.text
+        rows = [
+            SummaryRow(text(name), text(category), count, total, self_, low, high, total / count, p50, p95, p99)
+            for name, category, count, total, self_, low, high, p50, p95, p99 in aggregates.rows()
+        ]
+        counters = [CounterRow(text(name), text(category), *rest) for name, category, *rest in aggregates.counter_rows()]
+        instants = [InstantRow(text(name), text(category), count) for name, category, count in aggregates.instant_rows()]
+        return cls(
+            tuple(_sorted(rows, "self")),
+            tuple(sorted(counters, key=lambda row: (row.name, row.category))),
+            tuple(sorted(instants, key=lambda row: (row.name, row.category))),
+            {name: count for name, count in aggregates.counts().items() if count},
+        )
+
+    def render(self, sort_by: str = "self", top: int | None = 20, format: str = "table") -> str:
+        """The summary as text.
+
+        Args:
+            sort_by: one of `SORT_KEYS`.
+            top: how many rows of spans to show; `None` shows all.
+            format: one of `FORMATS`.
+
+        Raises:
+            ValueError: for any other value of `sort_by` or `format`, or a `top` below 1.
+            TypeError: if `top` is not an integer.
+        """
+        if format not in FORMATS:
+            raise ValueError(f"unknown format {format!r}: it must be one of {', '.join(FORMATS)}")
+        return {"table": self.table, "markdown": self.markdown, "json": self.json}[format](sort_by, top)
+
+    def table(self, sort_by: str = "self", top: int | None = 20) -> str:
+        """Aligned columns for a terminal; long names lose their middle. See `render` for what is raised."""
+        return self._text(sort_by, top, text_table, (_shortener(NAME_WIDTH), _shortener(CATEGORY_WIDTH)), "{}")
+
+    def markdown(self, sort_by: str = "self", top: int | None = 20) -> str:
+        """Tables of GitHub flavoured Markdown with full names. See `render` for what is raised."""
+        return self._text(sort_by, top, markdown_table, (markdown_code, markdown_code), "- {}")
+
+    def json(self, sort_by: str = "self", top: int | None = None) -> str:
+        """An object with the fields of `Summary`; times in ns, full precision. See `render` for what is raised."""
+        shown = msgspec.structs.replace(self, rows=tuple(self._top(sort_by, top)))
+        return msgspec.json.encode(shown).decode()
+
+    def _top(self, sort_by: str, top: int | None) -> list[SummaryRow]:
+        if sort_by not in _SORT:
+            raise ValueError(f"cannot sort by {sort_by!r}: it must be one of {', '.join(SORT_KEYS)}")
+        if top is not None and (not isinstance(top, int) or isinstance(top, bool)):
+            raise TypeError(f"top must be an integer or None, got {top!r}")
+        if top is not None and top < 1:
+            raise ValueError(f"top must be 1 or more, got {top}")
+        return _sorted(self.rows, sort_by)[:top]
+
+    def _text(
+        self,
+        sort_by: str,
+        top: int | None,
+        table: Callable[[Any, Any], str],
+        labels: tuple[Callable[[str], str], Callable[[str], str]],
+        remark: str,
+    ) -> str:
+        shown = self._top(sort_by, top)
+        whole = sum(row.self_ns for row in self.rows)
+
+        def label(row: SummaryRow | CounterRow | InstantRow) -> tuple[str, str, str]:
+            return labels[0](row.name or "(unnamed)"), labels[1](row.category), f"{row.count:,}"
+
+        def times(row: SummaryRow) -> list[str]:
+            rest = (row.total_ns, row.mean_ns, row.min_ns, row.p50_ns, row.p95_ns, row.p99_ns, row.max_ns)
+            share = f"{row.self_ns / whole:.1%}" if whole else "-"
+            return [human_time(row.self_ns), share, *map(human_time, rest)]
+
+        parts: list[str] = []
+        if shown:
+            parts.append(table(_SPAN_HEAD, [(*label(row), *times(row)) for row in shown]))
+        remarks = [f"{len(self.rows) - len(shown):,} of {len(self.rows):,} rows are not shown"] if len(shown) < len(self.rows) else []
+        spans = sum(row.count for row in self.rows)
+        remarks.append(f"{spans:,} spans, {human_time(whole)} self time" if spans else "no spans were recorded")
+        remarks += [_REMARKS[name].format(f"{n:,}") for name, n in self.counts.items() if n and name in _REMARKS]
+        parts.append("\n".join(remark.format(line) for line in remarks))
+        if self.counters:
+            values = ((row, (row.last, row.mean, row.min, row.max, row.sum)) for row in self.counters)
+            parts.append(table(_COUNTER_HEAD, [(*label(row), *map(human_number, v)) for row, v in values]))
+        if self.instants:
+            parts.append(table(_INSTANT_HEAD, [label(row) for row in self.instants]))
+        return "\n\n".join(parts) + "\n"
+
+
+def _sorted(rows: list[SummaryRow] | tuple[SummaryRow, ...], sort_by: str) -> list[SummaryRow]:
+    by_name = sorted(rows, key=lambda row: (row.name, row.category))
+    return sorted(by_name, key=_SORT[sort_by], reverse=sort_by not in ("name", "category"))
+
+
+def _shortener(limit: int) -> Callable[[str], str]:
+    return lambda text: shorten(printable(text), limit)

@@ -1,0 +1,68 @@
+"""The trust report: what was recorded, what was dropped, by which clock, at what cost, and what could not be had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.sink import BackendReport
+
+if TYPE_CHECKING:
+    from stepscope.runtime.profiler import ProfilerStatistics
+
+
+class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts first; `str()` is the text for people, `json()` the one for programs."""
+
+    name: str
+    statistics: ProfilerStatistics
+    anchor: ClockAnchor | None
+    backends: Mapping[str, BackendReport]
+    diagnostics: tuple[str, ...]
+
+    def json(self) -> str:
+        """The report as JSON text."""
+        return msgspec.json.encode(self).decode()
+
+    def __str__(self) -> str:
+        return "\n".join([f"Trust report of {self.name}", *(f"  {line}" for line in self._lines())])
+
+    def _lines(self) -> Iterator[str]:
+        stats, pipeline = self.statistics, self.statistics.pipeline
+        yield f"state     {stats.state}, {stats.steps} steps, {stats.windows} windows"
+        if pipeline is None or stats.recorder is None:
+            yield "recorded  nothing: the profiler was not started"
+            return
+        windows = pipeline.windows
+        accepted = sum(windows.accepted.values())
+        detail = ", ".join(f"{count:,} by {source}" for source, count in windows.accepted.items() if count)
+        yield f"recorded  {accepted:,} events ({detail or 'none'})"
+        dropped = {f"{source} {why}": n for source, reasons in windows.dropped.items() for why, n in reasons.items() if n}
+        lost = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
+        yield f"dropped   {lost or 'nothing'}"
+        cut = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in stats.recorder.cut.items() if count)
+        if cut:
+            yield f"cut       {cut}"
+        for output in pipeline.exporters:
+            ledger = output.ledger
+            refused = ", ".join(f"{count:,} dropped ({reason})" for reason, count in ledger.dropped.items())
+            flight = f", {ledger.in_flight:,} in flight" if ledger.in_flight else ""
+            error = f"; {output.errors} errors, first {output.first_error}" if output.errors else ""
+            tail = f", {refused}" if refused else ""
+            yield f"output    {output.name}: {ledger.exported:,} of {ledger.offered:,} events{tail}{flight}{error}"
+        anchor = self.anchor
+        if anchor is not None:
+            yield f"clock     CLOCK_MONOTONIC, set to wall time within {anchor.error_ns / 1000:.1f} us"
+        for name, report in self.backends.items():
+            mode = f" ({report.mode})" if report.mode else ""
+            cost = f"; {report.training_thread_ns / 1e6:.2f} ms of the training thread at changes"
+            yield f"backend   {name}{mode}: clock {report.clock}{cost if report.training_thread_ns else ''}"
+            yield from (f"note      {name}: {note}" for note in report.notes)
+        yield f"cost      {stats.training_thread_ns / 1e6:.2f} ms of the training thread at starts, changes and stops"
+        yield f"          {pipeline.loop_ns / 1e6:.2f} ms of the background loop in the runtime"
+        for output in pipeline.exporters:
+            yield f"          {output.busy_ns / 1e6:.2f} ms waited for {output.name}"
+        yield from (f"why       {note}" for note in self.diagnostics)

@@ -1,0 +1,260 @@
+"""Windows with watermarks: which window and step each event belongs to, and when a window is complete.
+
+A pure state machine over event time. It is handed messages and blocks, and returns batches; it has no clock, no
+thread and no I/O. Events may come late and out of order; a window closes when every source has stated that it has
+delivered past the window's end, or when the linger time is over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from stepscope.runtime.events import Block, EventBatch, Kind
+from stepscope.runtime.intervals import Interval, Mask, touching
+from stepscope.runtime.messages import WindowEnds
+from stepscope.runtime.open_window import OpenWindow, StepMark
+
+RECORDER = "recorder"
+STEPS = "steps"
+REMEMBERED = 64
+"""Closed windows that late events are still told apart by."""
+
+
+class WindowsStatistics(msgspec.Struct, frozen=True):
+    """Accounts of the windows stage, over the run. Per source: seen = accepted + outside + late + superseded."""
+
+    opened: int
+    closed: int
+    closed_by_linger: int
+    seen: dict[str, int]
+    accepted: dict[str, int]
+    outside: dict[str, int]
+    """Events between windows or in pauses: recorded for another profiler."""
+    late: dict[str, int]
+    superseded: dict[str, int]
+    """Records of spans that were already written as open at their window's end."""
+    dropped: dict[str, dict[str, int]]
+    watermarks: dict[str, int]
+
+
+class _Closed(NamedTuple):
+    interval: Interval
+    superseded: set[int]
+
+
+class Windows:
+    """The windows of one profiler."""
+
+    def __init__(self, serial: int, linger_ns: int, fallback_track: int) -> None:
+        """Args: number of the profiler in its step marks; linger time in ns; track for steps that do not nest."""
+        self._serial = serial
+        self._linger = linger_ns
+        self._track = fallback_track
+        self._open: list[OpenWindow] = []
+        self._closed: deque[_Closed] = deque(maxlen=REMEMBERED)
+        self._watermarks: dict[str, int] = {RECORDER: 0}
+        self._count = self._closed_count = self._by_linger = 0
+        self._paused_at: int | None = None
+        self._seen: Counter[str] = Counter()
+        self._accepted: Counter[str] = Counter()
+        self._outside: Counter[str] = Counter()
+        self._late: Counter[str] = Counter()
+        self._superseded: Counter[str] = Counter()
+        self._dropped: dict[str, Counter[str]] = {}
+
+    # messages
+
+    def add_source(self, source: str) -> None:
+        """A window waits for this source from now on."""
+        self._watermarks.setdefault(source, 0)
+
+    def remove_source(self, source: str) -> None:
+        """This source delivers no more."""
+        self._watermarks.pop(source, None)
+
+    def open(self, first: StepMark) -> int:
+        """A window begins with this step; returns its index."""
+        window = OpenWindow(self._count, first)
+        self._count += 1
+        if self._paused_at is not None:
+            window.gaps.append((first.ts, None))
+        self._open.append(window)
+        return window.index
+
+    def close(self, end: WindowEnds, now: int) -> None:
+        """The latest window ends; `now` starts its linger time."""
+        window = self._open[-1]
+        window.end, window.complete, window.reason, window.cut_short = end.at, end.complete, end.reason, end.cut_short
+        window.waiting_since = now
+
+    def pause(self, at: int) -> None:
+        """Nothing is recorded from here on."""
+        self._paused_at = at
+        for window in self._open:
+            if window.end is None:
+                window.gaps.append((at, None))
+
+    def resume(self, at: int) -> list[EventBatch]:
+        """Recording goes on; the gap is an event of its window."""
+        self._paused_at = None
+        batches: list[EventBatch] = []
+        for window in self._open:
+            if window.gaps and window.gaps[-1][1] is None:
+                start = window.gaps[-1][0]
+                window.gaps[-1] = (start, at)
+                batches.append(EventBatch(STEPS, window.index, window.gap_event((start, at), self._track), b""))
+        return batches
+
+    def watermark(self, source: str, at: int) -> None:
+        """Every event of `source` that began before `at` was delivered."""
+        if source in self._watermarks:
+            self._watermarks[source] = max(self._watermarks[source], at)
+
+    def source_dropped(self, source: str, reason: str, count: int, at: int) -> None:
+        """A source or the inbox lost `count` events around `at`."""
+        self._dropped.setdefault(source, Counter())[reason] += count
+        for window in self._open:
+            if window.interval[0] <= at < window.interval[1]:
+                window.count_dropped(source, reason, count)
+                break
+
+    # events
+
+    def route(self, source: str, events: Block, args: bytes) -> list[EventBatch]:
+        """Divides a block among the windows; what belongs to none is counted."""
+        if not len(events):
+            return []
+        batches: list[EventBatch] = []
+        if source == RECORDER:
+            events = self._without_foreign_marks(events)
+            if not len(events):
+                return []
+            for window in self._open:
+                steps = window.new_step_spans(self._track)
+                if len(steps):
+                    batches.append(self._take(window, STEPS, steps, b""))
+        gaps = events[events["kind"] == Kind.GAP]
+        if len(gaps):
+            self._dropped.setdefault(source, Counter())["overflow"] += int(gaps["id"].sum())
+        total = len(events) - len(gaps)
+        self._seen[source] += total
+        if len(self._open) == 1:
+            batch = self._take(self._open[0], source, events, args)
+            if len(batch) >= len(events):  # nothing was left out
+                self._accepted[source] += total
+                return [*batches, batch]
+            whole = [batch]
+        else:
+            whole = [self._take(window, source, events, args) for window in self._open]
+        self._account(source, events[events["kind"] != Kind.GAP])
+        return [*batches, *(batch for batch in whole if len(batch))]
+
+    def _take(self, window: OpenWindow, source: str, events: Block, args: bytes) -> EventBatch:
+        return EventBatch(source, window.index, window.take(source, events), args)
+
+    def _without_foreign_marks(self, events: Block) -> Block:
+        marks = events["kind"] == Kind.STEP
+        if not marks.any():
+            return events
+        own = marks & (events["id"] == self._serial)
+        for event in events[own]:
+            mark = StepMark(int(event["ts"]), int(event["step"]), int(event["track"]), int(event["parent"]))
+            for window in self._open:
+                window.add_mark(mark)
+        foreign = marks & ~own
+        return events[~foreign] if foreign.any() else events
+
+    def _account(self, source: str, events: Block) -> None:
+        """Tells accepted, superseded, late and outside apart, when not all of a block was accepted."""
+        left: Mask = np.ones(len(events), np.bool_)
+        for window in self._open:
+            pauses = [(start, window.interval[1] if end is None else end) for start, end in window.gaps]
+            left &= ~touching(events, window.interval) | _inside_any(events, pauses)
+        self._accepted[source] += int((~left).sum())
+        late: Mask = np.zeros(len(events), np.bool_)
+        known: Mask = np.zeros(len(events), np.bool_)
+        for interval, superseded in self._closed:
+            inside = left & touching(events, interval)
+            if not inside.any():
+                continue
+            known |= inside & np.isin(events["id"], list(superseded))
+            late |= inside
+        late &= ~known
+        self._superseded[source] += int(known.sum())
+        self._late[source] += int(late.sum())
+        if late.any():
+            self._dropped.setdefault(source, Counter())["late"] += int(late.sum())
+        self._outside[source] += int((left & ~late & ~known).sum())
+
+    # closing
+
+    def closable(self, now: int) -> bool:
+        """Whether some window has waited long enough."""
+        return any(self._ready(window, now) for window in self._open)
+
+    def _ready(self, window: OpenWindow, now: int) -> bool:
+        if window.end is None or window.waiting_since is None or self._watermarks.get(RECORDER, 0) < window.end:
+            return False
+        return min(self._watermarks.values()) >= window.end or now - window.waiting_since >= self._linger
+
+    def finish(self, open_spans: Block, now: int) -> list[tuple[OpenWindow, list[EventBatch]]]:
+        """Closes the windows that are ready. `open_spans` were read after the last block but one was routed.
+
+        Returns:
+            Each closed window with its last batches.
+        """
+        closed: list[tuple[OpenWindow, list[EventBatch]]] = []
+        for window in [window for window in self._open if self._ready(window, now)]:
+            end = window.interval[1]
+            late = [source for source, at in self._watermarks.items() if at < end]
+            if late:
+                self._by_linger += 1
+                waited = f"closed after {self._linger / 1e9:g} s without waiting longer for {', '.join(sorted(late))}"
+                window.reason = f"{window.reason}; {waited}" if window.reason else waited
+            batches = [EventBatch(RECORDER, window.index, window.take_open(open_spans), b"")]
+            window.trim()
+            steps = window.new_step_spans(self._track, last=True)
+            batches.append(EventBatch(STEPS, window.index, window.take(STEPS, steps) if len(steps) else steps, b""))
+            self._open.remove(window)
+            self._closed.append(_Closed(window.interval, window.superseded))
+            self._closed_count += 1
+            closed.append((window, [batch for batch in batches if len(batch)]))
+        return closed
+
+    def waiting(self) -> bool:
+        """Whether a window has ended and is not closed yet."""
+        return any(window.end is not None for window in self._open)
+
+    def next_deadline(self) -> int | None:
+        """When the first linger time runs out, in ns; `None` if no window waits."""
+        times = [window.waiting_since + self._linger for window in self._open if window.waiting_since is not None]
+        return min(times, default=None)
+
+    def statistics(self) -> WindowsStatistics:
+        """Accounts so far."""
+        return WindowsStatistics(
+            opened=self._count,
+            closed=self._closed_count,
+            closed_by_linger=self._by_linger,
+            seen=dict(self._seen),
+            accepted=dict(self._accepted),
+            outside=dict(self._outside),
+            late=dict(self._late),
+            superseded=dict(self._superseded),
+            dropped={source: dict(reasons) for source, reasons in self._dropped.items()},
+            watermarks=dict(self._watermarks),
+        )
+
+
+def _inside_any(events: Block, intervals: list[Interval]) -> Mask:
+    """Whether each event lies wholly in one of the intervals."""
+    inside: Mask = np.zeros(len(events), np.bool_)
+    for start, end in intervals:
+        ts = events["ts"]
+        last = ts + np.where(events["kind"] == Kind.SPAN, events["dur"], 0)
+        inside |= (ts >= start) & (last < end)
+    return inside

@@ -1,0 +1,100 @@
+"""`trace()`: builds a profiler from what users name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from stepscope.backends.base import Backend
+from stepscope.exporters.base import Exporter
+from stepscope.exporters.callback import CallbackExporter
+from stepscope.exporters.journal import JournalExporter
+from stepscope.runtime.metadata import Metadata
+from stepscope.runtime.options import Options
+from stepscope.runtime.output import Output
+from stepscope.runtime.profiler import Profiler
+from stepscope.runtime.run import rank_from_environment
+from stepscope.runtime.schedule import ScheduleFunction, always
+
+
+def trace(
+    *,
+    schedule: ScheduleFunction | None = None,
+    backends: Sequence[Backend] = (),
+    exporters: Sequence[Exporter] = (),
+    on_trace_ready: Callable[..., Any] | Exporter | None = None,
+    name: str = "stepscope",
+    output_dir: str | os.PathLike[str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    rank: int | None = None,
+    start: bool = True,
+    options: Options | None = None,
+) -> Profiler:
+    """Makes a profiler, to be used with `with` or `async with`.
+
+    Args:
+        schedule: which steps are recorded; any callable from a step's number, 0 for the first, to a
+            `ProfilerAction`. Without one every step is, in one window.
+        backends: what records beside `span()` and its like.
+        exporters: where events go, while they are recorded. A journal in `output_dir` is kept in any case, unless
+            `options.journal` is off.
+        on_trace_ready: called with each finished `Window`, off the training thread: a callable, a coroutine
+            function, or an exporter, which is then simply added to `exporters`.
+        name: of the run, in reports and outputs.
+        output_dir: directory of the run; a rank gets a directory of its own in it. Default: a new one under
+            `stepscope_runs`.
+        metadata: facts for every output.
+        rank: of this process in a distributed job. Default: what the environment says (RANK, SLURM_PROCID, ...).
+        start: False to call `start()` yourself; entering the context does not start it then.
+        options: sizes, times and policies.
+
+    Raises:
+        TypeError: if an argument is not what it should be.
+        ValueError: if two backends or two exporters have one name.
+    """
+    chosen = options or Options()
+    if not isinstance(chosen, Options):
+        raise TypeError(f"options must be stepscope.Options, got {type(chosen).__name__}: {chosen!r}")
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"name must be a non-empty str, got {name!r}")
+    if schedule is not None and not callable(schedule):
+        raise TypeError(f"schedule must be callable with a step's number, got {type(schedule).__name__}: {schedule!r}")
+    if isinstance(rank, bool) or not isinstance(rank, int | None) or (rank is not None and rank < 0):
+        raise TypeError(f"rank must be a whole number from 0, got {rank!r}")
+    for what, given, contract in (("backend", backends, Backend), ("exporter", exporters, Exporter)):
+        for item in given:
+            if isinstance(item, type) or not isinstance(item, contract):
+                raise TypeError(f"{item!r} is no {what}: it lacks a method of stepscope.{what}s.base.{contract.__name__}")
+    said_rank, world_size = rank_from_environment()
+    rank = said_rank if rank is None else rank
+    output = Output.choose(output_dir, name, rank)
+    consumers: list[Exporter] = list(exporters)
+    if chosen.journal and not any(isinstance(exporter, JournalExporter) for exporter in consumers):
+        consumers.insert(0, JournalExporter(max_bytes=chosen.journal_max_bytes))
+    if isinstance(on_trace_ready, Exporter) and not isinstance(on_trace_ready, type):
+        consumers.append(on_trace_ready)
+    elif callable(on_trace_ready):
+        consumers.append(CallbackExporter(on_trace_ready, output.written))
+    elif on_trace_ready is not None:
+        raise TypeError(f"on_trace_ready must be callable or an exporter, got {on_trace_ready!r}")
+    _check_names("backends", [backend.name for backend in backends])
+    _check_names("exporters", [exporter.name for exporter in consumers])
+    return Profiler(
+        name=name,
+        schedule=schedule or always,
+        backends=backends,
+        exporters=consumers,
+        output=output,
+        metadata=Metadata(metadata),
+        rank=rank,
+        world_size=world_size,
+        start=start,
+        options=chosen,
+    )
+
+
+def _check_names(what: str, names: list[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"two {what} are named {twice[0]!r}: give one of them another name, ledgers tell them apart by it")

@@ -1,0 +1,293 @@
+"""Running statistics: exact counts and sums, quantiles within the stated error, bounded, safe on many threads."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.runtime import _core, strings
+from stepscope.runtime.aggregates import Aggregates
+from stepscope.runtime.events import Block, Flag, Kind, empty_block
+
+ERROR = 1 / 128
+FIRST = strings.FIRST_NAME
+MAX_KEYS = 65_536
+LONGEST = 2**63 - 1
+
+durations = st.one_of(st.integers(0, 300), st.integers(0, 10**10), st.integers(0, LONGEST))
+spans = st.lists(st.tuples(st.integers(FIRST, FIRST + 3), st.integers(0, 2), durations, st.integers(0, 10**9)))
+
+
+class Row(NamedTuple):
+    """One row of `Aggregates.rows()`."""
+
+    name: int
+    category: int
+    count: int
+    total: int
+    self: int
+    min: int
+    max: int
+    p50: float
+    p95: float
+    p99: float
+
+
+def block(kind: Kind, values: Sequence[tuple[Any, ...]], fields: Sequence[str]) -> Block:
+    """Events of one kind with these fields."""
+    events: Any = empty_block(len(values))
+    events["kind"] = kind
+    for i, field in enumerate(fields):
+        events[field] = [value[i] for value in values]
+    return events  # type: ignore[no-any-return]
+
+
+def span_block(values: Sequence[tuple[int, int, int, int]]) -> Block:
+    """Spans of (name, category, duration, self time)."""
+    return block(Kind.SPAN, values, ["name", "category", "dur", "self_dur"])
+
+
+def counter_block(values: Sequence[float], start: int = 0) -> Block:
+    """A counter's values, 1 ns apart."""
+    return block(Kind.COUNTER, [(FIRST, start + i, value) for i, value in enumerate(values)], ["name", "ts", "value"])
+
+
+def rows(aggregates: _core.Aggregates) -> dict[tuple[int, int], Row]:
+    """The rows by name and category."""
+    return {(row[0], row[1]): Row(*row) for row in aggregates.rows()}
+
+
+def test_there_is_nothing_at_first() -> None:
+    """New statistics have no rows and nothing to remark."""
+    aggregates = Aggregates()
+    aggregates.update(empty_block())
+    assert (aggregates.rows(), aggregates.counter_rows(), aggregates.instant_rows()) == ([], [], [])
+    assert set(aggregates.counts().values()) == {0}
+
+
+@given(st.lists(spans, max_size=4))
+def test_spans_add_up_exactly_and_quantiles_keep_their_error(blocks: list[list[tuple[int, int, int, int]]]) -> None:
+    """Against numpy: counts, sums and extremes are exact, quantiles are nearest-rank within 1/128."""
+    aggregates = Aggregates()
+    expected: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for values in blocks:
+        aggregates.update(span_block(values))
+        for name, category, duration, own in values:
+            expected[name, category].append((duration, own))
+    found = rows(aggregates)
+    assert found.keys() == expected.keys()
+    for key, pairs in expected.items():
+        row, lengths = found[key], np.sort(np.array([duration for duration, _ in pairs]))
+        assert row.count == len(pairs)
+        assert row.total == min(sum(lengths.tolist()), LONGEST)
+        assert row.self == sum(own for _, own in pairs)
+        assert (row.min, row.max) == (lengths[0], lengths[-1])
+        for percent, value in ((50, row.p50), (95, row.p95), (99, row.p99)):
+            exact = int(lengths[-(-len(lengths) * percent // 100) - 1])
+            assert abs(value - exact) <= exact * ERROR
+
+
+@given(durations)
+def test_one_value_is_every_quantile(duration: int) -> None:
+    """The extremes are exact, so a single value is not blurred at all."""
+    aggregates = Aggregates()
+    aggregates.update(span_block([(FIRST, 0, duration, 0)]))
+    row = rows(aggregates)[FIRST, 0]
+    assert row.p50 == row.p95 == row.p99 == float(duration)
+
+
+def test_the_error_of_quantiles_is_as_stated_over_the_whole_range() -> None:
+    """Values near every border between buckets, in one key with tiny and huge neighbours."""
+    edges = sorted({(64 + sub) << shift for shift in range(57) for sub in (0, 1, 31, 62, 63)})
+    for edge in edges:
+        for value in (edge - 1, edge, edge + 1):
+            aggregates = Aggregates()
+            aggregates.update(span_block([(FIRST, 0, d, 0) for d in (0, value, LONGEST)]))
+            assert abs(rows(aggregates)[FIRST, 0].p50 - value) <= value * ERROR
+
+
+@given(spans, spans)
+def test_merging_is_the_same_as_seeing_all(
+    left: list[tuple[int, int, int, int]], right: list[tuple[int, int, int, int]]
+) -> None:
+    """Statistics of windows can be added up to those of the run."""
+    one, two, both = Aggregates(), Aggregates(), Aggregates()
+    one.update(span_block(left))
+    two.update(span_block(right))
+    both.update(span_block(left + right))
+    one.merge(two)
+    assert sorted(one.rows()) == sorted(both.rows())
+    assert one.counts() == both.counts()
+
+
+def test_merging_with_itself_doubles() -> None:
+    """It neither hangs nor loses anything."""
+    aggregates = Aggregates()
+    aggregates.update(span_block([(FIRST, 0, 10, 5)]))
+    aggregates.merge(aggregates)
+    assert aggregates.rows() == [(FIRST, 0, 2, 20, 10, 10, 10, 10.0, 10.0, 10.0)]
+
+
+def test_a_copy_stands_still() -> None:
+    """What is added later does not show in a copy."""
+    aggregates = Aggregates()
+    aggregates.update(span_block([(FIRST, 0, 10, 5)]))
+    copied = aggregates.copy()
+    before = copied.rows()
+    aggregates.update(span_block([(FIRST, 0, 10, 5), (FIRST + 1, 0, 1, 1)]))
+    assert copied.rows() == before
+    assert len(aggregates.rows()) == 2
+
+
+def test_counters_have_a_true_mean() -> None:
+    """The mean is the mean: other profilers print (max - min) / 2 for these values."""
+    aggregates = Aggregates()
+    aggregates.update(counter_block([10, 15, 12, 14, 13, 100]))
+    [(name, category, count, low, high, last, mean, total)] = aggregates.counter_rows()
+    assert (name, category, count, low, high, last, total) == (FIRST, 0, 6, 10.0, 100.0, 100.0, 164.0)
+    assert round(mean, 2) == 27.33
+
+
+@given(st.lists(st.floats(-1e100, 1e100), min_size=1))
+def test_counters_against_numpy(values: list[float]) -> None:
+    """Extremes and the last value are exact, sum and mean within rounding."""
+    aggregates = Aggregates()
+    aggregates.update(counter_block(values))
+    [(_, _, count, low, high, last, mean, total)] = aggregates.counter_rows()
+    assert (count, low, high, last) == (len(values), min(values), max(values), values[-1])
+    slack = float(np.abs(values).sum()) * 1e-15
+    assert abs(total - float(np.sum(values))) <= 2 * slack
+    assert abs(mean - float(np.mean(values))) <= 2 * slack
+
+
+def test_the_last_value_of_a_counter_is_the_latest() -> None:
+    """Blocks of several threads arrive in any order."""
+    aggregates = Aggregates()
+    aggregates.update(counter_block([7.0], start=100))
+    aggregates.update(counter_block([1.0, 2.0], start=50))
+    assert aggregates.counter_rows()[0][5] == 2.0 or aggregates.counter_rows()[0][5] == 7.0
+    assert aggregates.counter_rows()[0][5] == 7.0
+
+
+def test_counter_values_that_are_not_finite_are_left_out_and_counted() -> None:
+    """One NaN does not spoil the mean of a run."""
+    aggregates = Aggregates()
+    aggregates.update(counter_block([1.0, float("nan"), float("inf"), 3.0, float("-inf")]))
+    assert aggregates.counter_rows() == [(FIRST, 0, 2, 1.0, 3.0, 3.0, 2.0, 4.0)]
+    assert aggregates.counts()["not_finite"] == 3
+
+
+def test_kinds_of_one_name_are_kept_apart() -> None:
+    """A span, a counter and an instant may share a name; other kinds are not counted at all."""
+    aggregates = Aggregates()
+    for kind in Kind:
+        aggregates.update(block(kind, [(FIRST, 3), (FIRST, 3)], ["name", "dur"]))
+    assert [row[2] for row in aggregates.rows()] == [2]
+    assert [row[2] for row in aggregates.counter_rows()] == [2]
+    assert aggregates.instant_rows() == [(FIRST, 0, 2)]
+
+
+def test_negative_times_count_as_nothing_and_are_counted() -> None:
+    """Clocks that run backwards must not subtract from a sum."""
+    aggregates = Aggregates()
+    aggregates.update(span_block([(FIRST, 0, -5, 3), (FIRST, 0, 7, -1), (FIRST, 0, -(2**63), -(2**63))]))
+    row = rows(aggregates)[FIRST, 0]
+    assert (row.count, row.total, row.self, row.min, row.max) == (3, 7, 3, 0, 7)
+    assert aggregates.counts()["negative"] == 3
+
+
+def test_spans_that_were_cut_are_counted() -> None:
+    """Clipped and open spans are part of the sums, and the reader is told how many there are."""
+    aggregates = Aggregates()
+    events: Any = span_block([(FIRST, 0, 5, 5)] * 4)
+    events["flags"] = [0, Flag.CLIPPED, Flag.OPEN | Flag.CLIPPED, Flag.ERROR | Flag.ASYNC]
+    aggregates.update(events)
+    assert aggregates.counts()["cut"] == 2
+    assert rows(aggregates)[FIRST, 0].count == 4
+
+
+def test_more_names_than_are_kept_apart_share_one_row() -> None:
+    """Memory is bounded, and nothing is lost from the sums, also by merging."""
+    extra = 1000
+    names = np.arange(FIRST, FIRST + MAX_KEYS + extra)
+    events: Any = empty_block(len(names))
+    events["kind"], events["name"], events["dur"], events["self_dur"] = Kind.SPAN, names, 3, 1
+    aggregates, more = Aggregates(), Aggregates()
+    aggregates.update(events)
+    assert aggregates.counts()["other"] == extra
+    found = aggregates.rows()
+    assert len(found) == MAX_KEYS + 1
+    assert [row[2:5] for row in found if strings.text(row[0]) == "(other names)"] == [(extra, 3 * extra, extra)]
+    events["name"] += 2**19
+    more.update(events)
+    aggregates.merge(more)
+    assert len(aggregates.rows()) == MAX_KEYS + 1
+    assert sum(row[2] for row in aggregates.rows()) == 2 * len(names)
+
+
+def test_quantiles_stay_bounded_in_memory() -> None:
+    """Names with durations of every size use up the buckets; sums stay exact, and the blur is counted."""
+    lengths = [1 << shift for shift in range(0, 63, 2)]
+    aggregates = Aggregates()
+    count = 20_000
+    for length in lengths:
+        events: Any = empty_block(count)
+        events["kind"], events["name"], events["dur"] = Kind.SPAN, np.arange(FIRST, FIRST + count), length
+        aggregates.update(events)
+    assert aggregates.counts()["blurred"] > 0
+    for row in aggregates.rows()[:: count // 50]:
+        assert row[2:4] == (len(lengths), sum(lengths))
+        assert (row[5], row[6]) == (lengths[0], lengths[-1])
+        assert lengths[0] <= row[7] <= row[8] <= row[9] <= lengths[-1]
+
+
+def test_blocks_of_any_layout_are_taken() -> None:
+    """Unaligned and strided memory gives the same result; half an event is refused."""
+    events = span_block([(FIRST, 0, 10, 10), (FIRST, 0, 20, 20), (FIRST, 0, 30, 30)])
+    aggregates = Aggregates()
+    aggregates.update(np.frombuffer(b"x" + events.tobytes(), events.dtype, offset=1))
+    aggregates.update(events[::2])
+    assert rows(aggregates)[FIRST, 0].total == 100
+    core = _core.Aggregates()
+    with pytest.raises(ValueError, match="65 bytes"):
+        core.update(bytes(65))
+    with pytest.raises(TypeError, match="int"):
+        core.update(5)
+    with pytest.raises(TypeError, match="merge Aggregates only, got list"):
+        core.merge([])  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    assert core.rows() == []
+
+
+def test_readers_see_whole_updates_only() -> None:
+    """Threads that update, read and merge at the same time neither lose nor tear anything."""
+    aggregates, sums = Aggregates(), Aggregates()
+    events = span_block([(FIRST, 0, 10, 4)] * 2000)
+    rounds, torn, done = 50, [0], threading.Event()
+
+    def write() -> None:
+        for _ in range(rounds):
+            aggregates.update(events)
+
+    def read() -> None:
+        while not done.is_set():
+            for row in aggregates.rows():
+                torn[0] += row[2] % 2000 != 0 or row[3] != 10 * row[2] or row[4] != 4 * row[2]
+            sums.merge(aggregates.copy())
+
+    writers = [threading.Thread(target=write) for _ in range(3)]
+    reader = threading.Thread(target=read)
+    for thread in (*writers, reader):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    done.set()
+    reader.join()
+    assert torn == [0]
+    assert rows(aggregates)[FIRST, 0].count == 3 * rounds * 2000

@@ -1,0 +1,152 @@
+"""Every exporter keeps the contract's promises, and the suite finds those that do not."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import io
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.exporters import conformance
+from stepscope.exporters.base import EventBatch, Exporter, Run, Window
+from stepscope.exporters.conformance import Factory, ReadBack, check_exporter
+from stepscope.exporters.console import ConsoleExporter
+from stepscope.exporters.journal import JournalExporter
+from stepscope.exporters.memory import MemoryExporter
+from stepscope.runtime import strings
+from stepscope.runtime.errors import OutputError
+from stepscope.runtime.events import Kind
+from stepscope.runtime.journal_reader import JournalReader
+
+
+def journal_spans(exporter: Exporter, directory: Path) -> Iterable[str]:
+    """Names of the spans in a journal, which must be undamaged and complete."""
+    assert isinstance(exporter, JournalExporter)
+    with JournalReader(exporter.path) as reader:
+        batches = [item.events for item in reader if isinstance(item, EventBatch)]
+        assert not reader.damage
+        assert reader.end is not None
+    return [strings.text(int(name)) for block in batches for name in block["name"][block["kind"] == int(Kind.SPAN)]]
+
+
+def memory_spans(exporter: Exporter, directory: Path) -> Iterable[str]:
+    """Names of the spans in memory."""
+    assert isinstance(exporter, MemoryExporter)
+    return exporter.names(kind=Kind.SPAN)
+
+
+CASES: dict[str, tuple[Factory, ReadBack | None, bool]] = {
+    "memory": (lambda directory: MemoryExporter(), memory_spans, False),
+    "console": (lambda directory: ConsoleExporter(io.StringIO(), interval=0), None, False),
+    "journal": (lambda directory: JournalExporter(), journal_spans, True),
+    "journal-compressed": (lambda directory: JournalExporter(directory / "x", compress=True), journal_spans, True),
+    "journal-synced": (lambda directory: JournalExporter(directory / "x", fsync="always"), journal_spans, True),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_exporters_keep_the_contract(name: str, tmp_path: Path) -> None:
+    """The exporters that ship pass the suite that ships."""
+    factory, read_back, writes_files = CASES[name]
+    await check_exporter(factory, tmp_path, read_back, writes_files=writes_files)
+
+
+class Careless(MemoryExporter):
+    """An exporter that forgets every second batch."""
+
+    async def export(self, batch: EventBatch) -> None:
+        if len(self.batches) % 2 == 0 and not any(call == "skipped" for call in self.calls[-1:]):
+            await super().export(batch)
+        else:
+            self.calls.append("skipped")
+
+
+class Vandal(MemoryExporter):
+    """An exporter that changes what it shares with others."""
+
+    async def export(self, batch: EventBatch) -> None:
+        batch.events.flags.writeable = True
+        batch.events["step"] = 7
+        await super().export(batch)
+
+
+class Fragile(MemoryExporter):
+    """An exporter that can be closed only once."""
+
+    async def aclose(self) -> None:
+        if self.closed:
+            raise RuntimeError("closed twice")
+        await super().aclose()
+
+
+class Chatty(MemoryExporter):
+    """An exporter that writes some batches twice when it is cancelled."""
+
+    async def export(self, batch: EventBatch) -> None:
+        await super().export(batch)
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            await super().export(batch)
+            raise
+
+
+class Trusting(MemoryExporter):
+    """An exporter that takes any directory for granted."""
+
+    async def open(self, run: Run) -> None:
+        await super().open(run)
+
+    async def close_window(self, window: Window) -> None:
+        await super().close_window(window)
+
+
+@pytest.mark.parametrize(
+    ("exporter", "complaint"),
+    [
+        (Careless, "keeps_what_it_was_given: spans that are missing"),
+        (Vandal, "leaves_batches_alone: the events were made writable|WRITEABLE"),
+        (Fragile, "closed twice"),
+        (Chatty, "survives_cancellation: spans that nobody exported"),
+        (Trusting, "refuses_unusable_places: open"),
+    ],
+)
+async def test_the_suite_finds_what_is_wrong(exporter: Callable[[], Any], complaint: str, tmp_path: Path) -> None:
+    """An exporter that breaks one promise fails, and the check that failed is named."""
+    with pytest.raises((AssertionError, RuntimeError, ValueError), match=complaint):
+        await check_exporter(lambda directory: exporter(), tmp_path, memory_spans)
+
+
+def test_checks_are_all_listed() -> None:
+    """A check that is written is run."""
+    written = {
+        name
+        for name, value in vars(conformance).items()
+        if asyncio.iscoroutinefunction(value) and not name.startswith("_") and name != "check_exporter"
+    }
+    assert written == {check.__name__ for check in conformance.CHECKS}
+
+
+def optional(module: str, name: str) -> Any:
+    """A class of an exporter that may not be there yet."""
+    return getattr(pytest.importorskip(module), name)
+
+
+async def test_places_are_refused_with_an_output_error(tmp_path: Path) -> None:
+    """The error says where and why."""
+    obstacle = tmp_path / "file"
+    obstacle.touch()
+    exporter = JournalExporter(obstacle / "journal")
+    run = conformance.Case(lambda directory: exporter, tmp_path, None, True).run()
+    with pytest.raises(OutputError, match=r"cannot create the journal: Not a directory: .*file/journal"):
+        await exporter.open(run)
+
+
+def test_base_names_the_contract() -> None:
+    """Those who write exporters find all they need in one module."""
+    base = importlib.import_module("stepscope.exporters.base")
+    assert {"EventBatch", "Exporter", "Run", "Window"} <= set(base.__all__)

@@ -1,0 +1,1 @@
+"""Drives the real programs that read traces, headless and without a network."""
