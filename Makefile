@@ -57,7 +57,7 @@ demo: install
 	@$(BIN)/stepscope demo
 
 test: install viewers-if-npm
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/pytest $(PYTEST_ARGS)
 
 check: lint types test
 

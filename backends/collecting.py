@@ -6,11 +6,10 @@ import threading
 from collections.abc import Callable
 
 import msgspec
-import numpy as np
 
 from stepscope.runtime import clock
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.events import Block, empty_block
+from stepscope.runtime.events import Block, empty_block, join_blocks
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -101,7 +100,7 @@ class CollectingSink:
     def events(self) -> Block:
         """All events in the order of arrival. Their arguments are in the deliveries."""
         blocks = [delivery.events for delivery in self.deliveries]
-        return np.concatenate([empty_block(), *blocks])
+        return join_blocks(blocks)
 
     @property
     def watermarks(self) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
@@ -91,6 +91,11 @@ class Stage:
                 f"it is at {self.sink.passed}"
             )
 
+    def expect_report(self, report: object) -> None:
+        """What `report` gave is a report."""
+        if not isinstance(report, BackendReport):
+            self.fail(f"report() must give a BackendReport, got {report!r}")
+
     def aclose(self) -> None:
         """Closes the backend on the loop, before the deadline."""
         closing = self._portal.start_task_soon(self.backend.aclose)
@@ -124,7 +129,7 @@ class Stage:
 
 
 @contextmanager
-def stage(case: Case) -> Iterator[Stage]:
+def stage(case: Case) -> Generator[Stage, None, None]:
     """A stage with a loop that runs, and a new backend that is not opened yet."""
     with start_blocking_portal("asyncio") as portal:
         made = Stage(case, portal, case.factory())
@@ -149,7 +154,9 @@ def check_block(events: Block, args: bytes) -> None:
     ends = events["args_at"].astype(np.int64) + events["args_len"]
     assert (ends[heap] <= len(args)).all(), f"arguments must lie in the heap of {len(args)} bytes"
     for event in events[heap][:1000]:
-        assert _core.decode_arguments(args, int(event["args_at"]), int(event["args_len"])), "arguments cannot be decoded"
+        assert _core.decode_arguments(args, int(event["args_at"]), int(event["args_len"])), (
+            "arguments cannot be decoded"
+        )
     names = np.concatenate([events["name"], events["args_at"][inline]])
     empty = strings.intern("")
     for name in np.unique(names).tolist():
@@ -263,8 +270,7 @@ def check_close_while_recording(case: Case) -> None:
         at.go(SAVE)
         at.go(NONE)
         at.aclose()
-        if not isinstance(at.backend.report(), BackendReport):
-            at.fail("report() must work after aclose")
+        at.expect_report(at.backend.report())
         for delivery in at.sink.deliveries:
             check_block(delivery.events, delivery.args)
 
@@ -274,9 +280,8 @@ def check_report(case: Case) -> None:
     with stage(case) as at:
         at.open()
         at.record((RECORD,))
-        for report in (at.backend.report(), at.on_loop(at.backend.report)):
-            if not isinstance(report, BackendReport):
-                at.fail(f"report() must give a BackendReport, got {report!r}")
+        at.expect_report(at.backend.report())
+        at.expect_report(at.on_loop(at.backend.report))
         at.go(NONE)
         at.aclose()
 

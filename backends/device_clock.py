@@ -31,7 +31,8 @@ class DeviceClock:
 
     def stamp(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
         """What the device writes down for these times of ours."""
-        return times + self._skew + np.rint((times - self._origin) * self._rate).astype(np.int64)
+        drifted: NDArray[np.int64] = np.rint((times - self._origin) * self._rate).astype(np.int64)
+        return times + (drifted + self._skew)
 
     def read(self) -> None:
         """Reads both clocks together and fits the mapping anew."""
@@ -46,11 +47,13 @@ class DeviceClock:
     def to_ours(self, theirs: NDArray[np.int64]) -> NDArray[np.int64]:
         """`ClockMapping.to_ours` for many stamps. Differences are small enough for doubles to hold them exactly."""
         mapping = self.mapping
-        return mapping.ours_ns + np.rint((theirs - mapping.theirs_ns) * mapping.rate).astype(np.int64)
+        since: NDArray[np.int64] = np.rint((theirs - mapping.theirs_ns) * mapping.rate).astype(np.int64)
+        return since + mapping.ours_ns
 
     def durations_to_ours(self, theirs: NDArray[np.int64]) -> NDArray[np.int64]:
         """Durations of the device's clock in ours; at least 1 ns."""
-        return np.maximum(np.rint(theirs * self.mapping.rate).astype(np.int64), 1)
+        ours: NDArray[np.int64] = np.rint(theirs * self.mapping.rate).astype(np.int64)
+        return np.maximum(ours, 1)
 
     def describe(self) -> str:
         """The mapping in words, for the trust report."""

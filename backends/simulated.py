@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from stepscope.backends.device_clock import DeviceClock
@@ -181,8 +182,10 @@ class SimulatedDevice:
             self.transition(ProfilerAction.RECORD, ProfilerAction.NONE, self._clock())
         sink = self._sink
         try:
-            while self._poll(1 << 62):
-                await anyio.sleep(0)
+            more = self._poll(1 << 62)
+            while more:
+                await anyio.lowlevel.checkpoint()
+                more = self._poll(1 << 62)
         finally:
             self._sink = None
             for buffer in self._pending:
@@ -222,7 +225,9 @@ class SimulatedDevice:
                     self._workload.correlations(made), made.kernels, made.launched, made.started, made.ran, strict=True
                 )
                 for correlation, kernel, launched, started, ran in rows:
-                    kernels[int(correlation)] = Kernel(stream, KERNELS[kernel], int(launched), int(started), int(ran))
+                    kernels[int(correlation)] = Kernel(
+                        stream, KERNELS[int(kernel)], int(launched), int(started), int(ran)
+                    )
         return kernels
 
     def poll(self) -> None:

@@ -95,7 +95,9 @@ class Workload:
         ]
         # Outside the range of real thread ids (at most 2**22 on Linux).
         self.host_tracks = [
-            tracks.new(TrackKind.THREAD, os.getpid(), (device + 1 << 24) + n, f"launches for stream {n + 1}", tracks.process())
+            tracks.new(
+                TrackKind.THREAD, os.getpid(), (device + 1 << 24) + n, f"launches for stream {n + 1}", tracks.process()
+            )
             for n in range(streams)
         ]
         self._names = np.array([strings.intern(name) for name in KERNELS], np.uint32)
@@ -137,7 +139,7 @@ class Workload:
 
         def fraction(shift: int) -> NDArray[np.float64]:
             bits = (h >> np.uint64(shift)) & np.uint64(0xFFFF)
-            return bits.astype(np.float64) / 65536.0  # type: ignore[no-any-return]
+            return bits.astype(np.float64) / 65536.0
 
         starts = origin + np.rint(local * self.period).astype(np.int64)
         launched = starts + (fraction(0) * (0.1 * self.period)).astype(np.int64)

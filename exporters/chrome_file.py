@@ -65,6 +65,7 @@ class ChromeFile:
         self._layout = layout
         self._output = output
         self._rows = Rows(run)
+        self._pending = b""  # names of rows that no piece has carried to the file yet
         self._base = base_of(run)
         self._limit = None if layout.limit is None else max(layout.limit - TAIL, 0)
         self._slice = SLICE
@@ -100,9 +101,10 @@ class ChromeFile:
         done = 0
         while done < len(events):
             some = events[done : done + self._slice]
-            rows = self._rows.before(some)
+            self._pending += self._rows.before(some).encode()
             lines = _core.encode_chrome(some, args, self._base, self._layout.dialect)
-            if await self._output.write(rows.encode() + lines, self._limit):
+            if await self._output.write(self._pending + lines, self._limit):
+                self._pending = b""
                 done += len(some)
                 self.events += len(some)
             elif len(some) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -78,21 +79,18 @@ class JournalExporter:
         await anyio.to_thread.run_sync(write)
 
     async def aclose(self) -> None:
-        if self._run is None:
-            return
-        run, self._run = self._run, None
-        metadata = dict(run.metadata())
+        # A cancelled call may still be writing on its thread; the writer's lock puts this behind it. If this one is
+        # cancelled too, the journal lacks at most its end mark, and another call may try again.
+        if self._run is not None:
+            await anyio.to_thread.run_sync(self._finish, dict(self._run.metadata()))
 
-        def finish() -> None:
+    def _finish(self, metadata: dict[str, Any]) -> None:
+        if self._writer.is_open:
             try:
                 self._writer.write_metadata(metadata)
                 self._writer.write_anchor(ClockAnchor.read())
             finally:
                 self._writer.close()
-
-        # A cancelled `export` may still be writing on its thread; the writer's lock puts this behind it.
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(finish)
 
 
 register("journal", (".journal", ".ssj"), JournalExporter)

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Literal
 
 import anyio
-import numpy as np
 
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.runtime import _core, strings
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.events import Block, Flag, Kind, empty_block
+from stepscope.runtime.events import Block, Flag, Kind, join_blocks
 
 Method = Literal["open", "export", "close_window", "aclose"]
 
@@ -89,7 +88,7 @@ class MemoryExporter:
     def events(self, window: int | None = None, kind: Kind | None = None) -> Block:
         """The events kept, in one block, of one window or kind if asked. `args_at` is meaningless here."""
         blocks = [batch.events for batch in self.batches if window is None or batch.window == window]
-        block: Block = np.concatenate(blocks) if blocks else empty_block()
+        block = join_blocks(blocks)
         return block if kind is None else block[block["kind"] == int(kind)]
 
     def names(self, window: int | None = None, kind: Kind | None = None) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import tempfile
 import zlib
 from collections.abc import Awaitable, Callable
@@ -28,6 +30,18 @@ def output_error(error: OSError, path: Path, doing: str) -> OutputError:
     return OutputError(error.errno, f"cannot {doing}: {error.strerror or error}", str(path))
 
 
+def make_directory(directory: Path) -> None:
+    """Makes a directory and those above it, unless it is there.
+
+    Raises:
+        OSError: if that cannot be done, or something else has its name.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory)) from error
+
+
 async def check_directory(directory: Path) -> None:
     """Makes a directory and sees that files can be created there.
 
@@ -36,7 +50,7 @@ async def check_directory(directory: Path) -> None:
     """
 
     def probe() -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         with tempfile.TemporaryFile(dir=directory):
             pass
 
@@ -76,7 +90,7 @@ class OutputFile:
             OutputError: if that cannot be done.
         """
         try:
-            await aiofiles.os.makedirs(path.parent, exist_ok=True)
+            await asyncio.to_thread(make_directory, path.parent)
             return cls(path, await aiofiles.open(path, "wb", buffering=0), gzip)
         except OSError as error:
             raise output_error(error, path, "create the file") from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import msgspec
 
@@ -46,56 +46,72 @@ def repair_chrome(path: Path) -> Repair:
     made = path.with_name(path.name + ".repaired")
     zipped = target.name.endswith(".gz")
     try:
-        with made.open("wb") as file:
-            deflate = zlib.compressobj(GZIP_LEVEL, wbits=31) if zipped else None
-            head, last, rest = b"", b"", b""
-            for chunk in _chunks(path, zipped):
-                whole, found, rest = (rest + chunk).rpartition(SEPARATOR)
-                if not found:
-                    continue
-                piece = last + (SEPARATOR if last else b"") + whole
-                before, _, last = piece.rpartition(SEPARATOR)
-                if before:
-                    before += SEPARATOR
-                    head = head or before[:1]
-                    file.write(deflate.compress(before) if deflate else before)
-            first = (head or last or rest)[:1]
-            end = _end(path, first, last, rest)
-            if end is not None:
-                file.write(deflate.compress(end) + deflate.flush() if deflate else end)
-        if end is None:
-            made.unlink()
+        source = _Source(path, zipped)
+        with _open(made, zipped) as file:
+            whole = source.copy_to(file)
+            end, lost = _end(path, source.first, whole, source.rest)
+            file.write(end)
+        if lost < 0 and source.complete:
             path.replace(target)
-            return Repair(target, -1)
-        os.replace(made, target)
-        if path != target:
-            path.unlink()
+        else:
+            made.replace(target)
+            lost = max(lost, 0)
+            if path != target:
+                path.unlink()
     except OSError as error:
-        made.unlink(missing_ok=True)
         raise output_error(error, path, "repair") from error
-    except FormatError:
+    finally:
         made.unlink(missing_ok=True)
-        raise
-    return Repair(target, len(rest))
+    return Repair(target, lost)
 
 
-def _chunks(path: Path, zipped: bool) -> Iterator[bytes]:
-    inflate = zlib.decompressobj(wbits=31) if zipped else None
-    with path.open("rb") as file:
-        while data := file.read(CHUNK):
-            try:
-                yield inflate.decompress(data) if inflate else data
-            except zlib.error as error:
-                raise FormatError(f"{path} is not gzip: {error}") from error
+def _open(path: Path, zipped: bool) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path, "wb", GZIP_LEVEL)) if zipped else path.open("wb")
 
 
-def _end(path: Path, first: bytes, last: bytes, rest: bytes) -> bytes | None:
-    """What follows the events before the last whole one; `None` if the file is complete."""
+class _Source:
+    """Reads a file that may have been cut."""
+
+    def __init__(self, path: Path, zipped: bool) -> None:
+        self.first = b""
+        """First byte: tells the form."""
+        self.rest = b""
+        """What follows the last whole event."""
+        self.complete = True
+        """Whether the file's own end was reached, which gzip knows."""
+        self._path = path
+        self._inflate = zlib.decompressobj(wbits=31) if zipped else None
+
+    def copy_to(self, file: IO[bytes]) -> bytes:
+        """Copies all events but the last whole one, which is returned."""
+        last = b""
+        for chunk in self._chunks():
+            self.first = self.first or chunk[:1]
+            whole, found, self.rest = (self.rest + chunk).rpartition(SEPARATOR)
+            if not found:
+                continue
+            before, _, last = (last + SEPARATOR * bool(last) + whole).rpartition(SEPARATOR)
+            if before:
+                file.write(before + SEPARATOR)
+        return last
+
+    def _chunks(self) -> Iterator[bytes]:
+        with self._path.open("rb") as file:
+            while data := file.read(CHUNK):
+                try:
+                    yield self._inflate.decompress(data) if self._inflate else data
+                except zlib.error as error:
+                    raise FormatError(f"{self._path} is not gzip: {error}") from error
+        self.complete = self._inflate is None or self._inflate.eof
+
+
+def _end(path: Path, first: bytes, last: bytes, rest: bytes) -> tuple[bytes, int]:
+    """What the last whole event and the rest become, and how many bytes are lost; -1 if the end was there."""
     close = {b"[": b"]", b"{": b"]}"}.get(first)
     if close is None:
         raise FormatError(f"{path} is not a Chrome trace")
-    if rest.rstrip().endswith(b"\n" + close):
-        return None
+    if rest.endswith(b"\n" + close + b"\n"):
+        return last + SEPARATOR + rest, -1
     text = last.removeprefix(b"[\n").rpartition(b'"traceEvents": [\n')[2]
     try:
         event: Any = json.loads(text)
@@ -103,4 +119,4 @@ def _end(path: Path, first: bytes, last: bytes, rest: bytes) -> bytes | None:
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{path} holds no whole event of a trace of stepscope") from error
     said = {"ph": "i", "s": "p", "cat": "stepscope", "name": "cut off", **where, "args": {"bytes lost": len(rest)}}
-    return last + SEPARATOR + dumps(said).encode() + b"\n" + close + b"\n"
+    return last + SEPARATOR + dumps(said).encode() + b"\n" + close + b"\n", len(rest)

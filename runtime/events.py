@@ -7,6 +7,7 @@ tracks are ids of the process-wide track table (`tracks.py`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum, IntFlag
 from typing import Any, TypeAlias
 
@@ -98,3 +99,16 @@ def empty_block(n: int = 0) -> Block:
     block: Any = np.zeros(n, EVENT_DTYPE)
     block["step"] = NO_STEP
     return block  # type: ignore[no-any-return]
+
+
+_RAW = np.dtype((np.void, EVENT_DTYPE.itemsize))
+
+
+def join_blocks(blocks: Iterable[Block]) -> Block:
+    """One block of several, in their order.
+
+    `np.concatenate` would rebuild the record type without its overlapping fields, and so change its layout.
+    """
+    raw = [block.view(_RAW) for block in blocks]
+    joined: Any = np.concatenate(raw).view(EVENT_DTYPE) if raw else empty_block()
+    return joined  # type: ignore[no-any-return]

@@ -5,29 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import anyio
 import msgspec
 
 from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch, Kind
 from stepscope.runtime.journal_format import time_range
 from stepscope.runtime.journal_reader import Damage, JournalItem, JournalReader
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Step, Window
-
-
-class Consumer(Protocol):
-    """What `stepscope.exporters.base.Exporter` promises, as the runtime sees it."""
-
-    name: str
-
-    async def open(self, run: Run) -> None: ...
-    async def export(self, batch: EventBatch) -> None: ...
-    async def close_window(self, window: Window) -> None: ...
-    async def aclose(self) -> None: ...
 
 
 Factory = Callable[[Path], Consumer]

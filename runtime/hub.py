@@ -68,7 +68,7 @@ class Hub:
 
     def start(self, work: Callable[..., Awaitable[T]], *args: Any) -> Future[T]:
         """Runs a coroutine function on the loop."""
-        return self._portal.start_task_soon(work, *args)  # type: ignore[arg-type]
+        return self._portal.start_task_soon(work, *args)
 
     def do(self, work: Callable[[], None]) -> None:
         """Calls a function on the loop and waits for it; from anywhere."""
@@ -112,13 +112,13 @@ class Hub:
 
     # on the loop
 
-    async def remove(self, pipeline: Pipeline, timeout: float) -> None:
-        """Closes a pipeline: sources, last windows, exporters, all within `timeout` seconds."""
-        deadline = anyio.current_time() + timeout
-        with anyio.CancelScope(deadline=anyio.current_time() + timeout / 2):
+    async def remove(self, pipeline: Pipeline, seconds: float) -> None:
+        """Closes a pipeline: sources, last windows, exporters, all within `seconds`."""
+        deadline = anyio.current_time() + seconds
+        with anyio.CancelScope(deadline=anyio.current_time() + seconds / 2):
             await pipeline.close_sources()
         self.drain(final=True)
-        while pipeline.busy() and anyio.current_time() < deadline - timeout / 4:
+        while pipeline.busy() and anyio.current_time() < deadline - seconds / 4:
             await anyio.sleep(SETTLE)
             self.drain()
         self._pipelines.remove(pipeline)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime.events import Block, Flag, Kind
+from stepscope.runtime.events import Block, Flag, Kind, join_blocks
 
 Interval = tuple[int, int]
 """`[start, end)` in ns."""
@@ -25,15 +25,17 @@ def ends(events: Block) -> NDArray[np.int64]:
 def has_duration(events: Block) -> Mask:
     """Whether each event is a span or a gap."""
     kind: Any = events["kind"]
-    return (kind == Kind.SPAN) | (kind == Kind.GAP)
+    long: Mask = (kind == Kind.SPAN) | (kind == Kind.GAP)
+    return long
 
 
 def touching(events: Block, interval: Interval) -> Mask:
     """Whether each event lies in the interval, at least in part; what has no duration lies where it begins."""
     start, end = interval
     ts: Any = events["ts"]
-    inside: Any = (ts >= start) & (ts < end)
-    return inside | (has_duration(events) & (ts < start) & (ends(events) > start))
+    inside: Mask = (ts >= start) & (ts < end)
+    across: Mask = has_duration(events) & (ts < start) & (ends(events) > start)
+    return inside | across
 
 
 def clip(events: Block, intervals: list[Interval]) -> Block:
@@ -62,9 +64,7 @@ def clip(events: Block, intervals: list[Interval]) -> Block:
             part["self_dur"][spans] = own[spans]
             part["flags"][cut] |= int(Flag.CLIPPED)
         parts.append(part)
-    if not parts:
-        return events[:0]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return parts[0] if len(parts) == 1 else join_blocks(parts)
 
 
 def without(whole: Interval, gaps: list[Interval]) -> list[Interval]:

@@ -94,6 +94,11 @@ class IdMap:
             ours = same.pop() if same else tracks.new(kind, record.pid, record.tid, record.name, parent)
             self._tracks.set(record.id, ours)
 
+    def name(self, theirs: int) -> int:
+        """Our id of one of their names; 0 if its text was never seen."""
+        ours = self._names.get(theirs)
+        return 0 if ours == _UNKNOWN else ours
+
     def localise(self, events: Block, args: bytearray) -> None:
         """Rewrites names, categories, tracks and argument keys in place.
 

@@ -79,6 +79,10 @@ class JournalReader:
     the tables' bounds, whatever the file contains. A torn tail ends the iteration; iterating again later goes
     on from there, if the file has grown. Not safe for use by two threads at once.
 
+    Args:
+        path: the file.
+        ids: what is known of the writing process's ids from elsewhere.
+
     Raises:
         OSError: if the file cannot be opened.
         FormatError: if it is not a journal, or one of a newer version.
@@ -93,10 +97,10 @@ class JournalReader:
     unknown_frames = 0
     """Frames of types that this version does not know, skipped; no damage."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], ids: IdMap | None = None) -> None:
         self.path = Path(path)
         self.metadata = {}
-        self._ids = IdMap()
+        self._ids = ids or IdMap()
         self._damage = Damage()
         self._number = 0
         # Non-blocking, so that a FIFO of this name is refused below instead of waited for.

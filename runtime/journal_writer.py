@@ -82,6 +82,11 @@ class JournalWriter:
         self._marked = 0
         self._metadata: bytes = b""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether frames can be appended."""
+        return self._fd >= 0
+
     def open(self, run: Run) -> None:
         """Creates the file, and directories that are missing, readable by this user only.
 
@@ -185,6 +190,17 @@ class JournalWriter:
         with self._lock:
             self._check_open()
             self._records_left_out += not self._record(fmt.FrameType.LEDGER, ledger)
+
+    def write_cap(self, record: fmt.CapRecord) -> None:
+        """Appends the size marker of a journal that is being copied.
+
+        Raises:
+            OutputError: if the file cannot be written.
+            ClosedError: after `close`.
+        """
+        with self._lock:
+            self._check_open()
+            self._records_left_out += not self._record(fmt.FrameType.CAP, record)
 
     def close(self) -> None:
         """Appends the end mark and closes the file. Idempotent.

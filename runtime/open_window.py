@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -13,6 +14,10 @@ from stepscope.runtime.events import NO_STEP, Block, Flag, Kind, empty_block
 from stepscope.runtime.intervals import FOREVER, Interval, clip, touching, without
 from stepscope.runtime.ledger import SourceLedger
 from stepscope.runtime.window import Step
+
+
+STEPS = "steps"
+"""Source of the spans of steps."""
 
 
 class StepMark(msgspec.Struct, frozen=True, gc=False):
@@ -63,7 +68,8 @@ class OpenWindow:
         start, end = self.interval
         ts = events["ts"]
         simple = len(intervals) == 1 and int(ts.min()) >= start and int((ts + np.maximum(events["dur"], 0)).max()) < end
-        mine = events.copy() if simple else clip(events, intervals)
+        # A step stays one span, whatever pauses are in it: viewers count steps.
+        mine = events.copy() if simple or source == STEPS else clip(events, intervals)
         if not len(mine):
             return mine
         gaps = mine["kind"] == Kind.GAP
@@ -135,7 +141,7 @@ class OpenWindow:
         if self.end is not None and self.end > marks[-1].ts:
             # Where the last step ends the same span is open as where it began, as far as is known.
             marks = [*marks, StepMark(self.end, marks[-1].number + 1, marks[-1].track, marks[-1].parent)]
-        yield from zip(marks, marks[1:], strict=False)
+        yield from pairwise(marks)
 
     def new_step_spans(self, fallback_track: int, *, last: bool = False) -> Block:
         """A span for each step that has ended since the last call; with `last`, also for the one that ends the window.
@@ -143,7 +149,7 @@ class OpenWindow:
         It is drawn on the track of the training loop if it nests there: if the same span is open at its begin and
         its end. Otherwise it goes to `fallback_track`.
         """
-        pairs = list(self._pairs() if last else zip(self._marks, self._marks[1:], strict=False))[self._steps_written :]
+        pairs = list(self._pairs() if last else pairwise(self._marks))[self._steps_written :]
         self._steps_written += len(pairs)
         block = empty_block(len(pairs))
         category = strings.category("user_annotation")

@@ -121,11 +121,12 @@ class Output:
         if journal is None or not isinstance(journal.exporter, _Journal):
             raise ProfilerStateError("this run keeps no journal (Options.journal is off), so windows cannot be exported")
         source = journal.exporter.path
+        directory = path.absolute().parent
         exporter = exporter_for(path, format)
 
         async def replay() -> None:
             with JournalReader(source) as reader:
-                await replay_into(reader, exporter, run_of(reader, path.absolute().parent), window)
+                await replay_into(reader, exporter, run_of(reader, directory), window)
 
         # On a loop of its own, so that it can be called from callbacks and coroutines alike.
         with anyio.from_thread.start_blocking_portal(name="stepscope export") as portal:

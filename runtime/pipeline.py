@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -213,7 +214,7 @@ class Pipeline:
         for outlet in self.outlets:
             outlet.close_window(finished)
 
-    def _spawn(self, work: Callable[[], Awaitable[None]]) -> None:
+    def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._tasks is not None:
             self._tasks.start_soon(work)
 

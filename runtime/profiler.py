@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import anyio.to_thread
 import msgspec
@@ -179,7 +179,7 @@ class Profiler(Stepping):
             self._hub = None
             hub.release()
 
-    def __enter__(self) -> Profiler:
+    def __enter__(self) -> Self:
         if self._start_on_enter:
             self.start()
         return self
@@ -187,7 +187,7 @@ class Profiler(Stepping):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    async def __aenter__(self) -> Profiler:
+    async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(self, *exc: object) -> None:
@@ -250,7 +250,7 @@ class Profiler(Stepping):
 
     def diagnostics(self) -> tuple[str, ...]:
         """Why nothing, or less than the schedule wanted, was recorded; empty if all is well."""
-        notes = () if self.schedule_error is None else (f"the schedule failed: {self.schedule_error}",)
+        notes: tuple[str, ...] = () if self.schedule_error is None else (f"the schedule failed: {self.schedule_error}",)
         if self._state in ("stopped", "closed"):
             steps = self._step - self._first_step
             notes += explain(

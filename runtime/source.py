@@ -66,7 +66,7 @@ class Source:
         self.error_count = 0
         self.open = False
         self._sink = InboxSink(backend.name, inbox)
-        self._derive = getattr(backend, "derive", None)
+        self._derive: Callable[[EventBatch], Block | None] | None = getattr(backend, "derive", None)
 
     def start(self) -> None:
         """Opens the backend."""
@@ -80,12 +80,13 @@ class Source:
     def derive(self, batch: EventBatch) -> Block | None:
         """What the backend makes of a batch of the recorder, such as links between its events."""
         block: Block | None = None
-        if self._derive is None or not self.open:
+        derive = self._derive
+        if derive is None or not self.open:
             return None
 
         def call() -> None:
             nonlocal block
-            block = self._derive(batch)
+            block = derive(batch)
 
         self._guard("derive", call)
         return block

@@ -113,8 +113,9 @@ class Stepping(_core.StepCounter):
         if self._window_first is not None and self._action is ProfilerAction.RECORD:
             self._open_steps = self._step - self._window_first
         whole = self._action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
+        stepped = self._step > self._first_step
         _core.changing(1)
-        self._change(ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=True)
+        self._change(ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=stepped)
 
     def _transition(self, step: int, at: int) -> None:
         """Called by `step()` at a change, or at every step if the schedule cannot tell the next one."""
@@ -135,8 +136,8 @@ class Stepping(_core.StepCounter):
         """The schedule's answer; a schedule that fails records nothing more, and its error is kept."""
         try:
             action = checked_action(self.schedule(step), step)
-            planned = isinstance(self.schedule, PlannedSchedule)
-            self._next_change = self.schedule.next_change(step) if planned else step + 1  # type: ignore[union-attr]
+            schedule = self.schedule
+            self._next_change = schedule.next_change(step) if isinstance(schedule, PlannedSchedule) else step + 1
         except Exception as error:
             if self.schedule_error is None:
                 self.schedule_error = error
@@ -158,7 +159,7 @@ class Stepping(_core.StepCounter):
         ends = before.records and (saved or not after.records)
         begins = after.records and (ends or not before.records)
         if ends:
-            if not saved and complete and not cut_short:
+            if not saved and complete and self._live:
                 complete, reason = False, f"the schedule went from RECORD to {after.name} without RECORD_AND_SAVE"
             recorder.want(self._serial, after.records and not self._pauses)
             pipeline.inbox.put(WindowEnds(at, complete, reason, cut_short))

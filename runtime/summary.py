@@ -84,18 +84,18 @@ FORMATS = ("table", "markdown", "json")
 
 
 def _head(name: str, *numbers: str) -> tuple[Column, ...]:
-    return (Column(name, right=False), Column("Category", right=False), *map(Column, numbers))
+    return (Column(name, right=False), Column("Category", right=False), *(Column(number) for number in numbers))
 
 
 _SPAN_HEAD = _head("Name", "Count", "Self", "Self %", "Total", "Mean", "Min", "P50", "P95", "P99", "Max")
 _COUNTER_HEAD = _head("Counter", "Values", "Last", "Mean", "Min", "Max", "Sum")
 _INSTANT_HEAD = _head("Instant", "Count")
 _REMARKS = {
-    "cut": "{} of the spans were cut at a border of what was recorded, or had not ended",
-    "negative": "{} spans had a negative time, which was taken as 0",
-    "not_finite": "{} values of counters were NaN or infinite, and were left out",
-    "other": "{} events are under `(other names)`: there were more names than are kept apart",
-    "blurred": "{} spans are not exactly placed in the quantiles: the memory for those was used up",
+    "cut": "spans cut at a border of what was recorded, or not ended: {}",
+    "negative": "spans with a negative time, taken as 0: {}",
+    "not_finite": "counter values left out because they are NaN or infinite: {}",
+    "other": "events under `(other names)`, beyond the number of names kept apart: {}",
+    "blurred": "spans not exactly placed in the quantiles, whose memory was used up: {}",
 }
 
 
@@ -117,8 +117,13 @@ class Summary(msgspec.Struct, frozen=True):
             SummaryRow(text(name), text(category), count, total, self_, low, high, total / count, p50, p95, p99)
             for name, category, count, total, self_, low, high, p50, p95, p99 in aggregates.rows()
         ]
-        counters = [CounterRow(text(name), text(category), *rest) for name, category, *rest in aggregates.counter_rows()]
-        instants = [InstantRow(text(name), text(category), count) for name, category, count in aggregates.instant_rows()]
+        counters = [
+            CounterRow(text(name), text(category), count, low, high, last, mean, total)
+            for name, category, count, low, high, last, mean, total in aggregates.counter_rows()
+        ]
+        instants = [
+            InstantRow(text(name), text(category), count) for name, category, count in aggregates.instant_rows()
+        ]
         return cls(
             tuple(_sorted(rows, "self")),
             tuple(sorted(counters, key=lambda row: (row.name, row.category))),
@@ -158,7 +163,7 @@ class Summary(msgspec.Struct, frozen=True):
     def _top(self, sort_by: str, top: int | None) -> list[SummaryRow]:
         if sort_by not in _SORT:
             raise ValueError(f"cannot sort by {sort_by!r}: it must be one of {', '.join(SORT_KEYS)}")
-        if top is not None and (not isinstance(top, int) or isinstance(top, bool)):
+        if top is not None and (not isinstance(top, int) or isinstance(top, bool)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"top must be an integer or None, got {top!r}")
         if top is not None and top < 1:
             raise ValueError(f"top must be 1 or more, got {top}")
@@ -186,7 +191,8 @@ class Summary(msgspec.Struct, frozen=True):
         parts: list[str] = []
         if shown:
             parts.append(table(_SPAN_HEAD, [(*label(row), *times(row)) for row in shown]))
-        remarks = [f"{len(self.rows) - len(shown):,} of {len(self.rows):,} rows are not shown"] if len(shown) < len(self.rows) else []
+        hidden = len(self.rows) - len(shown)
+        remarks = [f"{hidden:,} of {len(self.rows):,} rows are not shown"] if hidden else []
         spans = sum(row.count for row in self.rows)
         remarks.append(f"{spans:,} spans, {human_time(whole)} self time" if spans else "no spans were recorded")
         remarks += [_REMARKS[name].format(f"{n:,}") for name, n in self.counts.items() if n and name in _REMARKS]

@@ -16,10 +16,9 @@ import numpy as np
 from stepscope.runtime.events import Block, EventBatch, Kind
 from stepscope.runtime.intervals import Interval, Mask, touching
 from stepscope.runtime.messages import WindowEnds
-from stepscope.runtime.open_window import OpenWindow, StepMark
+from stepscope.runtime.open_window import STEPS, OpenWindow, StepMark
 
 RECORDER = "recorder"
-STEPS = "steps"
 REMEMBERED = 64
 """Closed windows that late events are still told apart by."""
 
@@ -144,7 +143,7 @@ class Windows:
         self._seen[source] += total
         if len(self._open) == 1:
             batch = self._take(self._open[0], source, events, args)
-            if len(batch) >= len(events):  # nothing was left out
+            if len(batch) == len(events) and not self._open[0].gaps:  # nothing was left out
                 self._accepted[source] += total
                 return [*batches, batch]
             whole = [batch]

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import stepscope.runtime.decorate as _decorate
+import stepscope.runtime.exit as _exit
+from stepscope.exporters.chrome import ChromeTraceExporter
+from stepscope.exporters.console import ConsoleExporter
+from stepscope.exporters.journal import JournalExporter
+from stepscope.exporters.memory import MemoryExporter
+from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime._core import counter, flow, instant, span
+from stepscope.runtime.domain import Domain
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import ProfilerAction, schedule
 from stepscope.runtime.window import Window
 from stepscope.trace import trace
 
+# Imported for what they install: spans as decorators, and the closing of profilers at the interpreter's exit.
+_INSTALLED = (_decorate, _exit)
+
 __all__ = [
+    "ChromeTraceExporter",
+    "ConsoleExporter",
+    "Domain",
+    "JournalExporter",
+    "MemoryExporter",
     "Options",
     "Profiler",
     "ProfilerAction",
@@ -19,5 +35,6 @@ __all__ = [
     "instant",
     "schedule",
     "span",
+    "tensorboard_trace_handler",
     "trace",
 ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,7 +26,7 @@ durations = st.one_of(st.integers(0, 300), st.integers(0, 10**10), st.integers(0
 spans = st.lists(st.tuples(st.integers(FIRST, FIRST + 3), st.integers(0, 2), durations, st.integers(0, 10**9)))
 
 
-class Row(NamedTuple):
+class Row(msgspec.Struct, frozen=True):
     """One row of `Aggregates.rows()`."""
 
     name: int
@@ -172,7 +173,6 @@ def test_the_last_value_of_a_counter_is_the_latest() -> None:
     aggregates = Aggregates()
     aggregates.update(counter_block([7.0], start=100))
     aggregates.update(counter_block([1.0, 2.0], start=50))
-    assert aggregates.counter_rows()[0][5] == 2.0 or aggregates.counter_rows()[0][5] == 7.0
     assert aggregates.counter_rows()[0][5] == 7.0
 
 
@@ -216,7 +216,7 @@ def test_spans_that_were_cut_are_counted() -> None:
 def test_more_names_than_are_kept_apart_share_one_row() -> None:
     """Memory is bounded, and nothing is lost from the sums, also by merging."""
     extra = 1000
-    names = np.arange(FIRST, FIRST + MAX_KEYS + extra)
+    names = 2**18 + np.arange(MAX_KEYS + extra)
     events: Any = empty_block(len(names))
     events["kind"], events["name"], events["dur"], events["self_dur"] = Kind.SPAN, names, 3, 1
     aggregates, more = Aggregates(), Aggregates()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import importlib
 import io
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ import pytest
 
 from stepscope.exporters import conformance
 from stepscope.exporters.base import EventBatch, Exporter, Run, Window
+from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.conformance import Factory, ReadBack, check_exporter
 from stepscope.exporters.console import ConsoleExporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.memory import MemoryExporter
+from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.runtime import strings
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import Kind
@@ -39,11 +43,31 @@ def memory_spans(exporter: Exporter, directory: Path) -> Iterable[str]:
     return exporter.names(kind=Kind.SPAN)
 
 
+def json_spans(exporter: Exporter, directory: Path) -> Iterable[str]:
+    """Names of the spans in all Chrome traces of a directory, which must be valid JSON."""
+    names: list[str] = []
+    for path in sorted(directory.rglob("*.json*")):
+        data = path.read_bytes()
+        trace = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        events = trace if isinstance(trace, list) else trace["traceEvents"]
+        names += [event["name"] for event in events if event["ph"] in ("X", "b")]
+    # Other kinds are drawn with the same phases: gaps as slices, async events as pairs.
+    return [name for name in names if name not in ("kind GAP", "kind ASYNC_BEGIN")]
+
+
 CASES: dict[str, tuple[Factory, ReadBack | None, bool]] = {
     "memory": (lambda directory: MemoryExporter(), memory_spans, False),
     "console": (lambda directory: ConsoleExporter(io.StringIO(), interval=0), None, False),
     "journal": (lambda directory: JournalExporter(), journal_spans, True),
     "journal-compressed": (lambda directory: JournalExporter(directory / "x", compress=True), journal_spans, True),
+    "chrome": (lambda directory: ChromeTraceExporter(directory / "trace.json"), json_spans, True),
+    "chrome-object": (
+        lambda directory: ChromeTraceExporter(directory / "trace.json.gz", form="object", dialect="tensorboard"),
+        json_spans,
+        True,
+    ),
+    "chrome-windows": (lambda directory: ChromeTraceExporter(directory / "w{window}.json"), json_spans, True),
+    "tensorboard": (lambda directory: TensorBoardExporter(directory), json_spans, True),
     "journal-synced": (lambda directory: JournalExporter(directory / "x", fsync="always"), journal_spans, True),
 }
 
@@ -129,11 +153,6 @@ def test_checks_are_all_listed() -> None:
         if asyncio.iscoroutinefunction(value) and not name.startswith("_") and name != "check_exporter"
     }
     assert written == {check.__name__ for check in conformance.CHECKS}
-
-
-def optional(module: str, name: str) -> Any:
-    """A class of an exporter that may not be there yet."""
-    return getattr(pytest.importorskip(module), name)
 
 
 async def test_places_are_refused_with_an_output_error(tmp_path: Path) -> None:

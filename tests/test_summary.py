@@ -31,9 +31,16 @@ names = st.text(st.characters(codec="utf-8"), max_size=60)
 
 def row(name: str, self_ns: int = 1000, count: int = 1, **changes: Any) -> SummaryRow:
     """A row of a name, with plain values for what is not given."""
-    values: dict[str, Any] = dict(
-        category="cpu_op", total_ns=2000, min_ns=1, max_ns=2, mean_ns=1.5, p50_ns=1.0, p95_ns=2.0, p99_ns=2.0
-    )
+    values: dict[str, Any] = {
+        "category": "cpu_op",
+        "total_ns": 2000,
+        "min_ns": 1,
+        "max_ns": 2,
+        "mean_ns": 1.5,
+        "p50_ns": 1.0,
+        "p95_ns": 2.0,
+        "p99_ns": 2.0,
+    }
     return SummaryRow(name=name, self_ns=self_ns, count=count, **(values | changes))
 
 
@@ -73,7 +80,7 @@ def test_the_table_for_a_terminal() -> None:
         "add   cpu_op        1  4.00us   40.0%  50.0us  50.0us  50.0us  50.0us  50.0us  50.0us  50.0us\n"
         "\n"
         "4 spans, 10.0us self time\n"
-        "1 values of counters were NaN or infinite, and were left out\n"
+        "counter values left out because they are NaN or infinite: 1\n"
         "\n"
         "Counter  Category  Values  Last   Mean  Min  Max  Sum\n"
         "-------  --------  ------  ----  -----  ---  ---  ---\n"
@@ -221,7 +228,14 @@ def test_times_for_people(ns: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0"), (27.3333, "27.33"), (-0.00123456, "-0.001235"), (100.0, "100"), (123456.0, "123,456"), (1e20, "1e+20")],
+    [
+        (0.0, "0"),
+        (27.3333, "27.33"),
+        (-0.00123456, "-0.001235"),
+        (100.0, "100"),
+        (123456.0, "123,456"),
+        (1e20, "1e+20"),
+    ],
 )
 def test_numbers_for_people(value: float, text: str) -> None:
     """Four digits, whole numbers in full while they are readable."""

@@ -92,6 +92,7 @@ static void sketch_add(Table *t, Entry *e, uint32_t bucket, uint64_t count) {
 /* Nearest rank: the smallest value that at least `percent` of the values do not exceed. */
 static double quantile(const Entry *e, unsigned percent) {
     uint64_t rank = (e->count * percent + 99) / 100, seen = 0;
+    if (rank == e->count) return (double)e->span.max;
     for (uint32_t i = 0; i < e->span.size; i++)
         if ((seen += e->span.buckets[i]) >= rank)
             return fmax((double)e->span.min, fmin((double)e->span.max, bucket_middle(e->span.first + i)));

@@ -252,7 +252,7 @@ static void put_span(Out *o, const Event *e) {
     if (async) put_local_id(o, e->id);
     else {
         PUT(o, ",\"dur\":");
-        if (o->tensorboard) put_grid(o, grid(end) - grid(ts));
+        if (o->tensorboard) put_grid(o, (int64_t)((uint64_t)grid(end) - (uint64_t)grid(ts)));
         else put_us(o, dur);
     }
     if (e->flags & FLAG_OPEN && PUT_KEY(o, "had not ended")) PUT(o, "true");

@@ -60,24 +60,26 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Sequence numbers, which tie a backward operator to its forward one, are not in what torch sends. They are read from
  * torch's own counters; backends/torch_symbols.py finds these and checks each against torch's Python interface. */
-typedef struct { void *object, *control, *pad[2]; } Shared; /* a shared_ptr, padded so that C returns it as C++ does */
+typedef struct { char *node, *control, *pad[2]; } Returned; /* a smart pointer, padded so that C returns it as C++ does */
 static struct {
     uint64_t (*next_number)(void);
     bool (*grad_enabled)(void), (*key_excluded)(uint16_t);
-    Shared (*current_node)(void);
+    Returned (*current_node)(void);
     uint16_t autograd_key;
-    uint32_t number_at;
+    uint32_t number_at, counted_in_control, count_at;
 } torch;
 static atomic_bool numbered;
 
 EXPORT void stepscope_itt_numbers(void *next_number, void *grad_enabled, void *key_excluded, void *current_node,
-                                  uint32_t autograd_key, uint32_t number_at) {
+                                  uint32_t autograd_key, uint32_t number_at, uint32_t counted_in_control, uint32_t count_at) {
     torch.next_number = (uint64_t (*)(void))next_number;
     torch.grad_enabled = (bool (*)(void))grad_enabled;
     torch.key_excluded = (bool (*)(uint16_t))key_excluded;
-    torch.current_node = (Shared (*)(void))current_node;
+    torch.current_node = (Returned (*)(void))current_node;
     torch.autograd_key = (uint16_t)autograd_key;
     torch.number_at = number_at;
+    torch.counted_in_control = counted_in_control;
+    torch.count_at = count_at;
     atomic_store_explicit(&numbered, true, memory_order_release);
 }
 
@@ -88,11 +90,12 @@ static uint64_t forward_number(void) {
 }
 
 static uint64_t node_number(void) {
-    Shared node = torch.current_node();
-    uint64_t number = NONE;
-    if (node.object) memcpy(&number, (char *)node.object + torch.number_at, sizeof number);
-    /* The engine holds the node while it runs, so this is never the last reference. */
-    if (node.control) __atomic_fetch_sub((int *)((char *)node.control + sizeof(void *)), 1, __ATOMIC_ACQ_REL);
+    Returned now = torch.current_node();
+    uint64_t number;
+    if (!now.node) return NONE;
+    memcpy(&number, now.node + torch.number_at, sizeof number);
+    /* The engine holds the node while it runs, so ours is never the last reference. */
+    __atomic_fetch_sub((int *)((torch.counted_in_control ? now.control : now.node) + torch.count_at), 1, __ATOMIC_ACQ_REL);
     return number;
 }
 

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The `stepscope` command, one file for each of its commands."""

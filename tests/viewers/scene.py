@@ -15,7 +15,7 @@ from stepscope.runtime.run import Run
 from stepscope.runtime.tracks import TrackKind
 from stepscope.runtime.window import Step, Window
 
-START = 5_000_000_000_000
+START = 5_000_123_456_789
 """Monotonic time of the run's beginning, in ns."""
 
 PID = 4242

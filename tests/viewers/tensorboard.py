@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ def average_step(profile: Any) -> dict[str, float]:
 
 def operators(profile: Any) -> dict[str, dict[str, Any]]:
     """The operator view's rows by name."""
-    return {row["name"]: row for row in profile.operation_table_by_name}
+    return {row["name"]: row for row in profile.operation_table_by_name["data"]}
 
 
 @contextmanager
@@ -58,9 +59,10 @@ def open_tensorboard(logdir: Path) -> Iterator[Page]:
 
 def _wait_for_runs(address: str) -> None:
     """Asks for the list of runs until the plugin has read them; its own page polls likewise."""
-    for _ in range(300):
+    for _ in range(600):
         with urllib.request.urlopen(f"{address}data/plugin/pytorch_profiler/runs") as answer:
             text = answer.read().decode()
         if '"loading": false' in text and '"runs": []' not in text:
             return
+        time.sleep(0.1)
     raise AssertionError(f"TensorBoard did not load any run: {text}")

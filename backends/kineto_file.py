@@ -1,0 +1,103 @@
+"""Reading the JSON file that kineto writes, a slice at a time, so that no reader holds the GIL for long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.runtime.errors import FormatError
+
+_CHUNK = 1 << 16
+_EVENTS = b'"traceEvents": ['
+_BETWEEN = b"\n  },"
+"""What stands between two events: strings hold no raw line break, and what is inside an event is indented further."""
+
+
+class KinetoEvent(msgspec.Struct, frozen=True):
+    """One event of the file, in Chrome's trace format."""
+
+    ph: str
+    name: str = ""
+    cat: str = ""
+    pid: int | str = 0
+    tid: int | str = 0
+    ts: float = 0.0
+    """µs since `base_ns`."""
+    dur: float = 0.0
+    id: int | str = 0
+    args: dict[str, Any] = {}
+
+
+class KinetoFile:
+    """A kineto trace on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.base_ns = 0
+        """Unix time in ns that the events' times count from; known once `slices` has begun."""
+        self.skipped = 0
+        """Events that could not be decoded."""
+        self._decode = msgspec.json.Decoder(list[KinetoEvent]).decode
+        self._decode_one = msgspec.json.Decoder(KinetoEvent).decode
+
+    def slices(self) -> Iterator[list[KinetoEvent]]:
+        """The events, in order, some hundred at a time.
+
+        Raises:
+            FormatError: if this is no such file.
+            OSError: if it cannot be read.
+        """
+        with self.path.open("rb") as file:
+            text = file.read(_CHUNK)
+            while (at := text.find(_EVENTS)) < 0:
+                more = file.read(_CHUNK)
+                if not more:
+                    raise FormatError(f"{self.path} is no trace of kineto: it has no traceEvents")
+                text += more
+            self._read_head(text[: at + len(_EVENTS)] + b"]}")
+            text = text[at + len(_EVENTS) :]
+            while True:
+                end = text.rfind(_BETWEEN)
+                if end >= 0:
+                    yield self._events(text[: end + 4])
+                    text = text[end + len(_BETWEEN) :]
+                more = file.read(_CHUNK)
+                if not more:
+                    break
+                text += more
+        # The last event, and what follows the list.
+        end = text.rfind(b"\n  }\n  ]")
+        if end >= 0:
+            text = text[: end + 4]
+        elif text.strip().startswith(b"]"):
+            return
+        else:
+            raise FormatError(f"{self.path} ends inside an event: it was not written to the end")
+        if text.strip():
+            yield self._events(text)
+
+    def _read_head(self, text: bytes) -> None:
+        try:
+            self.base_ns = int(msgspec.json.decode(text).get("baseTimeNanoseconds", 0))
+        except (msgspec.DecodeError, AttributeError, TypeError, ValueError) as error:
+            raise FormatError(f"{self.path} is no trace of kineto: {error}") from error
+
+    def _events(self, text: bytes) -> list[KinetoEvent]:
+        try:
+            return self._decode(b"[" + text + b"]")
+        except msgspec.DecodeError:
+            return self._one_by_one(text)
+
+    def _one_by_one(self, text: bytes) -> list[KinetoEvent]:
+        """Saves what it can of a slice in which something is no JSON: older versions do not escape every name."""
+        events: list[KinetoEvent] = []
+        for piece in text.split(_BETWEEN):
+            whole = piece if piece.endswith(b"\n  }") else piece + b"\n  }"
+            try:
+                events.append(self._decode_one(whole))
+            except msgspec.DecodeError:
+                self.skipped += 1
+        return events

@@ -1,0 +1,62 @@
+"""Where kineto's events are drawn: its pairs of process and thread, or device and stream, as tracks."""
+
+from __future__ import annotations
+
+import os
+
+from stepscope.backends.kineto_file import KinetoEvent
+from stepscope.runtime import tracks
+from stepscope.runtime.tracks import TrackKind
+
+
+class KinetoTracks:
+    """Remembers the tracks of one backend, so that a thread or stream has one row over all windows."""
+
+    def __init__(self) -> None:
+        self._tracks: dict[tuple[int | str, int | str], int] = {}
+        self._names: dict[tuple[int | str, int | str], str] = {}
+        self._labels: dict[int | str, str] = {}
+        self._known = 1
+        self._threads: dict[tuple[int, int], int] = {}
+        self._processes: dict[int, int] = {}
+
+    def describe(self, event: KinetoEvent) -> None:
+        """Takes a metadata event; kineto writes those of a track before its events."""
+        if event.name == "thread_name":
+            self._names[event.pid, event.tid] = str(event.args.get("name", "")).strip()
+        elif event.name == "process_labels":
+            self._labels[event.pid] = str(event.args.get("labels", ""))
+
+    def of(self, pid: int | str, tid: int | str) -> int:
+        """The track of this pair: that of the recorder if it is a thread that it knows."""
+        found = self._tracks.get((pid, tid))
+        if found is None:
+            found = self._tracks[pid, tid] = self._make(pid, tid)
+        return found
+
+    def _make(self, pid: int | str, tid: int | str) -> int:
+        """`tid` may be a text for rows that are no threads; they get a row by that name."""
+        name = self._names.get((pid, tid), "")
+        number = tid if isinstance(tid, int) else 0
+        if isinstance(pid, str):
+            return tracks.new(TrackKind.THREAD, 0, number, name or str(tid))
+        if pid != os.getpid() and self._labels.get(pid, "").startswith("GPU"):
+            return tracks.new(TrackKind.STREAM, pid, number, name or f"stream {tid}", self._process(pid))
+        self._learn()
+        known = self._threads.get((pid, number)) if isinstance(tid, int) else None
+        return known or tracks.new(TrackKind.THREAD, pid, number, name or f"thread {tid}", self._process(pid))
+
+    def _process(self, pid: int) -> int:
+        self._learn()
+        if pid not in self._processes:
+            label = self._labels.get(pid, "")
+            self._processes[pid] = tracks.new(TrackKind.PROCESS, pid, 0, label or f"process {pid}")
+        return self._processes[pid]
+
+    def _learn(self) -> None:
+        for track in tracks.since(self._known):
+            self._known = track.id + 1
+            if track.kind is TrackKind.THREAD:
+                self._threads[track.pid, track.tid] = track.id
+            elif track.kind is TrackKind.PROCESS:
+                self._processes[track.pid] = track.id

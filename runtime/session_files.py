@@ -1,0 +1,249 @@
+"""The files of a session directory, read after their process has died: rings, open spans, names, tracks.
+
+The layouts are those of `core/ring.c`, `stack.c`, `strings.c` and `track.c`. Nothing in the files is believed: links
+are not followed, sizes are bounded, every count is checked against what is there.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from stepscope.runtime import _core, strings
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.events import EVENT_DTYPE, NO_STEP, Block, Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.journal_format import TrackRecord
+from stepscope.runtime.journal_ids import IdMap
+
+MAX_RINGS = 4096
+MAX_SLOTS = 1 << 24
+MAX_STACKS = 1 << 16
+MAX_STRINGS_BYTES = 1 << 30
+MAX_TRACKS_BYTES = 32 << 20
+
+_RING_HEADER = 4096
+_RING_FIELDS = struct.Struct("<8sIIIIq32xQQQ40xQQ")
+"""Magic, version, slots, track, alive, thread, head, reserve, produced, tail, serial of the next event."""
+_RING_MAGIC = b"SSRING1\0"
+_RING_VERSION = 1
+_MORE = 255
+_MORE_BYTES = 62
+
+_TRACK = struct.Struct("<qqIIII")
+_STRING = struct.Struct("<II")
+_STACK_FRAMES = 126
+_FRAME_DEAD = 1
+_FRAME_DTYPE = np.dtype(
+    [("ts", "<i8"), ("child", "<i8"), ("id", "<u8"), ("name", "<u4"), ("category", "<u2"), ("flags", "<u2")]
+)
+_STACK_DTYPE = np.dtype(
+    [
+        ("used", "<u4"), ("track", "<u4"), ("depth", "<u4"), ("index", "<u4"), ("pushes", "<u8"), ("parent", "<u8"),
+        ("owner", "<u8"), ("zero", "<u8", 3), ("frames", _FRAME_DTYPE, _STACK_FRAMES),
+    ]
+)  # fmt: skip
+assert _STACK_DTYPE.itemsize == 4096
+
+
+class RingContent(msgspec.Struct, frozen=True):
+    """What a ring file still holds."""
+
+    events: Block
+    """Oldest first, those included that were taken out already and not overwritten since. Ids are the dead process's."""
+    args: bytearray
+    gaps: Block
+    """Where events were dropped and that was not reported yet: `id` says how many. `ts` 0: after the last event."""
+
+
+class SessionFiles:
+    """One session directory.
+
+    Raises:
+        FormatError: if the path is not a directory of this user.
+        OSError: if it cannot be read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.notes: list[str] = []
+        """Files that could not be used, and why."""
+        found = directory.lstat()
+        if not stat.S_ISDIR(found.st_mode) or os.getuid() not in (found.st_uid, 0):
+            raise FormatError(f"{directory} is not a session directory of this user")
+
+    def load_ids(self, ids: IdMap) -> None:
+        """Learns the names and tracks of the dead process."""
+        ids.add_strings(self._strings())
+        data = self._read("tracks", MAX_TRACKS_BYTES)
+        records: list[TrackRecord] = []
+        for pid, tid, kind, parent, name, number in _TRACK.iter_unpack(data[: len(data) // _TRACK.size * _TRACK.size]):
+            records.append(TrackRecord(number, kind & 0xFF, pid, tid, parent, strings.text(ids.name(name))))
+        ids.add_tracks(records)
+
+    def rings(self) -> Iterator[RingContent]:
+        """The rings, one after the other."""
+        for name in sorted(os.listdir(self.directory))[: MAX_RINGS + 16]:
+            if name.startswith("ring-"):
+                content = self._ring(name)
+                if content is not None:
+                    yield content
+
+    def open_spans(self, until: int) -> Block:
+        """Spans that had begun and not ended, as events with `FLAG_OPEN` and `dur` up to the time `until`."""
+        data = self._read("stacks", MAX_STACKS * _STACK_DTYPE.itemsize)
+        stacks = np.frombuffer(data[: len(data) // _STACK_DTYPE.itemsize * _STACK_DTYPE.itemsize], _STACK_DTYPE)
+        rows: list[Block] = []
+        for stack in stacks[(stacks["used"] != 0) & (stacks["depth"] > 0)]:
+            depth = min(int(stack["depth"]), _STACK_FRAMES)
+            frames: Any = stack["frames"][:depth]
+            begin = frames["ts"]
+            # What runs in a frame is what ended in it and the frame above it.
+            above = np.append(begin[1:], until)
+            row = empty_block(depth)
+            row["ts"], row["dur"] = begin, until - begin
+            row["self_dur"] = np.clip(until - begin - frames["child"] - np.maximum(until - above, 0), 0, None)
+            row["id"] = frames["id"]
+            row["parent"] = np.concatenate(([stack["parent"]], frames["id"][:-1]))
+            row["name"], row["category"], row["track"] = frames["name"], frames["category"], stack["track"]
+            row["kind"], row["flags"] = int(Kind.SPAN), int(Flag.OPEN)
+            rows.append(row[(frames["flags"] & _FRAME_DEAD == 0) & (begin > 0) & (begin <= until) & (frames["id"] != 0)])
+        return join_blocks(rows)
+
+    def last_begin(self) -> int:
+        """When the latest span that is open began, in ns; 0 if none is."""
+        spans = self.open_spans(np.iinfo(np.int64).max >> 1)
+        return int(spans["ts"].max()) if len(spans) else 0
+
+    def remove(self) -> None:
+        """Deletes the files of a session, and the directory if nothing else is in it.
+
+        Raises:
+            OSError: if that is not possible.
+        """
+        for name in os.listdir(self.directory):
+            if name.startswith("ring-") or name in ("strings", "tracks", "stacks", "process.json"):
+                (self.directory / name).unlink()
+        self.directory.rmdir()
+
+    def _strings(self) -> Iterator[tuple[int, str]]:
+        data = self._read("strings", MAX_STRINGS_BYTES)
+        at = 0
+        while at + _STRING.size <= len(data):
+            number, length = _STRING.unpack_from(data, at)
+            at += _STRING.size
+            if length > _core.MAX_NAME or at + length > len(data):
+                self.notes.append(f"{self.directory}/strings: unreadable from byte {at - _STRING.size} on")
+                return
+            yield number, data[at : at + length].decode(errors="replace")
+            at += length
+
+    def _ring(self, name: str) -> RingContent | None:
+        file = self._open(name)
+        if file < 0:
+            return None
+        try:
+            head = os.pread(file, _RING_HEADER, 0)
+            if len(head) < _RING_HEADER:
+                return self._unusable(name, "too short")
+            magic, version, slots, track, _, _, head_at, reserve, produced, tail, serial = _RING_FIELDS.unpack_from(head)
+            size = os.fstat(file).st_size
+            if magic != _RING_MAGIC or version != _RING_VERSION:
+                return self._unusable(name, "not a ring of this version")
+            if not 0 < slots <= MAX_SLOTS or slots & (slots - 1) or size < _RING_HEADER + slots * EVENT_DTYPE.itemsize:
+                return self._unusable(name, f"{size} bytes do not hold {slots} slots")
+            first = max(reserve, head_at) - slots if max(reserve, head_at) > slots else 0
+            if not first <= head_at < 1 << 62 or head_at - first > slots:
+                return self._unusable(name, "its counters contradict each other")
+            raw = _read_slots(file, slots, first, head_at)
+        finally:
+            os.close(file)
+        if len(raw) != (head_at - first) * EVENT_DTYPE.itemsize:
+            return self._unusable(name, "it ends early")
+        return _ring_content(raw, first, track, produced, min(max(tail, first), head_at), serial)
+
+    def _open(self, name: str) -> int:
+        """A descriptor of a regular file, -1 with a note if there is none."""
+        path = self.directory / name
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            self.notes.append(f"{path}: {error.strerror}")
+            return -1
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            self.notes.append(f"{path}: not a regular file")
+            return -1
+        return file
+
+    def _read(self, name: str, limit: int) -> bytes:
+        file = self._open(name)
+        if file < 0:
+            return b""
+        with os.fdopen(file, "rb") as stream:
+            data = stream.read(limit + 1)
+        if len(data) > limit:
+            self.notes.append(f"{self.directory}/{name}: only the first {limit} bytes were read")
+        return data[:limit]
+
+    def _unusable(self, name: str, why: str) -> None:
+        self.notes.append(f"{self.directory}/{name}: {why}")
+
+
+def _read_slots(file: int, slots: int, first: int, end: int) -> bytearray:
+    """Slots `first` to `end`, in order."""
+    data = bytearray()
+    while first < end:
+        index = first & (slots - 1)
+        count = min(end - first, slots - index)
+        part = os.pread(file, count * EVENT_DTYPE.itemsize, _RING_HEADER + index * EVENT_DTYPE.itemsize)
+        data += part
+        if len(part) < count * EVENT_DTYPE.itemsize:
+            break
+        first += count
+    return data
+
+
+def _ring_content(
+    raw: bytearray, first: int, track: int, produced: int, tail: int, serial: int
+) -> RingContent:
+    slots: Block = np.frombuffer(raw, EVENT_DTYPE)
+    more: Any = slots["kind"] == _MORE
+    # Arguments follow their event, in order and without holes: all of them together are the heap.
+    heap = bytearray(np.frombuffer(raw, np.uint8).reshape(-1, EVENT_DTYPE.itemsize)[more, :_MORE_BYTES].tobytes())
+    before = np.cumsum(more) - more
+    where = np.flatnonzero(~more)
+    events: Block = slots[where].copy()
+    following = np.append(where[1:], len(slots)) - where - 1
+    held = (events["args_len"] > 0) & (events["flags"] & int(Flag.ARG_INLINE) == 0)
+    events["args_len"][held & (events["args_len"] > following * _MORE_BYTES)] = 0
+    events["args_at"][held] = (before[where] * _MORE_BYTES)[held]
+    serials = events["step"].astype(np.int64) & 0xFFFFFFFF
+    marks = events["kind"] == int(Kind.STEP)
+    events["step"] = np.where(marks, events["dur"].astype(np.int32), NO_STEP)
+    events["dur"][marks] = 0
+    drained = where + first < tail
+    gaps = _gaps(events[~drained], serials[~drained], track, produced, serial)
+    known = (events["kind"] > 0) & (events["kind"] <= max(Kind))
+    return RingContent(events[known], heap, gaps)
+
+
+def _gaps(waiting: Block, serials: Any, track: int, produced: int, serial: int) -> Block:
+    """Where numbers are missing among the events that were not drained, events were dropped."""
+    expected = np.append([serial & 0xFFFFFFFF], (serials + 1) & 0xFFFFFFFF)
+    missing = (np.append(serials, [produced & 0xFFFFFFFF]) - expected) & 0xFFFFFFFF
+    # A ring cannot lose as many as half the numbers there are: such a distance is a damaged number.
+    at = np.flatnonzero((missing > 0) & (missing < 1 << 31))
+    block = empty_block(len(at))
+    ends = np.append([0], waiting["ts"] + waiting["dur"]) if len(waiting) else np.zeros(1, np.int64)
+    begins = np.append(waiting["ts"], ends[-1:])
+    block["ts"] = np.where(ends[at] > 0, np.minimum(ends[at], begins[at]), begins[at])
+    block["dur"] = begins[at] - block["ts"]
+    block["id"], block["track"], block["kind"] = missing[at], track, int(Kind.GAP)
+    return block

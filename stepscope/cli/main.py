@@ -1,0 +1,86 @@
+"""The entry of the command line: which commands there are, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from stepscope.cli import convert, demo, recover, run
+from stepscope.runtime.errors import StepscopeError
+
+COMMANDS = (demo, run, recover, convert)
+"""Each has `add(commands, common)`, which declares it, and names its function."""
+
+EPILOG = """\
+exit codes:
+  0    done
+  1    failed; standard error says why
+  2    wrong usage
+  130  interrupted
+`stepscope run` exits as the script does.
+
+`stepscope COMMAND --help` has the options of a command, with examples.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    top = argparse.ArgumentParser(
+        prog="stepscope",
+        description="Traces training loops, step by step.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"stepscope {version('stepscope')}")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--traceback", action="store_true", help="show where an error was raised")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add(commands, common)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        arguments: those after the program's name; by default those of this process.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        SystemExit: from argparse, for wrong usage (2), `--help` and `--version` (0).
+    """
+    given = parser().parse_args(arguments)
+    try:
+        code: int = given.function(given)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("stepscope: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe has gone, as `head` does; Python would complain again when it flushes at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if given.traceback:
+            traceback.print_exc()
+        print(f"stepscope {given.command}: {_sentence(error)}", file=sys.stderr)
+        return 1
+
+
+def _sentence(error: Exception) -> str:
+    """An error as one line."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror}{where}"
+    text = " ".join(str(error).split())
+    if isinstance(error, StepscopeError | ImportError | OSError):
+        return text
+    return f"{type(error).__name__}: {text} (not foreseen: please report it with what --traceback shows)"

@@ -1,0 +1,55 @@
+"""A line on standard error that says how far long work has come."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+PLAIN_INTERVAL = 5.0
+"""Seconds between two lines where there is no terminal."""
+
+TERMINAL_INTERVAL = 0.1
+
+
+class Progress:
+    """Rewrites one line of a terminal; elsewhere it writes a line now and then, and always the last one.
+
+    Args:
+        stream: where to write; default: `sys.stderr`.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._terminal = self._stream.isatty()
+        self._shown_at = clock()
+        self._pending = False
+
+    def show(self, text: str) -> None:
+        """Says how far it is; calls that come too soon after one another are left out."""
+        now = self._clock()
+        if now - self._shown_at < (TERMINAL_INTERVAL if self._terminal else PLAIN_INTERVAL):
+            return
+        self._shown_at = now
+        self._pending = self._terminal
+        self._write(text, self._terminal)
+
+    def done(self, text: str) -> None:
+        """Says how it ended, on a line that stays."""
+        self._write(text, False)
+        self._pending = False
+
+    def clear(self) -> None:
+        """Takes away a line that would be rewritten."""
+        if self._pending:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._pending = False
+
+    def _write(self, text: str, rewritten: bool) -> None:
+        # \r and "erase to the end of the line" (ECMA-48 EL) let this line take the place of the one before.
+        self._stream.write(("\r\x1b[K" if self._terminal else "") + text + ("" if rewritten else "\n"))
+        self._stream.flush()

@@ -1,0 +1,161 @@
+"""An outlet: one exporter's faults and slowness cost its own output only, and every event is accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from stepscope.exporters.memory import MemoryExporter, Method
+from stepscope.runtime import clock
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.outlet import Outlet
+from stepscope.runtime.run import Run
+from stepscope.runtime.window import Window
+from tests.blocks import instant_block
+
+
+def run_facts(path: Path) -> Run:
+    return Run(
+        name="test", output_dir=path, pid=1, host="host", rank=None, world_size=None,
+        anchor=clock.ClockAnchor.read(), metadata=dict,
+    )  # fmt: skip
+
+
+def batch(window: int = 0, events: int = 10) -> EventBatch:
+    return EventBatch("recorder", window, instant_block(*range(events)), b"")
+
+
+def closed(index: int = 0) -> Window:
+    return Window(index=index, profiler="test", start_ns=0, end_ns=100, steps=(), complete=True)
+
+
+@asynccontextmanager
+async def running(exporter: MemoryExporter, path: Path, max_bytes: int = 1 << 20) -> AsyncIterator[Outlet]:
+    """An outlet whose task runs, and ends with the block."""
+    outlet = Outlet(exporter, run_facts(path), max_bytes, clock.now)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outlet.run)
+        yield outlet
+        outlet.finish()
+
+
+async def test_batches_arrive_in_order_and_the_window_comes_last(tmp_path: Path) -> None:
+    """The exporter sees what was offered, then the end, then aclose."""
+    exporter = MemoryExporter()
+    async with running(exporter, tmp_path) as outlet:
+        outlet.offer(batch())
+        outlet.offer(batch())
+        outlet.close_window(closed())
+    assert exporter.calls == ["open", "export", "export", "close_window", "aclose"]
+    ledger = outlet.ledger(0)
+    assert (ledger.offered, ledger.exported, ledger.in_flight) == (20, 20, 0)
+
+
+async def test_the_window_that_an_exporter_gets_knows_its_own_account(tmp_path: Path) -> None:
+    """Every output holds the ledger, and its own line in it is final."""
+    exporter = MemoryExporter()
+    async with running(exporter, tmp_path) as outlet:
+        outlet.offer(batch())
+        outlet.close_window(closed())
+    own = exporter.windows[0].ledger.outputs["memory"]
+    assert (own.offered, own.exported) == (10, 10)
+
+
+@pytest.mark.parametrize("method", ["open", "export", "close_window", "aclose"])
+async def test_what_a_method_raises_is_kept(method: Method, tmp_path: Path) -> None:
+    """No exception leaves the outlet; each is stored with a note of where, and nothing is unaccounted for."""
+    exporter = MemoryExporter(fail={method: OSError("disk on fire")})
+    async with running(exporter, tmp_path) as outlet:
+        outlet.offer(batch())
+        outlet.close_window(closed())
+    stats = outlet.statistics()
+    assert stats.errors == 1
+    assert "disk on fire" in stats.first_error
+    assert method in outlet.errors[0].__notes__[0]
+    lost = method in ("open", "export")
+    assert stats.ledger.exported == (0 if lost else 10)
+    assert stats.ledger.dropped == ({"error": 10} if lost else {})
+
+
+async def test_after_a_failed_open_nothing_more_is_called(tmp_path: Path) -> None:
+    """An exporter without an output is not asked to write or to close one."""
+    exporter = MemoryExporter(fail={"open": OSError("no")})
+    async with running(exporter, tmp_path) as outlet:
+        outlet.offer(batch())
+        outlet.close_window(closed())
+    assert exporter.calls == ["open"]
+
+
+async def test_a_full_queue_drops_and_counts(tmp_path: Path) -> None:
+    """Memory is bounded whatever the exporter does; the end of the window still arrives."""
+    exporter = MemoryExporter(hang_in="export")
+    async with running(exporter, tmp_path, max_bytes=2000) as outlet:
+        for _ in range(10):
+            outlet.offer(batch())
+            await anyio.sleep(0)
+        outlet.close_window(closed())
+        stats = outlet.statistics()
+        assert stats.waiting_bytes <= 2000
+        assert stats.ledger.dropped["queue"] >= 60
+        exporter.release()
+    ledger = outlet.ledger(0)
+    assert ledger.in_flight == 0
+    assert ledger.exported == 100 - ledger.dropped["queue"]
+    assert len(exporter.windows) == 1
+
+
+async def test_one_batch_larger_than_the_queue_passes(tmp_path: Path) -> None:
+    """A limit below the size of one batch must not mean that nothing is ever exported."""
+    exporter = MemoryExporter()
+    async with running(exporter, tmp_path, max_bytes=100) as outlet:
+        outlet.offer(batch())
+    assert outlet.ledger(0).exported == 10
+
+
+async def test_a_cap_of_the_exporter_is_counted(tmp_path: Path) -> None:
+    """Events that the exporter itself refused are no exported events."""
+    exporter = MemoryExporter(max_bytes=700)
+    async with running(exporter, tmp_path) as outlet:
+        outlet.offer(batch())
+        outlet.offer(batch())
+    assert outlet.ledger(0).dropped == {"cap": 10}
+    assert outlet.ledger(0).exported == 10
+
+
+async def test_a_cancellation_that_the_exporter_made_up_is_its_error(tmp_path: Path) -> None:
+    """Raising the loop's own CancelledError does not end the outlet's task."""
+    fault = anyio.get_cancelled_exc_class()()
+
+    class Cancelling(MemoryExporter):
+        async def export(self, batch: EventBatch) -> None:
+            if not self.batches:
+                self.batches.append(batch)
+                raise fault
+            await super().export(batch)
+
+    exporter = Cancelling()
+    async with running(exporter, tmp_path) as outlet:
+        outlet.offer(batch())
+        outlet.offer(batch())
+    assert outlet.statistics().errors == 1
+    assert outlet.ledger(0).exported == 10
+
+
+async def test_cancelling_a_hanging_exporter_leaves_an_exact_account(tmp_path: Path) -> None:
+    """At the deadline the batch in its hands and those that wait are dropped, and counted."""
+    exporter = MemoryExporter(hang_in="export")
+    outlet = Outlet(exporter, run_facts(tmp_path), 1 << 20, clock.now)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outlet.run)
+        outlet.offer(batch())
+        outlet.offer(batch())
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    outlet.abandon()
+    ledger = outlet.ledger(0)
+    assert ledger.dropped == {"closed": 20}
+    assert ledger.in_flight == 0

@@ -1,0 +1,429 @@
+"""The profiler from end to end: real loop, real rings, real journal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import stepscope as sc
+from stepscope.exporters.memory import MemoryExporter, Method
+from stepscope.runtime.errors import OutputError, ProfilerStateError
+from stepscope.runtime.events import Flag, Kind
+
+
+def names_of(exporter: MemoryExporter, window: int | None = None, kind: Kind = Kind.SPAN) -> list[str]:
+    """Names of user events, without the spans of steps."""
+    return [name for name in exporter.names(window, kind) if not name.startswith("ProfilerStep#")]
+
+
+def test_the_schedule_decides_which_steps_are_recorded(output_dir: Path) -> None:
+    """Spans of recorded steps arrive with their step; those of other steps do not."""
+    memory = MemoryExporter()
+    schedule = sc.schedule(wait=1, warmup=1, active=2, repeat=2, skip_first=1)
+    with sc.trace(schedule=schedule, exporters=[memory], output_dir=output_dir) as profiler:
+        for step in range(12):
+            assert profiler.step_num == step
+            assert profiler.current_action is schedule(step)
+            with sc.span(f"work {step}"):
+                pass
+            profiler.step()
+    profiler.raise_errors()
+    assert names_of(memory) == ["work 3", "work 4", "work 7", "work 8"]
+    assert [[step.number for step in window.steps] for window in memory.windows] == [[3, 4], [7, 8]]
+    assert all(window.complete for window in memory.windows)
+    spans = memory.events(kind=Kind.SPAN)
+    assert {int(span["step"]) for span in spans} == {3, 4, 7, 8}
+
+
+async def test_async_with_works_the_same(output_dir: Path) -> None:
+    """Inside a task, on asyncio and uvloop, spans go to the task's own track and closing does not block the loop."""
+    memory = MemoryExporter()
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    ticker = asyncio.create_task(tick())
+    async with sc.trace(exporters=[memory], output_dir=output_dir) as profiler:
+        for _ in range(3):
+            with sc.span("work"):
+                await asyncio.sleep(0.001)
+            profiler.step()
+        before = ticks
+    assert ticks > before
+    ticker.cancel()
+    assert names_of(memory) == ["work"] * 3
+    assert [step.number for step in memory.windows[0].steps] == [0, 1, 2]
+
+
+def test_produced_is_exported_plus_dropped(output_dir: Path) -> None:
+    """The ledger of each window balances, and equals what came out."""
+    memory = MemoryExporter()
+    with sc.trace(
+        schedule=sc.schedule(wait=0, warmup=0, active=2), exporters=[memory], output_dir=output_dir
+    ) as profiler:
+        for _ in range(6):
+            for _ in range(100):
+                sc.instant("tick")
+            profiler.step()
+    assert len(memory.windows) == 3
+    for window in memory.windows:
+        source = window.ledger.sources["recorder"]
+        assert source.balanced()
+        assert len(memory.names(window.index, Kind.INSTANT)) == 200
+        assert source.produced == source.accepted
+        assert window.ledger.outputs["memory"].in_flight == 0
+
+
+def test_a_window_open_at_the_end_is_delivered_and_marked(output_dir: Path) -> None:
+    """What the loop recorded before it ended early is not lost, and the diagnostics say what is missing."""
+    memory = MemoryExporter()
+    schedule = sc.schedule(wait=1, warmup=0, active=5)
+    with sc.trace(schedule=schedule, exporters=[memory], output_dir=output_dir) as profiler:
+        for step in range(3):
+            sc.instant(f"at {step}")
+            profiler.step()
+    (window,) = memory.windows
+    assert not window.complete
+    assert [step.number for step in window.steps] == [1, 2]
+    assert names_of(memory, kind=Kind.INSTANT) == ["at 1", "at 2"]
+    assert any("incomplete" in note for note in window.diagnostics)
+    assert any("incomplete" in note for note in profiler.diagnostics())
+
+
+@pytest.mark.parametrize(("steps", "finding"), [(0, "never"), (2, "no step records")])
+def test_an_empty_trace_says_why(steps: int, finding: str, output_dir: Path) -> None:
+    """A loop that never steps, or is shorter than a cycle, is explained."""
+    with sc.trace(schedule=sc.schedule(wait=5, warmup=1, active=1), output_dir=output_dir) as profiler:
+        for _ in range(steps):
+            profiler.step()
+    assert any(finding in note for note in profiler.diagnostics())
+    assert finding in str(profiler.report())
+
+
+def test_start_and_stop_any_number_of_times(output_dir: Path) -> None:
+    """Each start begins a window, each stop delivers it; nothing is recorded in between."""
+    memory = MemoryExporter()
+    profiler = sc.trace(exporters=[memory], output_dir=output_dir, start=False)
+    with profiler:
+        for run in range(5):
+            sc.instant("outside")
+            profiler.start()
+            sc.instant(f"run {run}")
+            profiler.stop()
+            profiler.stop()
+            assert len(memory.windows) == run + 1
+    assert names_of(memory, kind=Kind.INSTANT) == [f"run {run}" for run in range(5)]
+
+
+def test_calls_that_do_not_fit_the_state(output_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """stop() before start() and a second start() raise; step() after stop() is counted and never raises."""
+    profiler = sc.trace(output_dir=output_dir)
+    with pytest.raises(ProfilerStateError, match=r"call start\(\) first"):
+        profiler.stop()
+    profiler.start()
+    with pytest.raises(ProfilerStateError, match="running already"):
+        profiler.start()
+    profiler.stop()
+    profiler.step()
+    profiler.step()
+    assert profiler.statistics().steps_ignored == 2
+    assert caplog.text.count("ignored") == 1
+    profiler.close()
+    profiler.close()
+    with pytest.raises(ProfilerStateError, match="closed already"):
+        profiler.start()
+
+
+def test_step_num_goes_on_where_a_run_ended(output_dir: Path) -> None:
+    """On resume the schedule counts the steps of the whole training."""
+    memory = MemoryExporter()
+    profiler = sc.trace(
+        schedule=sc.schedule(wait=0, warmup=0, active=2, repeat=1, skip_first=101), exporters=[memory], output_dir=output_dir
+    )
+    profiler.step_num = 100
+    with profiler:
+        with pytest.raises(ProfilerStateError, match="before start"):
+            profiler.step_num = 5
+        for _ in range(4):
+            profiler.step()
+    assert [step.number for step in memory.windows[0].steps] == [101, 102]
+    for wrong in (-1, True, 1.5):
+        with pytest.raises(ValueError, match="whole number"):
+            sc.trace(output_dir=output_dir).step_num = wrong  # type: ignore[assignment]
+
+
+def test_nested_pauses_count_and_the_gap_is_an_event(output_dir: Path) -> None:
+    """Nothing is recorded until the last pause is over; a span across it is cut in two."""
+    memory = MemoryExporter()
+    with sc.trace(exporters=[memory], output_dir=output_dir) as profiler:
+        with sc.span("across"):
+            profiler.pause()
+            profiler.pause()
+            sc.instant("in pause")
+            profiler.resume()
+            sc.instant("still in pause")
+            profiler.resume()
+            profiler.resume()
+            sc.instant("after")
+        profiler.step()
+    assert names_of(memory, kind=Kind.INSTANT) == ["after"]
+    parts = memory.events(kind=Kind.SPAN)
+    parts = parts[parts["flags"] & int(Flag.CLIPPED) > 0]
+    assert len(parts) == 2
+    (gap,) = memory.events(kind=Kind.GAP)
+    assert memory.names(kind=Kind.GAP) == ["paused"]
+    assert int(parts["dur"].sum() + gap["dur"]) == int(parts["ts"][1] + parts["dur"][1] - parts["ts"][0])
+
+
+def test_metadata_reaches_every_window_whenever_it_was_added(output_dir: Path) -> None:
+    """Before the start, inside and between windows; each window has what was known when it closed."""
+    memory = MemoryExporter()
+    with sc.trace(
+        schedule=sc.schedule(wait=1, warmup=0, active=1), exporters=[memory], output_dir=output_dir, metadata={"at": "trace"}
+    ) as profiler:
+        profiler.add_metadata("wait", {"nested": [1, 2.5, None]})
+        profiler.step()
+        profiler.add_metadata_json("inside", '{"lr": 0.1}')
+        profiler.step()
+        profiler.flush()
+        profiler.add_metadata("between", 1)
+        profiler.step()
+        profiler.step()
+    first, second = memory.windows
+    assert first.metadata == {"at": "trace", "wait": {"nested": [1, 2.5, None]}, "inside": {"lr": 0.1}}
+    assert second.metadata["between"] == 1
+    with pytest.raises(TypeError, match="key of metadata"):
+        profiler.add_metadata(3, "x")  # type: ignore[arg-type]
+
+
+def test_metadata_that_is_not_json_is_kept_as_text(output_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A wrong text does not raise into training, and is not lost."""
+    memory = MemoryExporter()
+    with sc.trace(exporters=[memory], output_dir=output_dir) as profiler:
+        profiler.add_metadata_json("broken", "{not json")
+    assert memory.windows[0].metadata["broken"] == "{not json"
+    assert "broken" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["plain", "coroutine function"])
+def test_on_trace_ready_gets_each_window_off_the_training_thread(kind: str, output_dir: Path) -> None:
+    """It may summarise and export the window, in any format, any number of times."""
+    seen: list[tuple[int, int]] = []
+    threads: set[str] = set()
+
+    def look(window: sc.Window) -> None:
+        threads.add(threading.current_thread().name)
+        (row,) = [row for row in window.summary().rows if row.name == "work"]
+        seen.append((window.index, row.count))
+        for number in range(2):
+            path = window.export(output_dir / f"{window.index}-{number}.json")
+            spans = [event for event in json.loads(path.read_text()) if event.get("name") == "work"]
+            assert len(spans) == 4
+
+    async def look_async(window: sc.Window) -> None:
+        await asyncio.sleep(0)
+        look(window)
+
+    callback: Callable[..., object] = look if kind == "plain" else look_async
+    with sc.trace(
+        schedule=sc.schedule(wait=0, warmup=0, active=2), on_trace_ready=callback, output_dir=output_dir
+    ) as profiler:
+        for _ in range(4):
+            for _ in range(2):
+                with sc.span("work"):
+                    pass
+            profiler.step()
+    profiler.raise_errors()
+    assert seen == [(0, 4), (1, 4)]
+    assert threading.main_thread().name not in threads
+
+
+@pytest.mark.parametrize("method", ["open", "export", "close_window", "aclose"])
+def test_a_raising_exporter_costs_its_own_output_only(method: Method, output_dir: Path) -> None:
+    """The loop goes on, the other exporter has everything, and raise_errors() tells."""
+    bad = MemoryExporter(name="bad", fail={method: RuntimeError("no luck")})
+    good = MemoryExporter(name="good")
+    with sc.trace(exporters=[bad, good], output_dir=output_dir) as profiler:
+        for _ in range(3):
+            sc.instant("tick")
+            profiler.step()
+    assert names_of(good, kind=Kind.INSTANT) == ["tick"] * 3
+    with pytest.raises(ExceptionGroup) as caught:
+        profiler.raise_errors()
+    assert "no luck" in str(caught.value.exceptions[0])
+    assert "no luck" in str(profiler.report())
+
+
+def test_a_raising_callback_is_kept(output_dir: Path) -> None:
+    """A second window still reaches it."""
+    calls: list[int] = []
+
+    def callback(window: sc.Window) -> None:
+        calls.append(window.index)
+        raise ZeroDivisionError("mine")
+
+    with sc.trace(
+        schedule=sc.schedule(wait=0, warmup=0, active=1), on_trace_ready=callback, output_dir=output_dir
+    ) as profiler:
+        for _ in range(2):
+            sc.instant("tick")
+            profiler.step()
+    assert calls == [0, 1]
+    with pytest.raises(ExceptionGroup):
+        profiler.raise_errors()
+
+
+def test_a_schedule_that_fails_records_nothing_more_and_is_kept(output_dir: Path) -> None:
+    """An unknown action or an exception of a user's schedule never reaches the loop."""
+    memory = MemoryExporter()
+
+    def schedule(step: int) -> object:
+        return sc.ProfilerAction.RECORD if step < 2 else 7
+
+    with sc.trace(schedule=schedule, exporters=[memory], output_dir=output_dir) as profiler:
+        for step in range(4):
+            sc.instant(f"at {step}")
+            profiler.step()
+    assert names_of(memory, kind=Kind.INSTANT) == ["at 0", "at 1"]
+    assert any("unknown action" in note for note in profiler.diagnostics())
+    with pytest.raises(ExceptionGroup):
+        profiler.raise_errors()
+
+
+def test_an_exception_in_the_body_passes_and_the_data_is_kept(output_dir: Path) -> None:
+    """The window that was open is delivered as incomplete."""
+    memory = MemoryExporter()
+    with (
+        pytest.raises(ZeroDivisionError),
+        sc.trace(schedule=sc.schedule(wait=0, warmup=0, active=9), exporters=[memory], output_dir=output_dir),
+        sc.span("doomed"),
+    ):
+        raise ZeroDivisionError
+    assert names_of(memory) == ["doomed"]
+    assert not memory.windows[0].complete
+
+
+def test_several_profilers_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Nested, with different schedules, one of them paused, one with a bad exporter: each has exactly its steps."""
+    outer_memory, inner_memory = MemoryExporter(), MemoryExporter()
+    bad = MemoryExporter(name="bad", fail={"export": OSError("no")})
+    with sc.trace(exporters=[outer_memory], output_dir=tmp_path / "outer", name="outer") as outer:
+        sc.instant("before")
+        with sc.trace(
+            schedule=sc.schedule(wait=1, warmup=0, active=1, repeat=1),
+            exporters=[inner_memory, bad],
+            output_dir=tmp_path / "inner",
+            name="inner",
+        ) as inner:
+            for step in range(3):
+                sc.instant(f"step {step}")
+                inner.step()
+            inner.pause()
+            outer.step()
+        sc.instant("after")
+    expected = ["before", "step 0", "step 1", "step 2", "after"]
+    assert names_of(outer_memory, kind=Kind.INSTANT) == expected
+    assert names_of(inner_memory, kind=Kind.INSTANT) == ["step 1"]
+    assert [step.number for step in outer_memory.windows[0].steps] == [0, 1]
+
+
+def test_events_of_many_threads_arrive_in_their_steps(output_dir: Path) -> None:
+    """Threads that record while the main thread steps lose nothing, and each event's step is that of its time."""
+    memory = MemoryExporter()
+    stop = threading.Event()
+    recorded: list[int] = []
+
+    def work() -> None:
+        count = 0
+        while not stop.is_set():
+            sc.instant("tick")
+            count += 1
+        recorded.append(count)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    with sc.trace(exporters=[memory], output_dir=output_dir) as profiler:
+        for thread in threads:
+            thread.start()
+        for _ in range(200):
+            sc.instant("main")
+            profiler.step()
+        stop.set()
+        for thread in threads:
+            thread.join()
+    stats = profiler.statistics()
+    assert stats.pipeline is not None
+    dropped = sum(stats.pipeline.windows.dropped.get("recorder", {}).values())
+    assert names_of(memory, kind=Kind.INSTANT).count("tick") + dropped == sum(recorded)
+    starts = {step.number: step for step in memory.windows[0].steps}
+    for event in memory.events(kind=Kind.INSTANT):
+        step = starts[int(event["step"])]
+        assert step.start_ns <= int(event["ts"]) <= step.end_ns
+
+
+def test_ending_a_window_does_not_wait_for_a_slow_exporter(output_dir: Path) -> None:
+    """step() at the end of a window returns while the exporter hangs; closing keeps its deadline and counts."""
+    hanging = MemoryExporter(name="hanging", hang_in="export")
+    options = sc.Options(close_timeout=0.3)
+    with sc.trace(
+        schedule=sc.schedule(wait=0, warmup=0, active=1), exporters=[hanging], output_dir=output_dir, options=options
+    ) as profiler:
+        for _ in range(3):
+            sc.instant("tick")
+            profiler.step()
+    stats = profiler.statistics()
+    assert stats.pipeline is not None
+    ledger = {outlet.name: outlet.ledger for outlet in stats.pipeline.exporters}
+    assert ledger["hanging"].dropped["closed"] == ledger["hanging"].offered > 0
+    assert ledger["hanging"].in_flight == 0
+    assert ledger["journal"].exported == ledger["journal"].offered
+
+
+def test_an_output_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """Before anything is recorded, with the path and what to do."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="file.*output_dir"), sc.trace(output_dir=tmp_path / "file" / "run"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"options": {"linger": 1}}, "options must be"),
+        ({"schedule": 3}, "schedule must be callable"),
+        ({"backends": [object()]}, "is no backend"),
+        ({"exporters": [MemoryExporter]}, "is no exporter"),
+        ({"rank": -1}, "rank must be"),
+        ({"name": ""}, "name must be"),
+        ({"on_trace_ready": 3}, "on_trace_ready must be"),
+        ({"exporters": [MemoryExporter(), MemoryExporter()]}, "two exporters are named 'memory'"),
+    ],
+)
+def test_wrong_arguments_are_named_with_their_value(wrong: dict[str, object], message: str) -> None:
+    """Misuse is told at construction, by name, value and remedy."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        sc.trace(**wrong)  # type: ignore[arg-type]
+
+
+def test_ranks_get_directories_of_their_own(output_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that share an output directory do not overwrite each other."""
+    monkeypatch.setenv("RANK", "3")
+    with sc.trace(output_dir=output_dir):
+        sc.instant("tick")
+    assert (output_dir / "rank3" / "journal").is_file()
+
+
+def test_nothing_is_left_behind(output_dir: Path) -> None:
+    """After close there is no thread, and the run's directory holds the journal alone."""
+    with sc.trace(output_dir=output_dir):
+        sc.instant("tick")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("stepscope")]
+    assert [path.name for path in output_dir.iterdir()] == ["journal"]

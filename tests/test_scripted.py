@@ -1,0 +1,164 @@
+"""The scripted backend plays exactly what its script says, when it says so."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from stepscope.backends.collecting import CollectingSink
+from stepscope.backends.script import Counter, Deliver, Instant, Lose, Raise, Span, Watermark
+from stepscope.backends.scripted import ScriptedBackend
+from stepscope.runtime import _core, strings, tracks
+from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.errors import BackendError
+from stepscope.runtime.events import Kind
+from stepscope.runtime.sink import BackendReport
+
+NONE, WARMUP, RECORD, SAVE = ProfilerAction
+
+
+def opened(*script: Any, **settings: Any) -> tuple[ScriptedBackend, CollectingSink]:
+    """A backend that was opened with a sink that keeps work for later."""
+    backend, sink = ScriptedBackend(script, **settings), CollectingSink()
+    backend.open(sink)
+    return backend, sink
+
+
+def record(backend: ScriptedBackend, start: int, stop: int) -> None:
+    """One recording."""
+    backend.transition(NONE, RECORD, start)
+    backend.transition(RECORD, NONE, stop)
+
+
+def test_events_are_played_relative_to_the_recording() -> None:
+    """Every recording gets its own times; order, arguments and tracks are as written."""
+    backend, sink = opened(
+        Deliver(
+            [
+                Span("later", 200, 50, arguments={"rows": 3}, parent=7),
+                Span("earlier", 100, 80, category="cpu_op", track="worker", self_dur=30, id=7),
+                Counter("loss", 150, 0.5),
+                Instant("mark", 160, arguments={"why": "test"}),
+            ]
+        )
+    )
+    record(backend, 1000, 2000)
+    record(backend, 5000, 6000)
+    first, second = [delivery for delivery in sink.deliveries if len(delivery.events)]
+    events, args = first.events, first.args
+    assert events["ts"].tolist() == [1200, 1100, 1150, 1160]
+    assert second.events["ts"].tolist() == [5200, 5100, 5150, 5160]
+    assert events["kind"].tolist() == [Kind.SPAN, Kind.SPAN, Kind.COUNTER, Kind.INSTANT]
+    assert [strings.text(int(name)) for name in events["name"]] == ["later", "earlier", "loss", "mark"]
+    assert (events["dur"][1], events["self_dur"][1], events["id"][1], events["parent"][0]) == (80, 30, 7, 7)
+    assert events["value"][2] == 0.5
+    decoded = [_core.decode_arguments(args, int(e["args_at"]), int(e["args_len"])) for e in events[[0, 3]]]
+    assert decoded == [{"rows": 3}, {"why": "test"}]
+    worker = tracks.get(int(events["track"][1]))
+    assert worker is not None and worker.name == "worker"
+    assert events["track"][0] == events["track"][2] != events["track"][1]
+    assert sink.watermarks == [2000, 6000]
+
+
+def test_each_moment_is_played_once() -> None:
+    """Items name the moment, and the number of the recording if they want only one."""
+    backend, sink = opened(
+        *(Lose(1, reason=on, on=on) for on in ("open", "warmup", "start", "stop", "aclose")),
+        Lose(5, reason="second", on="start", recording=1),
+        auto_watermark=False,
+    )
+    backend.transition(NONE, WARMUP, 5)
+    backend.transition(WARMUP, RECORD, 10)
+    backend.transition(RECORD, SAVE, 20)
+    backend.transition(SAVE, RECORD, 30)
+    backend.transition(RECORD, NONE, 40)
+    asyncio.run(backend.aclose())
+    reasons = [loss.reason for loss in sink.losses]
+    assert reasons == ["open", "warmup", "start", "stop", "start", "second", "stop", "aclose"]
+    assert [loss.at for loss in sink.losses] == [0, 0, 10, 10, 30, 30, 30, 30]
+    assert sink.watermarks == []
+
+
+async def test_a_delayed_delivery_holds_the_watermark_back() -> None:
+    """The end of the recording is passed only when everything was delivered; lateness on purpose is possible."""
+    backend, sink = opened(
+        Deliver([Span("in time", 1, 1)]),
+        Deliver([Span("delayed", 2, 1)], delay=0.001),
+        Deliver([Span("late", 3, 1)], delay=0.002, late=True),
+    )
+    record(backend, 100, 200)
+    assert len(sink.events) == 1
+    assert sink.watermarks == []
+    for work in sink.work:
+        await work()  # type: ignore[operator]
+    assert [strings.text(int(name)) for name in sink.events["name"]] == ["in time", "delayed", "late"]
+    assert sink.watermarks == [200]
+    assert sink.deliveries[-1].promised == 200
+
+
+async def test_closing_delivers_what_is_delayed_at_once() -> None:
+    """Nothing is lost by a run that ends early, and the timer that comes later finds nothing to do."""
+    backend, sink = opened(Deliver([Span("delayed", 2, 1)], delay=0.001))
+    record(backend, 100, 200)
+    await backend.aclose()
+    assert len(sink.events) == 1
+    assert sink.watermarks == [200]
+    sink.close()
+    for work in sink.work:
+        await work()  # type: ignore[operator]
+
+
+def test_watermarks_of_the_script() -> None:
+    """With its own watermarks a backend can be slow, or lie."""
+    backend, sink = opened(
+        Watermark(10, on="start"), Deliver([Span("a", 5, 1)], watermark=50), Watermark(3), auto_watermark=False
+    )
+    record(backend, 1000, 2000)
+    assert sink.watermarks == [1010, 1050, 1003]
+    assert sink.passed == 1050
+
+
+@pytest.mark.parametrize("on", ["open", "warmup", "start", "stop", "aclose"])
+def test_it_raises_where_the_script_says(on: Any) -> None:
+    """The very exception, after what was to be played before it; and the end of a recording is still passed."""
+    error = RuntimeError("device on fire")
+    backend, sink = ScriptedBackend([Lose(1, on=on), Raise(error, on=on)]), CollectingSink()
+    with pytest.raises(RuntimeError) as caught:
+        backend.open(sink)
+        backend.transition(NONE, WARMUP, 1)
+        backend.transition(WARMUP, RECORD, 2)
+        backend.transition(RECORD, NONE, 3)
+        asyncio.run(backend.aclose())
+    assert caught.value is error
+    assert len(sink.losses) == 1
+    assert sink.watermarks == ([3] if on in ("stop", "aclose") else [])
+    if on == "open":
+        backend.transition(NONE, RECORD, 1)
+        assert len(sink.losses) == 1
+
+
+def test_it_keeps_the_calls_it_got() -> None:
+    """A test of the runtime can see in which order and on which thread a backend is called."""
+    backend, _ = opened(report=BackendReport(mode="fake"), thread_bound=True, name="two")
+    thread = threading.Thread(target=record, args=(backend, 1, 2))
+    thread.start()
+    thread.join()
+    asyncio.run(backend.aclose())
+    assert [(call.what, call.before, call.after, call.at) for call in backend.calls] == [
+        ("open", None, None, None),
+        ("transition", NONE, RECORD, 1),
+        ("transition", RECORD, NONE, 2),
+        ("aclose", None, None, None),
+    ]
+    assert [call.thread == threading.get_ident() for call in backend.calls] == [True, False, False, True]
+    assert (backend.report().mode, backend.thread_bound, backend.name) == ("fake", True, "two")
+
+
+def test_one_profiler_at_a_time() -> None:
+    """Shared between two profilers it would deliver to the last one only."""
+    backend, _ = opened()
+    with pytest.raises(BackendError, match="in use by another profiler"):
+        backend.open(CollectingSink())
