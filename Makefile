@@ -98,7 +98,7 @@ viewers: .cache/viewers/webcomponents/package/webcomponents.min.js
 	@touch $@
 
 viewers-if-npm:
-	@if command -v npm >/dev/null; then $(MAKE) viewers || echo "no viewers: tests that need them are skipped"; \
+	@if command -v npm >/dev/null; then $(MAKE) -s viewers || echo "no viewers: tests that need them are skipped"; \
 	else echo "npm is missing: tests that need the viewers are skipped"; fi
 
 test-pythons: wheel
@@ -107,7 +107,7 @@ test-pythons: wheel
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage runtime/_core*.so $(STAMPS)/core
-	find stepscope runtime backends exporters tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
 	rm -rf $(VENV) .venv-* .cache

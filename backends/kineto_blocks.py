@@ -103,7 +103,15 @@ class KinetoConverter:
                 self._row(rows, event, Kind.COUNTER, name, float(value), 0, 0, 0)
 
     def _row(
-        self, rows: list[_Row], event: KinetoEvent, kind: Kind, name: str, value: float, number: int, at: int, length: int
+        self,
+        rows: list[_Row],
+        event: KinetoEvent,
+        kind: Kind,
+        name: str,
+        value: float,
+        number: int,
+        at: int,
+        length: int,
     ) -> None:
         # µs with three decimals, below 2^43: the nearest double is less than half a ns off, so rounding is exact.
         ts, dur = round(event.ts * 1000), round(event.dur * 1000)

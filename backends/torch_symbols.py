@@ -25,6 +25,9 @@ _EXCLUDED = "_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE"
 _NODE = "_ZN5torch8autograd16get_current_nodeEv"
 _SAVE = "_ZN5torch8autograd8profiler14ProfilerResult4saveERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 
+_DESTROY = "_ZN5torch8autograd8profiler14ProfilerResultD1Ev"
+_MAKE = "_ZN5torch8autograd8profiler14ProfilerResultC1Ev"
+
 _COMPARED = 256
 """Bytes of a node that are searched for its number; nodes are larger."""
 
@@ -36,13 +39,13 @@ _numbers: str | None = None
 class _Returned(ctypes.Structure):
     """Room for the smart pointer that a function returns in memory; larger than any, so that C returns it so too."""
 
-    _fields_ = [("object", c_void_p), ("control", c_void_p), ("pad", c_void_p * 2)]  # noqa: RUF012
+    _fields_ = [("object", c_void_p), ("control", c_void_p), ("pad", c_void_p * 2)]
 
 
 class _String(ctypes.Structure):
     """A `std::string` of libstdc++'s new ABI, which the name of the symbol vouches for."""
 
-    _fields_ = [("data", c_void_p), ("length", c_size_t), ("capacity", c_size_t), ("pad", c_size_t)]  # noqa: RUF012
+    _fields_ = [("data", c_void_p), ("length", c_size_t), ("capacity", c_size_t), ("pad", c_size_t)]
 
 
 def enable_numbers() -> str:
@@ -72,21 +75,51 @@ def save_without_gil(result: Any, path: str) -> bool:
     Returns:
         False if that cannot be done here; nothing was written then.
     """
-    if sys.platform != "linux":
+    address = _address(result)
+    if address is None:
         return False
     try:
         save = _function("libtorch_cpu.so", _SAVE, None, c_void_p, c_void_p)
     except (AttributeError, OSError):
         return False
-    # pybind11 keeps the C++ object's address right after the Python object's header; that object begins with the
-    # start of the trace, in ns, which no other word is likely to equal.
-    address = c_uint64.from_address(id(result) + object.__basicsize__).value
-    if address < 4096 or address % 8 or c_uint64.from_address(address).value != result.trace_start_ns():
-        return False
     text = ctypes.create_string_buffer(os.fsencode(path))
     string = _String(ctypes.addressof(text), len(text.value), len(text.value))
     save(address, ctypes.byref(string))
     return True
+
+
+def free_without_gil(result: Any) -> bool:
+    """Empties a kineto result, so that dropping it holds the GIL no longer than dropping a small object does.
+
+    Otherwise freeing takes 0.3 to 3 µs per operator. The result is destroyed in place, and an empty one is made there.
+
+    Returns:
+        False if that cannot be done here; the result is as it was then.
+    """
+    address = _address(result)
+    if address is None:
+        return False
+    try:
+        destroy = _function("libtorch_cpu.so", _DESTROY, None, c_void_p)
+        make = _function("libtorch_cpu.so", _MAKE, None, c_void_p)
+    except (AttributeError, OSError):
+        return False
+    destroy(address)
+    make(address)
+    return True
+
+
+def _address(result: Any) -> int | None:
+    """Where the C++ object of a kineto result is: pybind11 keeps that right after the Python object's header.
+
+    The C++ object begins with the start of the trace in ns, which no other word is likely to equal.
+    """
+    if sys.platform != "linux":
+        return None
+    address = c_uint64.from_address(id(result) + object.__basicsize__).value
+    if address < 4096 or address % 8 or c_uint64.from_address(address).value != result.trace_start_ns():
+        return None
+    return address
 
 
 def _function(library: str, name: str, returns: Any, *takes: Any) -> Any:

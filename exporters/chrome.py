@@ -152,11 +152,14 @@ class ChromeTraceExporter:
         Raises:
             OutputError: if it cannot.
         """
-        self._run = run
         if self._by_window:
             await check_directory(fill(self._path, run, 0).parent)
-        else:
-            await self._series(0).begin()
+            self._run = run
+            return
+        series = TraceSeries(fill(self._path, run, None), run, self._layout, self._on_full)
+        await series.begin()
+        self._open[0] = series
+        self._run = run
 
     async def export(self, batch: EventBatch) -> None:
         """Appends a batch.

@@ -151,7 +151,8 @@ class ChromeFile:
 
     def _instant(self, name: str, at: int, args: Mapping[str, Any]) -> str:
         us, ns = divmod(at - self._base, 1000)
-        head = dumps({"ph": "i", "s": "p", "cat": "stepscope", "name": name, "pid": self._run.pid, "tid": self._run.pid})
+        pid = self._run.pid
+        head = dumps({"ph": "i", "s": "p", "cat": "stepscope", "name": name, "pid": pid, "tid": pid})
         return f'{head[:-1]}, "ts": {us}.{ns:03}, "args": {dumps(args)}}}'
 
     def _head(self) -> str:
@@ -159,7 +160,7 @@ class ChromeFile:
         about = {
             "schemaVersion": 1,
             "baseTimeNanoseconds": run.anchor.wall(self._base),
-            "clock": {"monotonic_ns": run.anchor.monotonic_ns, "wall_ns": run.anchor.wall_ns, "error_ns": run.anchor.error_ns},
+            "clock": run.anchor,
             "host_name": run.host,
             "displayTimeUnit": "ms",
         }
@@ -172,7 +173,8 @@ class ChromeFile:
             # HTA takes the first `"rank": <n>` of the text, space included, for the rank of the file.
             keys["distributedInfo"] = {"rank": run.rank, "world_size": run.world_size or run.rank + 1}
             known = added.pop("distributedInfo", None)
-            keys["distributedInfo"] |= {k: v for k, v in known.items() if k != "rank"} if isinstance(known, dict) else {}
+            if isinstance(known, dict):
+                keys["distributedInfo"] |= {key: value for key, value in known.items() if key != "rank"}
         keys |= about
         keys["deviceProperties"] = added.pop("deviceProperties", [])
         keys |= {key: value for key, value in added.items() if key not in (*keys, "traceEvents")}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from pathlib import PurePath
 from typing import Any
@@ -40,7 +41,7 @@ def plain(value: Any, depth: int = 0) -> Any:
             return plain(msgspec.structs.asdict(value), depth + 1)
         if isinstance(value, Mapping):
             return {_key(key): plain(item, depth + 1) for key, item in value.items()}
-        if isinstance(value, (Sequence, Set)) and not isinstance(value, (bytes, bytearray, memoryview)):
+        if isinstance(value, (Sequence, AbstractSet)) and not isinstance(value, (bytes, bytearray, memoryview)):
             return [plain(item, depth + 1) for item in value]
     return f"<{type(value).__name__}>"
 

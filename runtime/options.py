@@ -14,8 +14,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Settings with their defaults; unknown fields are refused. Sizes in bytes, times in seconds."""
 
     ring_slots: Slots = 65_536
-    """Events that each thread can hold until they are drained, 64 bytes each; rounded up to a power of two.
-    The first profiler of the process decides."""
+    """Size of one ring in events of 64 bytes, rounded up to a power of two. A thread that fills its ring before it is
+    drained goes on in another. The first profiler of the process decides on rings."""
+    ring_bytes: Annotated[int, msgspec.Meta(ge=1 << 12)] = 256 << 20
+    """What all rings may hold together before events are dropped; every thread has one ring in any case."""
     overflow: Literal["drop_newest", "drop_oldest"] = "drop_newest"
     """What a full ring does. Either way it is counted, and shown as a gap."""
     session_dir: str | None = None

@@ -53,7 +53,8 @@ class Recorder:
         self.directory = _make_directory(options.session_dir)
         slots = 1 << (options.ring_slots - 1).bit_length()
         try:
-            self.wake_fd = _core.open(str(self.directory), slots, options.overflow)
+            rings = max(options.ring_bytes // (slots * EVENT_DTYPE.itemsize), 1)
+            self.wake_fd = _core.open(str(self.directory), slots, rings, options.overflow)
         except OSError as error:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise OutputError(error.errno, f"cannot open a session in {self.directory}: {error.strerror}") from error

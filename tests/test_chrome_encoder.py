@@ -75,7 +75,11 @@ def test_inline_argument(scene: Scene) -> None:
     scene.span("aten::add", 0, 1)
     batch = scene.batch()
     events = batch.events.copy()
-    events["flags"], events["args_at"], events["args_len"] = Flag.ARG_INLINE, strings.intern("Sequence number"), 2**32 - 1
+    events["flags"], events["args_at"], events["args_len"] = (
+        Flag.ARG_INLINE,
+        strings.intern("Sequence number"),
+        2**32 - 1,
+    )
     assert lines(_core.encode_chrome(events, b"", START, "kineto"))[0]["args"] == {"Sequence number": 2**32 - 1}
 
 
@@ -209,7 +213,9 @@ def _decimal(ns: int) -> str:
     return f"{'-' * (ns < 0)}{us}.{rest:03}"
 
 
-@given(st.lists(st.tuples(st.integers(0, 10**15), st.integers(0, 10**12)), min_size=1, max_size=20), st.integers(0, 10**12))
+@given(
+    st.lists(st.tuples(st.integers(0, 10**15), st.integers(0, 10**12)), min_size=1, max_size=20), st.integers(0, 10**12)
+)
 def test_plugin_times_add_up(spans: list[tuple[int, int]], end: int) -> None:
     """For the plugin, which adds doubles, equal ends are equal and every nanosecond can be recovered."""
     spans = spans + [(max(end - dur, 0), min(dur, end)) for _, dur in spans]
@@ -224,7 +230,11 @@ def test_plugin_times_add_up(spans: list[tuple[int, int]], end: int) -> None:
     assert sorted(ends.values()) == [ends[key] for key in sorted(ends)]
 
 
-@given(name=st.text(), category=st.sampled_from(["", 'a "quoted"\ncategory']), args=st.dictionaries(st.text(), VALUES, max_size=6))
+@given(
+    name=st.text(),
+    category=st.sampled_from(["", 'a "quoted"\ncategory']),
+    args=st.dictionaries(st.text(), VALUES, max_size=6),
+)
 def test_any_name_and_argument(name: str, category: str, args: dict[str, Any]) -> None:
     """Names and arguments of any text survive; numbers that JSON lacks become strings."""
     block = empty_block(1)
@@ -258,7 +268,11 @@ def test_any_heap(heap: bytes, length: int) -> None:
         assert event["args"] == {"bad arguments": True}
 
 
-@given(st.one_of(st.binary(max_size=40), st.text(alphabet='[]{}",:0123456789.eE+-truefalsn\\u \n\t', max_size=40).map(str.encode)))
+@given(
+    st.one_of(
+        st.binary(max_size=40), st.text(alphabet='[]{}",:0123456789.eE+-truefalsn\\u \n\t', max_size=40).map(str.encode)
+    )
+)
 def test_foreign_json_is_checked(text: bytes) -> None:
     """JSON text of a producer is kept if it is JSON, on one line, and becomes a string if it is not."""
     key = strings.intern("k")

@@ -26,6 +26,11 @@ def read(path: Path) -> Any:
     return json.loads(gzip.decompress(data) if path.name.endswith(".gz") else data)
 
 
+def listing(directory: Path) -> list[str]:
+    """Names of the files in a directory."""
+    return sorted(entry.name for entry in directory.iterdir())
+
+
 def spans(events: list[dict[str, Any]]) -> list[str]:
     """Names of the complete events."""
     return [event["name"] for event in events if event["ph"] == "X"]
@@ -46,7 +51,9 @@ def many(directory: Path, count: int = 5000) -> EventBatch:
     return scene.batch()
 
 
-async def write(exporter: Exporter, directory: Path, *batches: EventBatch, metadata: dict[str, Any] | None = None) -> None:
+async def write(
+    exporter: Exporter, directory: Path, *batches: EventBatch, metadata: dict[str, Any] | None = None
+) -> None:
     """A whole life of an exporter, all batches in window 0."""
     await exporter.open(make_run(directory, metadata=metadata))
     for batch in batches:
@@ -92,14 +99,19 @@ async def test_object(tmp_path: Path) -> None:
     """The object form appears complete: the rank first, in the only spelling that HTA reads, and the events last."""
     path = tmp_path / "rank{rank}.{pid}.json"
     exporter = ChromeTraceExporter(path, form="object")
-    metadata = {"model": "tiny", "traceEvents": 1, "distributedInfo": {"backend": "nccl", "rank": 5}, "deviceProperties": [{"id": 0}]}
+    metadata = {
+        "model": "tiny",
+        "traceEvents": 1,
+        "distributedInfo": {"backend": "nccl", "rank": 5},
+        "deviceProperties": [{"id": 0}],
+    }
     await exporter.open(make_run(tmp_path, rank=1, metadata=metadata))
     await exporter.export(many(tmp_path, 10))
     await exporter.close_window(make_window())
     target = tmp_path / f"rank1.{PID + 1}.json"
     assert not target.exists()
     await exporter.aclose()
-    assert [entry.name for entry in tmp_path.iterdir()] == [target.name]
+    assert listing(tmp_path) == [target.name]
     text = target.read_text()
     assert text.startswith('{\n"distributedInfo": {"rank": 1, "world_size": 2, "backend": "nccl"},\n')
     made = json.loads(text)
@@ -133,7 +145,7 @@ async def test_rotation(tmp_path: Path, name: str, form: Literal["array", "objec
     files = [tmp_path / name, *(tmp_path / name.replace("trace", f"trace.{n}") for n in range(1, 100))]
     files = [file for file in files if file.exists()]
     assert len(files) > 1
-    assert len(files) == len(list(tmp_path.iterdir()))
+    assert len(files) == len(listing(tmp_path))
     found: list[str] = []
     for file in files:
         assert file.stat().st_size <= 70_000
@@ -311,7 +323,7 @@ def test_repair_of_what_is_no_trace(tmp_path: Path) -> None:
         assert path.read_bytes() == data
     with pytest.raises(OutputError, match="absent"):
         repair_chrome(tmp_path / "absent.json")
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(listing(tmp_path)) == 4
 
 
 async def test_cut_gzip_is_readable(tmp_path: Path) -> None:

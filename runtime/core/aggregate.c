@@ -67,26 +67,30 @@ static double bucket_middle(uint32_t bucket) {
     return ldexp(bucket - shift * 64, (int)shift) + (ldexp(1, (int)shift) - 1) / 2;
 }
 
-static void sketch_add(Table *t, Entry *e, uint32_t bucket, uint64_t count) {
+/* Makes room for buckets [from, to), if there is memory for it. */
+static void sketch_cover(Table *t, Entry *e, uint32_t from, uint32_t to) {
     uint32_t first = e->span.first, size = e->span.size;
-    if (bucket - first >= size) {
-        uint32_t from = bucket / GRAIN * GRAIN, to = from + GRAIN;
-        if (size && first < from) from = first;
-        if (size && first + size > to) to = first + size;
-        size_t more = (to - from - size) * sizeof(uint64_t);
-        uint64_t *buckets = t->sketch_bytes + more > MAX_SKETCH_BYTES ? NULL : calloc(to - from, sizeof *buckets);
-        if (buckets) {
-            if (size) memcpy(buckets + (first - from), e->span.buckets, size * sizeof *buckets);
-            free(e->span.buckets);
-            e->span.buckets = buckets, e->span.first = first = from, e->span.size = to - from;
-            t->sketch_bytes += more;
-        } else {
+    if (size && first < from) from = first;
+    if (size && first + size > to) to = first + size;
+    size_t more = (to - from - size) * sizeof(uint64_t);
+    uint64_t *buckets = more && t->sketch_bytes + more <= MAX_SKETCH_BYTES ? calloc(to - from, sizeof *buckets) : NULL;
+    if (!buckets) return;
+    if (size) memcpy(buckets + (first - from), e->span.buckets, size * sizeof *buckets);
+    free(e->span.buckets);
+    e->span.buckets = buckets, e->span.first = from, e->span.size = to - from;
+    t->sketch_bytes += more;
+}
+
+static void sketch_add(Table *t, Entry *e, uint32_t bucket, uint64_t count) {
+    if (bucket - e->span.first >= e->span.size) {
+        sketch_cover(t, e, bucket / GRAIN * GRAIN, (bucket / GRAIN + 1) * GRAIN);
+        if (bucket - e->span.first >= e->span.size) {
             t->blurred += count;
-            if (!size) return; /* quantiles fall back to the maximum */
-            bucket = bucket < first ? first : first + size - 1;
+            if (!e->span.size) return; /* quantiles fall back to the maximum */
+            bucket = bucket < e->span.first ? e->span.first : e->span.first + e->span.size - 1;
         }
     }
-    e->span.buckets[bucket - first] += count;
+    e->span.buckets[bucket - e->span.first] += count;
 }
 
 /* Nearest rank: the smallest value that at least `percent` of the values do not exceed. */
@@ -145,7 +149,9 @@ static void table_merge(Table *t, const Table *from) {
     for (const Entry *f = from->entries; f < from->entries + from->used; f++) {
         Entry *e = table_find(t, f->key, f->count);
         entry_add(e, f);
-        for (uint32_t i = 0; kind_of(f) == KIND_SPAN && i < f->span.size; i++)
+        if (kind_of(f) != KIND_SPAN || !f->span.size) continue;
+        sketch_cover(t, e, f->span.first, f->span.first + f->span.size);
+        for (uint32_t i = 0; i < f->span.size; i++)
             if (f->span.buckets[i]) sketch_add(t, e, f->span.first + i, f->span.buckets[i]);
     }
 }

@@ -17,6 +17,7 @@
 #define HEADER 4096
 #define MAX_RINGS 4096
 #define PAYLOAD 62
+#define KEPT_IDLE 2
 
 typedef struct { /* layout read by runtime/recovery.py */
     char magic[8];
@@ -35,7 +36,8 @@ struct Ring {
     Event *data;
     uint64_t head, tail_seen, serial;  /* the writer's own */
     uint64_t mask, limit, limit_low;
-    bool oldest;
+    uint64_t refused_at;               /* tail when no other ring could be had */
+    bool oldest, clean;
     uint32_t index;
     int64_t last_ts;                   /* consumer: when the event before a gap ended */
     uint64_t lost;
@@ -53,6 +55,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_key_t thread_key;
 static char directory[3072];
 static uint64_t ring_slots;
+static uint32_t max_rings;
 static bool drop_oldest;
 static atomic_int session_open;
 static int wake_fd = -1;
@@ -60,9 +63,9 @@ static __thread Thread *current __attribute__((tls_model("initial-exec")));
 static __thread bool ended __attribute__((tls_model("initial-exec")));
 static uint64_t drained, lost, taken_bytes;
 
-static Ring *ring_new(void) {
+static Ring *ring_new(uint32_t limit) {
     uint32_t index = atomic_load(&ring_count);
-    if (index >= MAX_RINGS) return NULL;
+    if (index >= limit || index >= MAX_RINGS) return NULL;
     char path[4096];
     snprintf(path, sizeof path, "%s/ring-%05u", directory, index);
     size_t bytes = HEADER + ring_slots * sizeof(Event);
@@ -82,6 +85,7 @@ static Ring *ring_new(void) {
     r->limit = ring_slots - ring_slots / 16;
     r->limit_low = ring_slots - ring_slots / 8;
     r->oldest = drop_oldest;
+    r->refused_at = UINT64_MAX;
     r->index = index;
     r->header->version = 1;
     r->header->slots = (uint32_t)ring_slots;
@@ -89,6 +93,38 @@ static Ring *ring_new(void) {
     rings[index] = r;
     atomic_store_explicit(&ring_count, index + 1, memory_order_release);
     return r;
+}
+
+static bool drained_whole(const Ring *r) {
+    return atomic_load(&r->header->tail) == r->head && atomic_load(&r->header->serial) == r->serial;
+}
+
+/* An idle ring, or a new one while there are fewer than `limit`. One is reused when nothing is left in it, so that
+ * events keep the identity of who wrote them. Under the lock. */
+static Ring *ring_take(uint32_t limit) {
+    for (uint32_t i = idle_count; i-- > 0;) {
+        Ring *r = idle[i];
+        if (!drained_whole(r)) continue;
+        memmove(&idle[i], &idle[i + 1], (--idle_count - i) * sizeof *idle);
+        return r;
+    }
+    return ring_new(limit);
+}
+
+static void ring_give(Ring *r, uint32_t track, int64_t tid) {
+    r->header->track = track;
+    r->header->tid = tid;
+    r->header->alive = 1;
+    r->clean = false;
+}
+
+/* After a burst: memory of rings that nobody uses goes back to the system, but for a few. */
+static void trim_idle(void) {
+    pthread_mutex_lock(&lock);
+    for (uint32_t i = 0; i + KEPT_IDLE < idle_count; i++)
+        if (!idle[i]->clean && drained_whole(idle[i]))
+            idle[i]->clean = madvise(idle[i]->data, ring_slots * sizeof(Event), MADV_REMOVE) == 0;
+    pthread_mutex_unlock(&lock);
 }
 
 static void thread_end(void *value) {
@@ -113,11 +149,8 @@ static Thread *thread_start(const char *name, size_t len) {
     int64_t tid = syscall(SYS_gettid);
     uint32_t track = track_new(TRACK_THREAD, getpid(), tid, strings_intern(name, len), track_process());
     pthread_mutex_lock(&lock);
-    Ring *r = NULL;
-    /* A ring is reused once it is empty, so that its events keep the identity of who wrote them. */
-    for (uint32_t i = 0; i < idle_count && !r; i++)
-        if (atomic_load(&idle[i]->header->tail) == idle[i]->head) r = idle[i], idle[i] = idle[--idle_count];
-    if (!r) r = ring_new();
+    Ring *r = ring_take(MAX_RINGS);
+    if (r) ring_give(r, track, tid);
     pthread_mutex_unlock(&lock);
     Stack *s = r ? stack_new(t, track) : NULL;
     if (!s || pthread_setspecific(thread_key, t) != 0) {
@@ -126,9 +159,6 @@ static Thread *thread_start(const char *name, size_t len) {
         ended = true; /* not tried again for each event of this thread */
         return NULL;
     }
-    r->header->track = track;
-    r->header->tid = tid;
-    r->header->alive = 1;
     t->ring = r;
     t->stack = s;
     t->next_id = ((uint64_t)(atomic_fetch_add(&thread_count, 1) + 1) << 36) + 1;
@@ -171,23 +201,45 @@ static void wake(Ring *r) {
     if (write(wake_fd, &one, sizeof one) < 0 && errno != EAGAIN) count_one(&g_counts.lookups_failed);
 }
 
+/* A full ring is left to the consumer and its thread goes on in another: bursts pass while memory is allowed. */
+static bool move_on(Thread *thread) {
+    pthread_mutex_lock(&lock);
+    Ring *old = thread->ring, *fresh = ring_take(max_rings);
+    if (fresh) {
+        ring_give(fresh, old->header->track, old->header->tid);
+        old->header->alive = 0;
+        idle[idle_count++] = old;
+        thread->ring = fresh;
+    }
+    pthread_mutex_unlock(&lock);
+    return fresh != NULL;
+}
+
 bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t args_len) {
     Ring *r = thread->ring;
-    Header *h = r->header;
-    uint64_t serial = r->serial++, more = (args_len + PAYLOAD - 1) / PAYLOAD;
-    atomic_store_explicit(&h->produced, serial + 1, memory_order_relaxed);
+    uint64_t more = (args_len + PAYLOAD - 1) / PAYLOAD;
     if (more > r->mask / 4) {
         more = args_len = 0;
         count_one(&g_counts.arguments_cut);
     }
-    uint64_t end = r->head + 1 + more;
-    if (end - r->tail_seen > (r->mask + 1) / 2) {
-        r->tail_seen = atomic_load_explicit(&h->tail, memory_order_acquire);
-        if (end - r->tail_seen > (r->mask + 1) / 2) wake(r);
+    bool fits = true;
+    if (r->head + 1 + more - r->tail_seen > (r->mask + 1) / 2) {
+        r->tail_seen = atomic_load_explicit(&r->header->tail, memory_order_acquire);
+        uint64_t used = r->head + 1 + more - r->tail_seen;
+        if (used > (r->mask + 1) / 2) wake(r);
         /* The last slots are kept for step marks, and an eighth of the others from operators. */
         uint64_t limit = event->kind == KIND_STEP ? r->mask + 1 : event->flags & FLAG_LOW ? r->limit_low : r->limit;
-        if (!r->oldest && end - r->tail_seen > limit) return false;
+        if (!r->oldest && used > limit) {
+            /* Where there was no other ring, none is asked for again before the consumer has been here. */
+            if (r->refused_at != r->tail_seen && move_on(thread)) return ring_write(thread, event, args, args_len);
+            r->refused_at = r->tail_seen;
+            fits = false;
+        }
     }
+    Header *h = r->header;
+    uint64_t serial = r->serial++, end = r->head + 1 + more;
+    atomic_store_explicit(&h->produced, serial + 1, memory_order_relaxed);
+    if (!fits) return false;
     atomic_store_explicit(&h->reserve, end, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
     Event *slot = &r->data[r->head & r->mask];
@@ -295,6 +347,7 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
     uint32_t gap_name = strings_intern("dropped", 7);
     Py_BEGIN_ALLOW_THREADS
     for (uint32_t i = 0; i < n; i++) whole = drain_ring(rings[i], &out, slots, gap_name) && whole;
+    if (whole) trim_idle();
     Py_END_ALLOW_THREADS
     drained += out.count;
     taken_bytes += out.count * sizeof(Event) + out.args_len;
@@ -354,8 +407,9 @@ int ring_init(void) {
 PyObject *ring_py_open(PyObject *self, PyObject *args) {
     PyObject *path;
     unsigned long slots;
+    unsigned int rings_wanted;
     const char *policy;
-    if (!PyArg_ParseTuple(args, "O&ks", PyUnicode_FSConverter, &path, &slots, &policy)) return NULL;
+    if (!PyArg_ParseTuple(args, "O&kIs", PyUnicode_FSConverter, &path, &slots, &rings_wanted, &policy)) return NULL;
     bool oldest = !strcmp(policy, "drop_oldest");
     PyObject *result = NULL;
     if (atomic_load(&session_open)) PyErr_SetString(PyExc_RuntimeError, "a session is open already");
@@ -372,6 +426,7 @@ PyObject *ring_py_open(PyObject *self, PyObject *args) {
             strings_close(), track_close(), stack_close();
         } else {
             ring_slots = slots;
+            max_rings = rings_wanted;
             drop_oldest = oldest;
             atomic_store_explicit(&session_open, 1, memory_order_release);
             result = PyLong_FromLong(wake_fd);

@@ -66,9 +66,7 @@ def served(directory: Path, extra: Mapping[str, Path] | None = None) -> Iterator
         def log_message(self, format: str, *args: Any) -> None:
             """Says nothing."""
 
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Handler, directory=str(directory))
-    )
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(directory)))
     thread = threading.Thread(target=server.serve_forever, name="test web server", daemon=True)
     thread.start()
     try:

@@ -95,7 +95,9 @@ def training(scene: Scene, start: float = 0, steps: tuple[int, ...] = (7, 8, 9))
         module = scene.span("nn.Module: Linear_0", at + 100, 300, category="python_function",
                             Python_id=number, Python_parent_id=None, Python_module_id=0)  # fmt: skip
         scene.span("forward", at + 100, 300, parent=module, **mark)
-        linear = scene.span("aten::linear", at + 120, 100, Input_Dims=[[8, 16], [32, 16]], Input_type=["float", "float"])
+        linear = scene.span(
+            "aten::linear", at + 120, 100, Input_Dims=[[8, 16], [32, 16]], Input_type=["float", "float"]
+        )
         scene.span("aten::addmm", at + 130, 90, parent=linear)  # ends with its parent, to the nanosecond
         scene.add(Kind.FLOW_START, "fwdbwd", at + 130, category="fwdbwd", id=number)
         memory = {"category": "cpu_instant_event", "Device_Type": 0, "Device_Id": -1, "Total_Reserved": 0}
@@ -122,7 +124,9 @@ def device_work(scene: Scene, device: int, start: float = 0, steps: int = 3) -> 
         ):
             scene.span(name, at + begin, 2, category="cuda_runtime", parent=parent, correlation=link + n + 1)
         kernel = {**gpu, "stream": 7, "grid": [160, 1, 1], "block": [256, 1, 1]}
-        scene.span("sgemm_128x64", at + 250, 150, category="kernel", track=stream, parent=op, correlation=link + 1, **kernel)
+        scene.span(
+            "sgemm_128x64", at + 250, 150, category="kernel", track=stream, parent=op, correlation=link + 1, **kernel
+        )
         scene.span("Memcpy HtoD (Pinned -> Device)", at + 410, 40, category="gpu_memcpy", track=stream, parent=op,
                    correlation=link + 2, bytes=4096, stream=7, **gpu)  # fmt: skip
         scene.span("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + 580, 200, category="kernel", track=comm, parent=reduce,

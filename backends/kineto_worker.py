@@ -1,0 +1,163 @@
+"""What happens to a finished kineto trace off the training thread: export, conversion, delivery."""
+
+from __future__ import annotations
+
+import os
+import queue
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import msgspec
+import numpy as np
+
+from stepscope.backends.kineto_blocks import KinetoConverter, nest
+from stepscope.backends.kineto_file import KinetoFile
+from stepscope.backends.kineto_tracks import KinetoTracks
+from stepscope.backends.torch_symbols import free_without_gil, save_without_gil
+from stepscope.runtime.clock import ClockAnchor, ClockMapping
+from stepscope.runtime.errors import ClosedError, FormatError
+from stepscope.runtime.events import Block
+from stepscope.runtime.sink import Sink
+
+BLOCK = 1 << 15
+"""Events delivered at a time, about."""
+GENTLE = 1.0
+"""Seconds for which a conversion leaves half of the time to other threads; then it hurries, as windows wait for it."""
+
+
+class FinishedTrace(msgspec.Struct, frozen=True):
+    """A stopped recording on its way to the sink."""
+
+    result: Any
+    """torch's `_ProfilerResult`."""
+    until: int
+    """Everything before this time is in it, or was never recorded."""
+    anchors: tuple[ClockAnchor, ...]
+    """Both clocks, read while it was recorded."""
+    brackets: tuple[tuple[int, int], ...]
+    """Times right before and after each marker began, to check the mapping of the clocks by."""
+    flops: bool
+
+
+class KinetoWorker:
+    """A thread that turns traces into blocks, one after the other, in order."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._tracks = KinetoTracks()
+        self._queue: queue.SimpleQueue[FinishedTrace | int | None] = queue.SimpleQueue()
+        self._hurry = threading.Event()
+        self._abandoned = False
+        self._thread: threading.Thread | None = None
+        self.problems: Counter[str] = Counter()
+        """What went wrong, and how often."""
+        self.clock_error_ns = 0
+        """How far the times of any trace may be off, checked against the markers."""
+
+    def put(self, item: FinishedTrace | int) -> None:
+        """Takes a trace, or a time to which the watermark may go once the traces before it are delivered."""
+        if self._thread is None:
+            if isinstance(item, int):
+                self._sink.watermark(item)
+                return
+            self._thread = threading.Thread(target=self._run, name="stepscope-kineto", daemon=True)
+            self._thread.start()
+        self._queue.put(item)
+
+    async def aclose(self) -> None:
+        """Finishes what is waiting, at full speed; gives up what is left when cancelled."""
+        if self._thread is None:
+            return
+        self._hurry.set()
+        self._queue.put(None)
+        try:
+            await anyio.to_thread.run_sync(self._thread.join, abandon_on_cancel=True)
+        finally:
+            self._abandoned = True
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None and not self._abandoned:
+            try:
+                if isinstance(item, FinishedTrace):
+                    self._finish(item)
+                    item = item.until
+                self._sink.watermark(item)
+            except ClosedError:
+                self.problems["the profiler was closed before a trace was delivered"] += 1
+                return
+
+    def _finish(self, trace: FinishedTrace) -> None:
+        path: Path | None = None
+        try:
+            handle, name = tempfile.mkstemp(prefix="stepscope-kineto-", suffix=".json")
+            os.close(handle)
+            path = Path(name)
+            if not save_without_gil(trace.result, name):
+                self.problems["exporting a trace stopped all Python threads for that time"] += 1
+                trace.result.save(name)
+            flops = _flops(trace.result) if trace.flops else {}
+            free_without_gil(trace.result)
+            self._deliver(KinetoFile(path), trace, flops)
+        except (OSError, FormatError, RuntimeError) as error:
+            self.problems[f"a trace was lost: {error}"] += 1
+        finally:
+            if path is not None:
+                path.unlink(missing_ok=True)
+
+    def _deliver(self, file: KinetoFile, trace: FinishedTrace, flops: dict[int, int]) -> None:
+        mapping = ClockMapping.fit([(a.wall_ns, a.monotonic_ns, a.error_ns) for a in trace.anchors])
+        converter: KinetoConverter | None = None
+        parts: list[tuple[Block, bytes]] = []
+        began = last = time.monotonic()
+        for events in file.slices():
+            if converter is None:
+                converter = KinetoConverter(self._tracks, file.base_ns, mapping, flops)
+            parts.append(converter.convert(events))
+            if self._abandoned:
+                raise FormatError("the deadline for closing came first")
+            now = time.monotonic()
+            gentle = now - began < GENTLE and not self._hurry.is_set()
+            time.sleep(now - last if gentle else 0)
+            last = time.monotonic()
+        if converter is None:
+            return
+        if converter.unknown:
+            self.problems["events of kineto that are of no known kind were left out"] += converter.unknown
+        if file.skipped:
+            self._sink.dropped(file.skipped, "source", trace.until)
+        self._check_clock(mapping, converter.markers, trace.brackets)
+        self._send(parts)
+
+    def _send(self, parts: list[tuple[Block, bytes]]) -> None:
+        if not parts:
+            return
+        whole = np.concatenate([events for events, _ in parts])
+        nest(whole)
+        start = at = 0
+        heap = bytearray()
+        for events, args in parts:
+            here = whole[at : at + len(events)]
+            here["args_at"] += len(heap)
+            heap += args
+            at += len(events)
+            if at - start >= BLOCK or at == len(whole):
+                self._sink.deliver(whole[start:at], bytes(heap))
+                start, heap = at, bytearray()
+
+    def _check_clock(self, mapping: ClockMapping, markers: list[int], brackets: tuple[tuple[int, int], ...]) -> None:
+        error = mapping.error_ns
+        if len(markers) == len(brackets):
+            for marker, (before, after) in zip(sorted(markers), brackets, strict=True):
+                error = max(error, before - marker, marker - after)
+        else:
+            self.problems["kineto's clock could not be checked"] += 1
+        self.clock_error_ns = max(self.clock_error_ns, error)
+
+
+def _flops(result: Any) -> dict[int, int]:
+    return {event.correlation_id(): flops for event in result.events() if (flops := event.flops())}

@@ -1,0 +1,140 @@
+"""`TorchBackend`: torch's operators, live through ITT, or with all their details through kineto."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any, Literal
+
+import msgspec
+
+from stepscope.backends.torch_kineto import KinetoMode
+from stepscope.backends.torch_settings import TorchSettings, read_activities
+from stepscope.backends.torch_stream import StreamMode
+from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.errors import BackendError
+from stepscope.runtime.events import Block, EventBatch
+from stepscope.runtime.sink import BackendReport, Sink
+
+Mode = Literal["auto", "stream", "kineto"]
+
+
+class TorchBackend:
+    """Records torch's operators on the thread that calls `step()`, and on autograd's threads.
+
+    In stream mode each operator is recorded as it ends, at about a quarter of a µs, and a window's end costs nothing.
+    In kineto mode torch.profiler's engine records, with shapes, memory, stacks, FLOPs and devices; then a window's end
+    costs the training thread some µs per operator, which the report states. What torch cannot do in the state that
+    it is in (another profiler of torch is active, say) costs a window its operators, and is said in the report.
+    """
+
+    thread_bound = True
+
+    def __init__(
+        self,
+        mode: Mode = "auto",
+        *,
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        with_flops: bool = False,
+        with_modules: bool = False,
+        activities: Iterable[Any] | None = None,
+        experimental_config: Any = None,
+        name: str = "torch",
+    ) -> None:
+        """
+        Args:
+            mode: `auto` takes `stream`, unless something is asked for that only kineto has, there is a GPU, or
+                operators cannot arrive live in this process.
+            record_shapes: keep shapes, strides and types of inputs.
+            profile_memory: record allocations.
+            with_stack: record Python functions, and operators' call stacks.
+            with_flops: keep torch's estimates of floating-point operations, as argument `FLOPs`.
+            with_modules: keep the hierarchy of TorchScript modules.
+            activities: as for `torch.profiler.profile`.
+            experimental_config: as for `torch.profiler.profile`; default: one that stops fastest.
+            name: of this source in ledgers and reports.
+
+        Raises:
+            ValueError: if the mode is unknown, or it is `stream` and something is asked for that only kineto has.
+            TypeError: if activities are not what torch knows as such.
+        """
+        if mode not in ("auto", "stream", "kineto"):
+            raise ValueError(f"mode must be 'auto', 'stream' or 'kineto', got {mode!r}")
+        names, filters = read_activities(activities)
+        self._settings = TorchSettings(
+            record_shapes=record_shapes,
+            profile_memory=profile_memory,
+            with_stack=with_stack,
+            with_flops=with_flops,
+            with_modules=with_modules,
+            activities=names,
+            filters=filters,
+            experimental_config=experimental_config,
+        )
+        beyond = self._settings.beyond_stream
+        if mode == "stream" and beyond:
+            raise ValueError(f"{' and '.join(beyond)} cannot be had with mode='stream'; use mode='kineto'")
+        self.name = name
+        self._wanted: Mode = mode
+        self._mode: StreamMode | KinetoMode | None = None
+        self._thread = 0
+        self._notes: list[str] = []
+
+    def open(self, sink: Sink) -> None:
+        try:
+            torch: Any = import_module("torch")
+        except ImportError as error:
+            raise BackendError(f"torch cannot be imported ({error}); install it, or leave TorchBackend out") from error
+        self._thread = threading.get_ident()
+        self._notes = []
+        self._sink = sink
+        if self._wanted == "stream":
+            self._mode = StreamMode(sink)
+        elif self._wanted == "kineto" or self._settings.beyond_stream or _has_device(torch):
+            self._mode = KinetoMode(self._settings, sink)
+        else:
+            try:
+                self._mode = StreamMode(sink)
+            except BackendError as error:
+                self._notes.append(f"kineto mode was taken: {error}")
+                self._mode = KinetoMode(self._settings, sink)
+
+    def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+        if self._mode is None:
+            return
+        if threading.get_ident() != self._thread:
+            note = (
+                f"the change from {before.name} to {after.name} was refused: it came from another thread than start(), "
+                "and torch's profiler is bound to one; call step() where start() was called"
+            )
+            if note not in self._notes and len(self._notes) < 16:
+                self._notes.append(note)
+            self._sink.watermark(at)
+            return
+        self._mode.transition(before, after, at)
+
+    def derive(self, batch: EventBatch) -> Block | None:
+        """Links of autograd between the operators in a batch of the recorder's events; called on the loop."""
+        return self._mode.derive(batch) if isinstance(self._mode, StreamMode) else None
+
+    async def aclose(self) -> None:
+        mode, self._mode = self._mode, None
+        if mode is not None:
+            await mode.aclose()
+            self._closed = self._with_notes(mode.report())
+
+    def report(self) -> BackendReport:
+        return self._closed if self._mode is None else self._with_notes(self._mode.report())
+
+    def _with_notes(self, report: BackendReport) -> BackendReport:
+        return msgspec.structs.replace(report, notes=(*self._notes, *report.notes))
+
+    _closed = BackendReport()
+
+
+def _has_device(torch: Any) -> bool:
+    accelerator = getattr(torch, "accelerator", None)  # torch 2.6 and later
+    return bool(accelerator.is_available() if accelerator is not None else torch.cuda.is_available())

@@ -1,0 +1,122 @@
+"""Stream mode: torch calls the native recorder around every operator, through ITT."""
+
+from __future__ import annotations
+
+import threading
+from importlib import import_module
+from typing import Any
+
+from stepscope.backends import torch_arm
+from stepscope.backends.torch_links import ForwardBackwardLinker
+from stepscope.backends.torch_symbols import enable_numbers
+from stepscope.runtime import _core, clock
+from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.errors import BackendError
+from stepscope.runtime.events import Block, EventBatch
+from stepscope.runtime.sink import BackendReport, Sink
+
+_FOREVER = (1 << 63) - 1
+
+
+class _Emitting(threading.local):
+    """torch's `emit_itt()` on this thread, which does not nest, shared by all backends that want it."""
+
+    context: Any = None
+    users: int = 0
+
+
+_emitting = _Emitting()
+
+
+class StreamMode:
+    """Switches the operators' events on and off; the recorder has them, so there is nothing to deliver."""
+
+    def __init__(self, sink: Sink) -> None:
+        """
+        Raises:
+            BackendError: if operators cannot arrive live in this process; says why.
+        """
+        self._torch: Any = import_module("torch")
+        check_armed(self._torch)
+        self._recording = False
+        self._cost_ns = 0
+        self._notes: list[str] = []
+        self._linkers: dict[int, ForwardBackwardLinker] = {}
+        self._before = _core.itt_statistics()["unbalanced"]
+        began = clock.now()
+        missing = enable_numbers()
+        self._cost_ns += clock.now() - began
+        if missing:
+            self._note(f"forward and backward operators are not linked: {missing}")
+        sink.watermark(_FOREVER)  # events arrive by the recorder, which has a watermark of its own
+
+    def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+        if after.records == self._recording:
+            return
+        began = clock.now()
+        if after.records:
+            self._begin()
+        else:
+            self._end()
+        self._cost_ns += clock.now() - began
+
+    def derive(self, batch: EventBatch) -> Block:
+        """Links forward to backward operators; links stay within one window."""
+        linker = self._linkers.get(batch.window)
+        if linker is None:
+            for old in [window for window in self._linkers if window < batch.window - 1]:
+                del self._linkers[old]
+            linker = self._linkers[batch.window] = ForwardBackwardLinker()
+        return linker.feed(batch.events)
+
+    async def aclose(self) -> None:
+        if self._recording:
+            self._note("operators are still emitted on the thread that began to: recording was not ended there")
+
+    def report(self) -> BackendReport:
+        notes = list(self._notes)
+        lost = _core.itt_statistics()["unbalanced"] - self._before
+        if lost:
+            notes.append(f"{lost} operators that began before recording did, or ended on another thread, are missing")
+        return BackendReport(mode="stream", training_thread_ns=self._cost_ns, notes=tuple(notes))
+
+    def _begin(self) -> None:
+        if _emitting.users == 0:
+            context = self._torch.autograd.profiler.emit_itt()
+            try:
+                if self._torch.autograd._profiler_enabled():
+                    raise RuntimeError("another profiler of torch is active on this thread")
+                context.__enter__()
+            except RuntimeError as error:
+                self._note(f"a window has no operators: {error}".partition("\n")[0])
+                return
+            _emitting.context = context
+        _emitting.users += 1
+        self._recording = True
+
+    def _end(self) -> None:
+        self._recording = False
+        _emitting.users -= 1
+        if _emitting.users == 0:
+            context, _emitting.context = _emitting.context, None
+            try:
+                context.__exit__(None, None, None)
+            except RuntimeError as error:
+                self._note(f"torch did not end the emission of operators: {error}".partition("\n")[0])
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes and len(self._notes) < 16:
+            self._notes.append(text)
+
+
+def check_armed(torch: Any) -> None:
+    """Makes sure that torch calls our collector.
+
+    Raises:
+        BackendError: if it does not; says why and what to do.
+    """
+    # ITT's static part loads its collector at the first call, in recent versions.
+    torch.profiler.itt.mark("stepscope") if torch.profiler.itt.is_available() else None
+    statistics = _core.itt_statistics()
+    if not statistics["armed"] or not statistics["domains"]:
+        raise BackendError(f"operators cannot arrive live: {torch_arm.reason()}")

@@ -1,0 +1,1 @@
+"""Benchmarks: what stepscope costs, measured beside other tracers in the same run."""

@@ -1,0 +1,77 @@
+"""A row of the table: one operation, its budget, and how each tool does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from enum import StrEnum
+
+import msgspec
+
+from benchmarks.scale import Scale
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """What one round measured."""
+
+    value: float
+    """In the row's unit; the baseline is subtracted already."""
+    baseline: float | None = None
+    """The same without the operation, such as the empty loop around it; `None` if there is no such thing."""
+    facts: dict[str, float] = {}
+    """What must be known to judge the value, such as how many events were dropped."""
+
+
+class Tool(StrEnum):
+    """Whom is measured; each has processes of its own, in which the others are not imported."""
+
+    STEPSCOPE = "stepscope"
+    TORCH = "torch"
+    VIZTRACER = "viztracer"
+    OPENTELEMETRY = "opentelemetry"
+    NVTX = "nvtx"
+
+
+Round = Callable[[], Sample]
+"""Measures once."""
+
+Probe = Callable[[Scale], AbstractContextManager[Round]]
+"""Prepares a tool, gives the round, and cleans up."""
+
+
+class Contender(msgspec.Struct, frozen=True):
+    """One tool in a row."""
+
+    tool: Tool
+    label: str
+    """What is called, as its users write it."""
+    probe: Probe
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation."""
+
+    key: str
+    """Names the row for `--only` and in JSON: `span.recording`."""
+    what: str
+    unit: str
+    budget: float | None = None
+    """At most this, or at least this if more is better; `None`: nothing is promised."""
+    more_is_better: bool = False
+    fresh: bool = False
+    """Whether each round needs a new process."""
+    alternating: bool = False
+    """Whether a round is one alternation, of which more are needed than of other rounds."""
+    contenders: tuple[Contender, ...] = ()
+
+    def rounds(self, scale: Scale) -> int:
+        """How many rounds are measured."""
+        if self.alternating:
+            return scale.alternations
+        return min(scale.rounds, 5) if self.fresh else scale.rounds
+
+    def met(self, value: float) -> bool | None:
+        """Whether a value keeps the budget; `None` without one."""
+        if self.budget is None:
+            return None
+        return value >= self.budget if self.more_is_better else value <= self.budget

@@ -1,0 +1,310 @@
+"""Recovery: brings back what a run had recorded when its process died."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.errors import FormatError, ProfilerStateError
+from stepscope.runtime.events import EventBatch, Kind
+from stepscope.runtime.formats import run_of
+from stepscope.runtime.journal_format import CapRecord
+from stepscope.runtime.journal_ids import IdMap
+from stepscope.runtime.journal_reader import Damage, JournalReader
+from stepscope.runtime.journal_writer import JournalWriter
+from stepscope.runtime.leftovers import Keys, Leftovers, UnfinishedWindow
+from stepscope.runtime.ledger import Ledger
+from stepscope.runtime.open_window import StepMark
+from stepscope.runtime.run import Run, this_host
+from stepscope.runtime.session_files import SessionFiles
+from stepscope.runtime.window import Window
+
+SESSION_FILE = "session"
+RECOVERED = "journal.recovered"
+_MAX_NOTE = 1 << 16
+
+
+class SessionNote(msgspec.Struct, frozen=True):
+    """What a running profiler keeps in its run's directory, in the file `session`."""
+
+    directory: str
+    pid: int
+    start_time: int
+    """Of the process, in clock ticks since boot."""
+    profiler: int = 0
+    """Number that the profiler's step marks bear; 0 = not said."""
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """What was brought back."""
+
+    journal: Path
+    """The new journal, complete and undamaged."""
+    source: Path | None
+    """The journal that the run left."""
+    session: Path | None
+    """The directory of its rings."""
+    windows: int
+    unfinished: int
+    """Windows, of these, that the run had not closed."""
+    events: int
+    """Events of the run's journal."""
+    from_rings: int
+    """Events that were still in the rings."""
+    open_spans: int
+    """Spans that had not ended."""
+    dropped: int
+    """Events that did not fit the rings, reported nowhere before."""
+    damage: Damage
+    """What could not be read of the run's journal."""
+    notes: tuple[str, ...] = ()
+    """What else could not be used, and why."""
+
+    def text(self) -> str:
+        """The same in words, some lines."""
+        lines = [
+            f"recovered to {self.journal}",
+            f"  {self.windows} windows, {self.unfinished} of them unfinished",
+            f"  {self.events:,} events from {self.source or 'no journal'}",
+            f"  {self.from_rings:,} events and {self.open_spans:,} open spans from {self.session or 'no session directory'}",
+        ]
+        lines += [f"  {self.dropped:,} events had not fitted the rings"] if self.dropped else []
+        if self.damage:
+            lost = ", ".join(f"{name} {value:,}" for name, value in msgspec.structs.asdict(self.damage).items() if value)
+            lines.append(f"  not readable in the journal: {lost}")
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+def recover(
+    directory: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    force: bool = False,
+    remove_session: bool = False,
+) -> Recovery:
+    """Writes one complete journal of what a run left: its journal, and what its rings and stacks still hold.
+
+    Events are neither lost nor repeated: those in the rings that the journal has already are recognised. Spans that
+    were open become events with `FLAG_OPEN` that last to the latest time known. Windows that were not closed are
+    closed as incomplete. Memory is bounded by the largest ring; nothing in the files is believed unchecked.
+
+    Args:
+        directory: the run's directory, or one journal.
+        out: the new journal; default `journal.recovered` in the run's directory. Replaced if it exists.
+        force: recover although the process still runs; what it records meanwhile may be missing.
+        remove_session: delete the run's rings and its `session` file afterwards, which frees the memory they take.
+
+    Raises:
+        ProfilerStateError: if the process still runs.
+        FormatError: if there is nothing to recover.
+        OSError: if files cannot be read.
+        OutputError: if the new journal cannot be written.
+    """
+    place = Path(directory)
+    given = place if place.is_file() else None
+    place = place.parent if given else place
+    notes: list[str] = []
+    note = _read_note(place / SESSION_FILE, notes)
+    if note is not None and not force and is_running(note.pid, note.start_time):
+        raise ProfilerStateError(
+            f"process {note.pid} that writes {place} still runs; wait for its end, stop it, or force the recovery"
+        )
+    session = _open_session(note, notes)
+    journal = given or _find_journal(place, note, notes)
+    if journal is None and session is None:
+        raise FormatError(f"nothing to recover in {place}: no journal, and no session directory. {' '.join(notes)}".strip())
+    ids = IdMap()
+    if session is not None:
+        session.load_ids(ids)
+    target = Path(out) if out is not None else place / RECOVERED
+    writer = JournalWriter(target.with_name(f".{target.name}.{os.getpid()}"), max_bytes=1 << 62)
+    reader = None if journal is None else JournalReader(journal, ids)
+    try:
+        run = _run(place, reader, note)
+        writer.open(run)
+        work = _Recovering(writer, run, Leftovers(session, ids), note.profiler if note else 0)
+        if reader is not None:
+            work.copy(reader)
+        work.add_leftovers()
+        writer.write_metadata(dict(run.metadata()))
+        writer.close()
+        os.replace(writer.path, target)
+    except BaseException:
+        writer.path.unlink(missing_ok=True)
+        raise
+    finally:
+        if reader is not None:
+            reader.close()
+    if session is not None:
+        notes += session.notes
+        if remove_session:
+            session.remove()
+            (place / SESSION_FILE).unlink()
+    return Recovery(
+        journal=target,
+        source=journal,
+        session=session.directory if session else None,
+        windows=work.windows,
+        unfinished=work.unfinished,
+        events=work.events,
+        from_rings=work.from_rings,
+        open_spans=work.open_spans,
+        dropped=work.dropped,
+        damage=reader.damage if reader else Damage(),
+        notes=tuple(notes),
+    )
+
+
+class _Recovering:
+    """Copies a journal and adds what is missing."""
+
+    def __init__(self, writer: JournalWriter, run: Run, leftovers: Leftovers, profiler: int) -> None:
+        self.windows = self.unfinished = self.events = self.from_rings = self.open_spans = self.dropped = 0
+        self._writer = writer
+        self._run = run
+        self._leftovers = leftovers
+        self._profiler = profiler
+        self._open: dict[int, UnfinishedWindow] = {}
+        self._last_index = -1
+        self._last_end = 0
+
+    def copy(self, reader: JournalReader) -> None:
+        for item in reader:
+            if isinstance(item, EventBatch):
+                self._writer.write_batch(item)
+                self.events += len(item)
+                self._last_index = max(self._last_index, item.window)
+                window = self._open.setdefault(item.window, UnfinishedWindow(item.window))
+                window.add(item, self._leftovers)
+                self._profiler = self._profiler or window.profiler
+            elif isinstance(item, Window):
+                self._writer.write_window(item)
+                self.windows += 1
+                self._open.pop(item.index, None)
+                self._last_index = max(self._last_index, item.index)
+                self._last_end = max(self._last_end, item.end_ns)
+            elif isinstance(item, ClockAnchor):
+                self._writer.write_anchor(item)
+            elif isinstance(item, Ledger):
+                self._writer.write_ledger(item)
+            elif isinstance(item, CapRecord):
+                self._writer.write_cap(item)
+
+    def add_leftovers(self) -> None:
+        """Adds the events of the rings to the windows that were open, or to a new one, and closes these."""
+        if not self._profiler:
+            numbers = {number for number, _ in self._leftovers.marks}
+            self._profiler = numbers.pop() if len(numbers) == 1 else 0
+        marks = [mark for number, mark in self._leftovers.marks if number == self._profiler]
+        if not self._open:
+            self._begin_window(marks)
+        windows = sorted(self._open.values(), key=lambda window: window.start)
+        last = max([self._leftovers.last_ns, *(window.last for window in windows)])
+        following = [window.start for window in windows[1:]]
+        for window, end in zip(windows, [*following, last + 1], strict=True):
+            window.begin(marks, end)
+            self._fill(window, last)
+
+    def _begin_window(self, marks: list[StepMark]) -> None:
+        """The window that had begun, if any had: something was recorded after the last one's end."""
+        first = self._leftovers.begin_after(self._last_end)
+        if first is not None:
+            window = UnfinishedWindow(self._last_index + 1)
+            window.start = max([mark.ts for mark in marks if self._last_end <= mark.ts <= first], default=first)
+            self._open[window.index] = window
+
+    def _fill(self, window: UnfinishedWindow, last: int) -> None:
+        added = 0
+        seen: Keys = np.concatenate(window.seen) if window.seen else np.empty(0, np.uint64)
+        for events, args in self._leftovers.missing(seen, self._profiler):
+            batch = window.take(events, args)
+            gaps = batch.events["kind"] == int(Kind.GAP)
+            self.dropped += int(batch.events["id"][gaps].sum())
+            added += len(batch) - int(gaps.sum())
+            self._writer.write_batch(batch)
+        spans = window.take(self._leftovers.open_spans(last), b"")
+        self._writer.write_batch(spans)
+        self._writer.write_batch(window.step_spans(self._run.pid))
+        self.from_rings += added
+        self.open_spans += len(spans)
+        why = (
+            f"the process ended inside this window; {added:,} events were recovered from its rings, and "
+            f"{len(spans):,} spans had not ended"
+        )
+        self._writer.write_window(
+            window.finish(self._run.name, self._run.anchor.wall(window.start), dict(self._run.metadata()), why)
+        )
+        self.windows += 1
+        self.unfinished += 1
+
+
+def is_running(pid: int, start_time: int) -> bool:
+    """Whether the process that had this id and start time (clock ticks since boot) still runs.
+
+    A zombie does not: it records nothing any more. Source: proc(5), /proc/[pid]/stat, fields 3 and 22.
+    """
+    try:
+        fields = Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[0] not in "ZX" and int(fields[19]) == start_time
+
+
+def _run(place: Path, reader: JournalReader | None, note: SessionNote | None) -> Run:
+    if reader is not None and reader.run is not None:
+        return run_of(reader, place)
+    return Run(
+        name=place.name or "recovered",
+        output_dir=place,
+        pid=note.pid if note else 0,
+        host=this_host(),
+        rank=None,
+        world_size=None,
+        anchor=ClockAnchor.read(),
+        metadata=(lambda: reader.metadata) if reader is not None else dict,
+    )
+
+
+def _read_note(path: Path, notes: list[str]) -> SessionNote | None:
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(_MAX_NOTE), type=SessionNote)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        notes.append(f"{path} cannot be read: {error}")
+        return None
+
+
+def _open_session(note: SessionNote | None, notes: list[str]) -> SessionFiles | None:
+    if note is None:
+        return None
+    try:
+        return SessionFiles(Path(note.directory))
+    except (FormatError, OSError, ValueError) as error:
+        notes.append(f"the session directory {note.directory} cannot be used: {error}")
+        return None
+
+
+def _find_journal(place: Path, note: SessionNote | None, notes: list[str]) -> Path | None:
+    """The journal of the process that the note names; without a note the newest one."""
+    best: tuple[int, Path] | None = None
+    for path in sorted(place.glob("journal*")):
+        if path.name == RECOVERED or not path.is_file():
+            continue
+        try:
+            with JournalReader(path) as reader:
+                record = reader.run
+        except (FormatError, OSError) as error:
+            notes.append(f"{path}: {error}")
+            continue
+        if note is not None and record is not None and record.pid != note.pid:
+            continue
+        created = record.created_ns if record else 0
+        if best is None or created >= best[0]:
+            best = (created, path)
+    return best[1] if best else None

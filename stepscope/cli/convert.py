@@ -1,0 +1,115 @@
+"""`stepscope convert`: writes a journal in another format."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from stepscope.cli.progress import Progress
+from stepscope.runtime.consumer import Consumer
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.formats import Replayed, exporter_for, known, replay_into, run_of
+from stepscope.runtime.journal_reader import JournalReader
+from stepscope.runtime.run import Run
+from stepscope.runtime.window import Window
+
+EXAMPLES = """\
+examples:
+  stepscope convert runs/exp1 trace.json                  for https://ui.perfetto.dev
+  stepscope convert runs/exp1/journal second.json.gz --window 1
+  stepscope convert runs/exp1 tb/worker.pt.trace.json     for tensorboard --logdir tb
+
+exit codes: 0 written, 1 failed, 2 wrong usage
+"""
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Declares the command."""
+    endings = "\n".join(f"  {format.name:12} {' '.join(format.suffixes)}" for format in known())
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "convert",
+        parents=[common],
+        help="write a journal in another format",
+        description=f"Writes a journal, whole or damaged, in another format.\n\nformats and their file endings:\n{endings}",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", metavar="IN", type=Path, help="a journal, or the directory of a run with a journal")
+    parser.add_argument("target", metavar="OUT", type=Path, help="file to write; its ending chooses the format")
+    parser.add_argument("--format", metavar="F", help="name of the format, if the ending does not say it")
+    parser.add_argument("--window", metavar="N", type=int, help="write only this window; 0 is the first")
+    parser.set_defaults(function=convert, command="convert", parser=parser)
+
+
+def convert(arguments: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Raises:
+        OSError: if the journal cannot be read, or the output not written.
+        FormatError: if it is not a journal, or has no such window.
+    """
+    source: Path = arguments.source
+    if source.is_dir():
+        source /= "journal"
+    try:
+        exporter = _Counting(exporter_for(arguments.target, arguments.format))
+    except ValueError as error:
+        arguments.parser.error(str(error))
+    if arguments.target.exists() and source.exists() and arguments.target.samefile(source):
+        arguments.parser.error("OUT is IN: give the output another name")
+    replayed = anyio.run(_replay, source, exporter, arguments.target, arguments.window)
+    exporter.progress.done(f"{replayed.events:,} events of {_windows(replayed)} written to {arguments.target}")
+    if replayed.damage:
+        print(f"the journal is damaged, this could not be used: {_damage(replayed)}")
+    return 0
+
+
+async def _replay(source: Path, exporter: _Counting, target: Path, window: int | None) -> Replayed:
+    with JournalReader(source) as reader:
+        replayed = await replay_into(reader, exporter, run_of(reader, target.absolute().parent), window)
+    if window is not None and not replayed.windows:
+        raise FormatError(f"{source} has no window {window}; 0 is the first")
+    return replayed
+
+
+def _windows(replayed: Replayed) -> str:
+    text = "1 window" if replayed.windows == 1 else f"{replayed.windows} windows"
+    return f"{text} ({replayed.unfinished} without an end)" if replayed.unfinished else text
+
+
+def _damage(replayed: Replayed) -> str:
+    damage = replayed.damage
+    found = {name: getattr(damage, name) for name in damage.__struct_fields__}
+    return ", ".join(
+        "the file's header" if name == "header" else f"{count:,} {name.replace('_', ' ')}"
+        for name, count in found.items()
+        if count
+    )
+
+
+class _Counting:
+    """An exporter that says how much went through it to another."""
+
+    def __init__(self, exporter: Consumer) -> None:
+        self.name = exporter.name
+        self.progress = Progress()
+        self._exporter = exporter
+        self._events = 0
+
+    async def open(self, run: Run) -> None:
+        await self._exporter.open(run)
+
+    async def export(self, batch: EventBatch) -> None:
+        await self._exporter.export(batch)
+        self._events += len(batch)
+        self.progress.show(f"{self._events:,} events")
+
+    async def close_window(self, window: Window) -> None:
+        await self._exporter.close_window(window)
+
+    async def aclose(self) -> None:
+        await self._exporter.aclose()

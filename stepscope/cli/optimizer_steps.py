@@ -1,0 +1,70 @@
+"""Steps of a training loop that does not call `step()`: those of its optimizer."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+
+class OptimizerSteps:
+    """Calls `step` each time that the leading optimizer has made a step.
+
+    Loops may have several optimizers. The first that steps leads; another takes over when it has stepped twice since
+    the leader did, or when the leader is gone. So an iteration counts once, though several optimizers step in it.
+    """
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step = step
+        self._leader: weakref.ref[Any] | None = None
+        self._others: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Those that have stepped since the leader did."""
+        self._due = False
+        self._undo: list[Callable[[], object]] = []
+
+    def attach(self) -> None:
+        """Hooks into torch, which must be imported: its hook for the steps of all optimizers, there since torch 2.0."""
+        module: Any = importlib.import_module("torch.optim.optimizer")
+        self._undo.append(module.register_optimizer_step_post_hook(self._stepped).remove)
+        # torch calls the hook inside its span around the optimizer's step. A border there would cut that span, so it
+        # is drawn when the span has ended. The function that is wrapped for this is no documented part of torch.
+        around = getattr(module.Optimizer, "profile_hook_step", None)
+        if around is not None:
+            module.Optimizer.profile_hook_step = staticmethod(functools.partial(self._around, around))
+            self._undo.append(lambda: setattr(module.Optimizer, "profile_hook_step", staticmethod(around)))
+
+    def detach(self) -> None:
+        """Lets go of torch."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _around(self, around: Callable[[Any], Callable[..., Any]], function: Callable[..., Any]) -> Callable[..., Any]:
+        inner = around(function)
+
+        @functools.wraps(function)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            result = inner(*args, **kwargs)
+            self._end()
+            return result
+
+        step.ends = True  # type: ignore[attr-defined]
+        return step
+
+    def _stepped(self, optimizer: object, args: object, kwargs: object) -> None:
+        leader = self._leader() if self._leader else None
+        if optimizer is not leader:
+            if leader is not None and optimizer not in self._others:
+                self._others.add(optimizer)
+                return
+            self._leader = weakref.ref(optimizer)
+        self._others.clear()
+        self._due = True
+        if not getattr(type(optimizer).step, "ends", False):  # type: ignore[attr-defined]
+            self._end()
+
+    def _end(self) -> None:
+        if self._due:
+            self._due = False
+            self._step()

@@ -1,0 +1,72 @@
+"""Runs a Python program in this process as the interpreter would."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import msgspec
+
+_OWN = (__file__, runpy.__file__)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a program ended."""
+
+    code: int
+    """Its exit code."""
+    error: BaseException | None = None
+    """What it raised, `SystemExit` apart."""
+    message: str = ""
+    """What it gave to `SystemExit` for standard error."""
+
+    def tell(self) -> None:
+        """Prints what the interpreter would have printed at the end: the error as `sys.excepthook` shows it."""
+        if self.message:
+            print(self.message, file=sys.stderr)
+        if self.error is not None:
+            sys.excepthook(type(self.error), self.error, _without_own(self.error.__traceback__))
+
+
+def run(program: str, arguments: Sequence[str], *, module: bool) -> Outcome:
+    """Runs a program to its end, as `__main__`, with its own `sys.argv` and `sys.path[0]`.
+
+    Args:
+        program: path of a script (or of a directory or zip file with `__main__.py`), or name of a module.
+        arguments: those of the program.
+        module: whether it is a module, as for `python -m`.
+    """
+    sys.argv = [program, *arguments]
+    if not sys.flags.safe_path:
+        path = Path(program).resolve()
+        sys.path[0] = os.getcwd() if module else str(path if path.is_dir() else path.parent)
+    try:
+        if module:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(program, run_name="__main__")
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return Outcome((end.code or 0) & 0xFF)
+        return Outcome(1, message=str(end.code))
+    except KeyboardInterrupt as error:
+        return Outcome(130, error)
+    except BaseException as error:
+        return Outcome(1, error)
+    return Outcome(0)
+
+
+def _without_own(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that begins in the program; nothing if it never got there."""
+    while trace is not None and _is_own(trace.tb_frame):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_own(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return name in _OWN or name == "<frozen runpy>"

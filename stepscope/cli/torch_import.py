@@ -1,0 +1,56 @@
+"""Notices that a program imports torch, without importing it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+class TorchImport:
+    """A finder on `sys.meta_path` that finds nothing itself: it calls `then` once torch has been imported whole.
+
+    Args:
+        then: called on the importing thread, inside the import statement.
+    """
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then = then
+
+    def watch(self) -> None:
+        """Begins to watch; calls at once if torch is there already."""
+        if "torch" in sys.modules:
+            self._then()
+        elif self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def forget(self) -> None:
+        """Ends it."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Lets the others find torch, and watches its loader."""
+        if name != "torch":
+            return None
+        self.forget()
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            try:
+                load(module)
+            except BaseException:
+                self.watch()  # the program may try again
+                raise
+            self._then()
+
+        # Of this one loader object, which importlib made for this import.
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
