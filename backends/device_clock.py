@@ -66,6 +66,6 @@ class DeviceClock:
         """The mapping in words, for the trust report."""
         mapping = self.mapping
         return (
-            f"the device's own clock, mapped to CLOCK_MONOTONIC by {self._count} paired readings: "
+            f"the device's own clock, mapped to CLOCK_MONOTONIC by {len(self._pairs)} paired readings: "
             f"rate {mapping.rate:.9f}, error <= {mapping.error_ns} ns"
         )

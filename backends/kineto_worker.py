@@ -13,7 +13,6 @@ from typing import Any
 
 import anyio.to_thread
 import msgspec
-import numpy as np
 
 from stepscope.backends.kineto_blocks import KinetoConverter, nest
 from stepscope.backends.kineto_file import KinetoFile
@@ -21,7 +20,7 @@ from stepscope.backends.kineto_tracks import KinetoTracks
 from stepscope.backends.torch_symbols import free_without_gil, save_without_gil
 from stepscope.runtime.clock import ClockAnchor, ClockMapping
 from stepscope.runtime.errors import ClosedError, FormatError
-from stepscope.runtime.events import Block
+from stepscope.runtime.events import Block, join_blocks
 from stepscope.runtime.sink import Sink
 
 BLOCK = 1 << 15
@@ -71,7 +70,7 @@ class KinetoWorker:
 
     async def aclose(self) -> None:
         """Finishes what is waiting, at full speed; gives up what is left when cancelled."""
-        if self._thread is None:
+        if self._thread is None or self._hurry.is_set():
             return
         self._hurry.set()
         self._queue.put(None)
@@ -103,7 +102,9 @@ class KinetoWorker:
             flops = _flops(trace.result) if trace.flops else {}
             free_without_gil(trace.result)
             self._deliver(KinetoFile(path), trace, flops)
-        except (OSError, FormatError, RuntimeError) as error:
+        except ClosedError:
+            raise
+        except Exception as error:
             self.problems[f"a trace was lost: {error}"] += 1
         finally:
             if path is not None:
@@ -136,7 +137,7 @@ class KinetoWorker:
     def _send(self, parts: list[tuple[Block, bytes]]) -> None:
         if not parts:
             return
-        whole = np.concatenate([events for events, _ in parts])
+        whole = join_blocks(events for events, _ in parts)
         nest(whole)
         start = at = 0
         heap = bytearray()

@@ -88,6 +88,9 @@ class TorchBackend:
             torch: Any = import_module("torch")
         except ImportError as error:
             raise BackendError(f"torch cannot be imported ({error}); install it, or leave TorchBackend out") from error
+        if self._mode is not None:
+            self._mode.abandon()
+            self._mode = None
         self._thread = threading.get_ident()
         self._notes = []
         self._sink = sink
@@ -121,18 +124,13 @@ class TorchBackend:
         return self._mode.derive(batch) if isinstance(self._mode, StreamMode) else None
 
     async def aclose(self) -> None:
-        mode, self._mode = self._mode, None
-        if mode is not None:
-            await mode.aclose()
-            self._closed = self._with_notes(mode.report())
+        # The mode is kept: what still records on the training thread is ended by the next call that comes from there.
+        if self._mode is not None:
+            await self._mode.aclose()
 
     def report(self) -> BackendReport:
-        return self._closed if self._mode is None else self._with_notes(self._mode.report())
-
-    def _with_notes(self, report: BackendReport) -> BackendReport:
+        report = BackendReport() if self._mode is None else self._mode.report()
         return msgspec.structs.replace(report, notes=(*self._notes, *report.notes))
-
-    _closed = BackendReport()
 
 
 def _has_device(torch: Any) -> bool:

@@ -26,7 +26,7 @@ class KinetoMode:
         self._settings = settings
         self._worker = KinetoWorker(sink)
         self._profile: Any = None
-        self._recording = False
+        self._recording = self._closed = False
         self._anchor: ClockAnchor | None = None
         self._brackets: list[tuple[int, int]] = []
         self._problems: Counter[str] = Counter()
@@ -35,9 +35,12 @@ class KinetoMode:
         self._device = self._find_device()
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+        if self._closed:
+            self.abandon()
+            return
         began = clock.now()
-        ends = self._recording and (not after.records or before is ProfilerAction.RECORD_AND_SAVE)
-        if ends:
+        recorded = self._recording
+        if recorded and (not after.records or before is ProfilerAction.RECORD_AND_SAVE):
             self._stop(at)
         if after is ProfilerAction.WARMUP and self._profile is None:
             self._prepare()
@@ -46,12 +49,19 @@ class KinetoMode:
         elif after is ProfilerAction.NONE and self._profile is not None:
             # Warmed up for nothing. torch has no way back but to record, and to throw it away.
             self._start()
-            self._profile, self._recording = self._discard(), False
-        if not ends:
+            self.abandon()
+        if not recorded:
             self._worker.put(at)
         self._cost_ns += clock.now() - began
 
+    def abandon(self) -> None:
+        """Ends a recording and throws it away."""
+        if self._recording:
+            self._recording = False
+            self._discard()
+
     async def aclose(self) -> None:
+        self._closed = True
         if self._recording:
             self._problems["the last window was lost: recording was not ended on the thread that began it"] += 1
         await self._worker.aclose()

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime import strings
-from stepscope.runtime.events import Block, Flag, Kind, empty_block
+from stepscope.runtime.events import Block, Flag, Kind, empty_block, join_blocks
 
 ENGINE = "autograd::engine::evaluate_function: "
 """torch's span around each node; the rest of its name is that of the node's span."""
@@ -49,7 +49,7 @@ class ForwardBackwardLinker:
         if not len(numbered):
             return empty_block()
         nodes = self._nodes.mask(numbered["name"])
-        self._pending = _latest(np.concatenate([self._pending, numbered[~nodes]]))
+        self._pending = _latest(join_blocks([self._pending, numbered[~nodes]]))
         ends = numbered[nodes]
         starts, found = self._take(ends)
         if len(self._pending) > PENDING:

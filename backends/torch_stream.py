@@ -38,7 +38,7 @@ class StreamMode:
         """
         self._torch: Any = import_module("torch")
         check_armed(self._torch)
-        self._recording = False
+        self._recording = self._closed = False
         self._cost_ns = 0
         self._notes: list[str] = []
         self._linkers: dict[int, ForwardBackwardLinker] = {}
@@ -51,14 +51,28 @@ class StreamMode:
         sink.watermark(_FOREVER)  # events arrive by the recorder, which has a watermark of its own
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
-        if after.records == self._recording:
+        wanted = after.records and not self._closed
+        if wanted == self._recording:
             return
         began = clock.now()
-        if after.records:
+        if wanted:
             self._begin()
         else:
-            self._end()
+            self.abandon()
         self._cost_ns += clock.now() - began
+
+    def abandon(self) -> None:
+        """Ends the emission of operators on this thread, if it was begun."""
+        if not self._recording:
+            return
+        self._recording = False
+        _emitting.users -= 1
+        if _emitting.users == 0:
+            context, _emitting.context = _emitting.context, None
+            try:
+                context.__exit__(None, None, None)
+            except RuntimeError as error:
+                self._note(f"torch did not end the emission of operators: {error}".partition("\n")[0])
 
     def derive(self, batch: EventBatch) -> Block:
         """Links forward to backward operators; links stay within one window."""
@@ -70,6 +84,7 @@ class StreamMode:
         return linker.feed(batch.events)
 
     async def aclose(self) -> None:
+        self._closed = True
         if self._recording:
             self._note("operators are still emitted on the thread that began to: recording was not ended there")
 
@@ -93,16 +108,6 @@ class StreamMode:
             _emitting.context = context
         _emitting.users += 1
         self._recording = True
-
-    def _end(self) -> None:
-        self._recording = False
-        _emitting.users -= 1
-        if _emitting.users == 0:
-            context, _emitting.context = _emitting.context, None
-            try:
-                context.__exit__(None, None, None)
-            except RuntimeError as error:
-                self._note(f"torch did not end the emission of operators: {error}".partition("\n")[0])
 
     def _note(self, text: str) -> None:
         if text not in self._notes and len(self._notes) < 16:

@@ -60,6 +60,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     more_is_better: bool = False
     fresh: bool = False
     """Whether each round needs a new process."""
+    heavy: bool = False
+    """Whether a round takes seconds, so that five of them must do."""
     alternating: bool = False
     """Whether a round is one alternation, of which more are needed than of other rounds."""
     contenders: tuple[Contender, ...] = ()
@@ -68,7 +70,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         """How many rounds are measured."""
         if self.alternating:
             return scale.alternations
-        return min(scale.rounds, 5) if self.fresh else scale.rounds
+        return min(scale.rounds, 5) if self.fresh or self.heavy else scale.rounds
 
     def met(self, value: float) -> bool | None:
         """Whether a value keeps the budget; `None` without one."""

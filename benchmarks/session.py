@@ -28,7 +28,21 @@ def session(**arguments: Any) -> Iterator[Profiler]:
         yield profiler
 
 
-def dropped(profiler: Profiler) -> int:
-    """Events that full rings lost so far, in this process."""
-    recorder = profiler.statistics().recorder
-    return 0 if recorder is None else recorder.dropped
+class Accounts:
+    """What a profiler took and what was lost on the way, since this was made."""
+
+    def __init__(self, profiler: Profiler) -> None:
+        self._profiler = profiler
+        self._produced, self._lost = self._read()
+
+    def facts(self) -> dict[str, float]:
+        """Events produced, and those that full rings and queues dropped."""
+        produced, lost = self._read()
+        return {"events": produced - self._produced, "dropped": lost - self._lost}
+
+    def _read(self) -> tuple[int, int]:
+        statistics = self._profiler.statistics()
+        if statistics.recorder is None or statistics.pipeline is None:
+            return 0, 0
+        queues = sum(sum(outlet.ledger.dropped.values()) for outlet in statistics.pipeline.exporters)
+        return statistics.recorder.produced, statistics.recorder.dropped + queues

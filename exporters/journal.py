@@ -46,6 +46,7 @@ class JournalExporter:
         self._default_name = path is None
         self._writer = JournalWriter(Path(path or "journal"), max_bytes=max_bytes, fsync=fsync, compress=compress)
         self._run: Run | None = None
+        self._metadata: dict[str, Any] = {}
 
     @property
     def path(self) -> Path:
@@ -64,15 +65,21 @@ class JournalExporter:
         self._run = run
 
     async def export(self, batch: EventBatch) -> None:
-        await anyio.to_thread.run_sync(self._writer.write_batch, batch)
-
-    async def close_window(self, window: Window) -> None:
-        if self._run is None:
-            raise ClosedError("the journal was not opened")
-        metadata = dict(self._run.metadata())
+        metadata = self._news()
 
         def write() -> None:
-            self._writer.write_metadata(metadata)
+            if metadata is not None:
+                self._writer.write_metadata(metadata)
+            self._writer.write_batch(batch)
+
+        await anyio.to_thread.run_sync(write)
+
+    async def close_window(self, window: Window) -> None:
+        metadata = self._news()
+
+        def write() -> None:
+            if metadata is not None:
+                self._writer.write_metadata(metadata)
             self._writer.write_anchor(ClockAnchor.read())
             self._writer.write_window(window)
 
@@ -83,6 +90,16 @@ class JournalExporter:
         # cancelled too, the journal lacks at most its end mark, and another call may try again.
         if self._run is not None:
             await anyio.to_thread.run_sync(self._finish, dict(self._run.metadata()))
+
+    def _news(self) -> dict[str, Any] | None:
+        """The run's metadata if it has changed since the last look: a crash may come before the window's end."""
+        if self._run is None:
+            raise ClosedError("the journal was not opened")
+        metadata = dict(self._run.metadata())
+        if metadata == self._metadata:
+            return None
+        self._metadata = metadata
+        return metadata
 
     def _finish(self, metadata: dict[str, Any]) -> None:
         if self._writer.is_open:

@@ -18,7 +18,6 @@ from stepscope.runtime.journal_reader import Damage, JournalItem, JournalReader
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Step, Window
 
-
 Factory = Callable[[Path], Consumer]
 """Makes an exporter that writes to one file."""
 

@@ -44,16 +44,16 @@ class Hub:
                 "asyncio", {"use_uvloop": self.loop_name == "uvloop"}, name="stepscope"
             )
         )
-        self._wake = self._portal.call(self._start)
+        self._wake, self._draining = self._portal.call(self._start)
         self._stopping = False
         self._thread_ns = 0
         self._drained = self._portal.start_task_soon(self._drain_for_ever, name="stepscope hub")
 
-    async def _start(self) -> asyncio.Event:
+    async def _start(self) -> tuple[asyncio.Event, anyio.Lock]:
         self._loop = asyncio.get_running_loop()
         wake = asyncio.Event()
         self._loop.add_reader(self._recorder.wake_fd, wake.set)
-        return wake
+        return wake, anyio.Lock()
 
     # from any thread
 
@@ -115,18 +115,19 @@ class Hub:
     async def remove(self, pipeline: Pipeline, seconds: float) -> None:
         """Closes a pipeline: sources, last windows, exporters, all within `seconds`."""
         deadline = anyio.current_time() + seconds
-        with anyio.CancelScope(deadline=anyio.current_time() + seconds / 2):
+        with anyio.CancelScope(deadline=deadline - seconds / 2):
             await pipeline.close_sources()
-        self.drain(final=True)
-        while pipeline.busy() and anyio.current_time() < deadline - seconds / 4:
-            await anyio.sleep(SETTLE)
-            self.drain()
+        with anyio.CancelScope(deadline=deadline - seconds / 4):
+            await self.drain(final=True)
+            while pipeline.busy():
+                await anyio.sleep(SETTLE)
+                await self.drain()
         self._pipelines.remove(pipeline)
         await pipeline.aclose(deadline)
 
     async def _drain_for_ever(self) -> None:
         while not self._stopping:
-            unsettled = self.drain()
+            unsettled = await self.drain()
             timeout = SETTLE if unsettled else self._interval()
             with anyio.move_on_after(timeout):
                 await self._wake.wait()
@@ -140,52 +141,55 @@ class Hub:
             return min((pipeline.options.drain_interval for pipeline in self._pipelines), default=None)
         return None
 
-    def drain(self, final: bool = False) -> bool:
+    async def drain(self, final: bool = False) -> bool:
         """Moves everything that is there one stage on.
 
         Returns:
             Whether a change of action is under way in another thread, so that what was drained is held back:
             which window it belongs to is not known yet.
         """
-        until, blocks = self._recorder.drain()
-        self._held += blocks
-        if _core.changing(0) > 0 and not final:
-            return True
-        for pipeline in self._pipelines:
-            pipeline.take_messages()
-        self._route(until)
-        if any(pipeline.closable() for pipeline in self._pipelines) and _core.changing(0) == 0:
-            spans = self._recorder.open_spans()
-            until, blocks = self._recorder.drain()
-            self._held += blocks
+        async with self._draining:
+            until = self._take()
             if _core.changing(0) > 0 and not final:
                 return True
-            for events, _ in self._held:
-                # What has ended since the reading comes as a whole span.
-                spans = spans[~np.isin(spans["id"], events["id"])]
-            self._route(until)
             for pipeline in self._pipelines:
-                if pipeline.closable():
-                    pipeline.close_windows(spans)
-        else:
+                await pipeline.take_messages()
+            await self._route(until)
+            if any(pipeline.closable() for pipeline in self._pipelines):
+                spans = self._recorder.open_spans()
+                until = self._take()
+                if _core.changing(0) > 0 and not final:
+                    return True
+                for events, _ in self._held:
+                    # What has ended since the reading comes as a whole span.
+                    spans = spans[~np.isin(spans["id"], events["id"])]
+                await self._route(until)
+                for pipeline in self._pipelines:
+                    if pipeline.closable():
+                        pipeline.close_windows(spans)
             for pipeline in self._pipelines:
                 pipeline.settle()
-        return False
+            return False
 
-    def _route(self, until: int) -> None:
+    def _take(self) -> int:
+        until, blocks = self._recorder.drain()
+        self._held += blocks
+        return until
+
+    async def _route(self, until: int) -> None:
         """Routes what is held, except events that began while it was drained: steps that began then may be missing."""
-        now: list[tuple[Block, bytes]] = []
-        later: list[tuple[Block, bytes]] = []
-        for events, args in self._held:
+        held, self._held = self._held, []
+        for events, args in held:
             new = events["ts"] > until
             if new.any():
-                later.append((events[new], args))
+                self._held.append((events[new], args))
                 events = events[~new]
-            if len(events):
-                now.append((events, args))
-        self._held = later
+            for pipeline in self._pipelines:
+                pipeline.take_block(events, args)
+            for pipeline in self._pipelines:
+                await pipeline.relieve()
         for pipeline in self._pipelines:
-            pipeline.take_blocks(until, now)
+            pipeline.take_watermark(until)
 
 
 _hub: Hub | None = None

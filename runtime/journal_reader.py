@@ -177,7 +177,11 @@ class JournalReader:
         # The first frame's sync word says the same, and its checksum shows whether it can be believed.
         at = fmt.FILE_HEADER.size
         sync = head[at : at + 4]
-        if len(head) == at + fmt.FRAME_HEADER.size and fmt.is_sync_word(sync) and fmt.decode_frame_header(head, at, sync):
+        if (
+            len(head) == at + fmt.FRAME_HEADER.size
+            and fmt.is_sync_word(sync)
+            and fmt.decode_frame_header(head, at, sync)
+        ):
             self._damage = Damage(header=True)
             return sync
         if len(head) < at and head[: len(fmt.MAGIC)] == fmt.MAGIC[: len(head)]:
@@ -299,9 +303,7 @@ class JournalReader:
         return EventBatch(header.source, header.window, events, bytes(args))
 
     def _undecodable(self) -> None:
-        self._damage = msgspec.structs.replace(
-            self._damage, undecodable_frames=self._damage.undecodable_frames + 1
-        )
+        self._damage = msgspec.structs.replace(self._damage, undecodable_frames=self._damage.undecodable_frames + 1)
 
 
 def _unpack(kind: int, payload: bytes) -> Any:

@@ -55,9 +55,7 @@ class JournalWriter:
     arguments_cut = 0
     """Events written without their arguments, which were malformed or larger than a frame."""
 
-    def __init__(
-        self, path: Path, *, max_bytes: int = 8 << 30, fsync: Fsync = "never", compress: bool = False
-    ) -> None:
+    def __init__(self, path: Path, *, max_bytes: int = 8 << 30, fsync: Fsync = "never", compress: bool = False) -> None:
         if max_bytes < MIN_BYTES:
             raise ValueError(f"max_bytes must be at least {MIN_BYTES}, got {max_bytes}")
         if fsync not in ("never", "window", "always"):
@@ -212,7 +210,9 @@ class JournalWriter:
             if self._fd < 0:
                 return
             try:
-                end = fmt.EndRecord(self.written, self._windows, self.dropped, self.arguments_cut, self._records_left_out)
+                end = fmt.EndRecord(
+                    self.written, self._windows, self.dropped, self.arguments_cut, self._records_left_out
+                )
                 self._control(fmt.FrameType.END, end)
                 self._commit(self._fsync != "never")
             finally:

@@ -9,12 +9,12 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from stepscope.runtime import _core, strings
+from stepscope.runtime import strings
+from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import NO_STEP, Block, Flag, Kind, empty_block
 from stepscope.runtime.intervals import FOREVER, Interval, clip, touching, without
 from stepscope.runtime.ledger import SourceLedger
 from stepscope.runtime.window import Step
-
 
 STEPS = "steps"
 """Source of the spans of steps."""
@@ -42,7 +42,7 @@ class OpenWindow:
         self.cut_short = False
         self.waiting_since: int | None = None
         """When the end became known, in ns."""
-        self.table = _core.Aggregates()
+        self.table = Aggregates()
         self.gaps: list[tuple[int, int | None]] = []
         self.superseded: set[int] = set()
         """Spans that were written as open when the window closed: their later records are not news."""

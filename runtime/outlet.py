@@ -17,6 +17,9 @@ from stepscope.runtime.window import Window
 
 log = logging.getLogger("stepscope")
 
+PATIENCE = 0.25
+"""Seconds that the loop waits at most for one batch of an exporter that is behind."""
+
 
 class OutletStatistics(msgspec.Struct, frozen=True):
     """Accounts of one exporter over the run."""
@@ -61,6 +64,8 @@ class Outlet:
         self._cap_seen = 0
         self._closed: set[int] = set()
         self._window_done = anyio.Event()
+        self._progress = anyio.Event()
+        self._stuck = False
 
     # producer's side, on the loop
 
@@ -81,6 +86,17 @@ class Outlet:
         """Queues the end of a window; it always fits."""
         self._put(WindowClosed(window))
 
+    async def relieve(self) -> None:
+        """Waits while more than half of the queue is full and the exporter gets on with it.
+
+        So a burst passes without a drop. One that makes no progress for `PATIENCE` seconds is not waited for again
+        until it does: it must not hold up the others.
+        """
+        while self._bytes > self._max // 2 and not self._stuck:
+            with anyio.move_on_after(PATIENCE) as waited:
+                await self._progress.wait()
+            self._stuck = waited.cancelled_caught
+
     def _put(self, item: EventBatch | WindowClosed) -> None:
         self._queue.append(item)
         self._idle = anyio.Event() if self._idle.is_set() else self._idle
@@ -99,6 +115,9 @@ class Outlet:
         while True:
             while self._queue:
                 await self._handle(self._queue.popleft())
+                self._stuck = False
+                self._progress.set()
+                self._progress = anyio.Event()
             self._idle.set()
             if self._closing:
                 break

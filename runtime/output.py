@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import anyio
 import anyio.from_thread
 
-from stepscope.runtime import _core
+from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.errors import OutputError, ProfilerStateError
 from stepscope.runtime.formats import exporter_for, replay_into, run_of
 from stepscope.runtime.journal_reader import JournalReader
@@ -80,7 +80,9 @@ class Output:
         try:
             (self.path / SESSION_FILE).write_text(note)
         except OSError as error:
-            raise OutputError(error.errno, f"cannot write to {self.path}: {error.strerror}; choose another output_dir") from error
+            raise OutputError(
+                error.errno, f"cannot write to {self.path}: {error.strerror}; choose another output_dir"
+            ) from error
 
     def finish(self) -> None:
         """The run ended well: nothing is left to recover."""
@@ -113,13 +115,15 @@ class Output:
 
     def total(self) -> Summary:
         """The table of all closed windows."""
-        return Summary.of(self.pipeline.total if self.pipeline else _core.Aggregates())
+        return Summary.of(self.pipeline.total if self.pipeline else Aggregates())
 
     def export(self, window: Window, path: Path, format: str | None) -> Path:
         """Replays a window from the journal into a file."""
         journal = self._journal()
         if journal is None or not isinstance(journal.exporter, _Journal):
-            raise ProfilerStateError("this run keeps no journal (Options.journal is off), so windows cannot be exported")
+            raise ProfilerStateError(
+                "this run keeps no journal (Options.journal is off), so windows cannot be exported"
+            )
         source = journal.exporter.path
         directory = path.absolute().parent
         exporter = exporter_for(path, format)

@@ -12,6 +12,7 @@ import anyio.abc
 import msgspec
 
 from stepscope.runtime import _core, clock, tracks
+from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.inbox import Inbox, InboxStatistics
@@ -67,8 +68,8 @@ class Pipeline:
         self.inbox: Inbox[Message] = Inbox(options.inbox_bytes, wake)
         self.sources = [Source(backend, self.inbox) for backend in backends]
         self.outlets = [Outlet(exporter, run, options.queue_bytes, clock.now) for exporter in exporters]
-        self.total = _core.Aggregates()
-        self.tables: dict[int, _core.Aggregates] = {}
+        self.total = Aggregates()
+        self.tables: dict[int, Aggregates] = {}
         """Tables of the windows that were closed, by index; the newest ones."""
         process = tracks.process()
         track = tracks.new(tracks.TrackKind.THREAD, run.pid, STEP_TRACK_TID, "steps", process)
@@ -92,18 +93,27 @@ class Pipeline:
 
     # called by the hub, in this order
 
-    def take_messages(self) -> None:
+    async def take_messages(self) -> None:
         """Handles what is in the inbox."""
         for message in self.inbox.take():
             self._handle(message)
+            if isinstance(message, Delivery):
+                await self.relieve()
 
-    def take_blocks(self, until: int, blocks: list[tuple[Block, bytes]]) -> None:
-        """Routes what the rings held up to the time `until`."""
+    def take_block(self, events: Block, args: bytes) -> None:
+        """Routes a block of the recorder."""
         start = clock.now()
-        for events, args in blocks:
-            self._route(RECORDER, events, args)
-        self._windows.watermark(RECORDER, until)
+        self._route(RECORDER, events, args)
         self._loop_ns += clock.now() - start
+
+    def take_watermark(self, until: int) -> None:
+        """Everything that the recorder held up to this time was routed."""
+        self._windows.watermark(RECORDER, until)
+
+    async def relieve(self) -> None:
+        """Lets exporters that are behind catch up, so that a burst does not overflow their queues."""
+        for outlet in self.outlets:
+            await outlet.relieve()
 
     def closable(self) -> bool:
         """Whether a window waits for nothing but its open spans."""
@@ -206,7 +216,9 @@ class Pipeline:
             steps=steps,
             complete=window.complete,
             diagnostics=tuple(notes),
-            ledger=Ledger(sources, {outlet.name: outlet.ledger(window.index) for outlet in self.outlets}, _core.counts()),
+            ledger=Ledger(
+                sources, {outlet.name: outlet.ledger(window.index) for outlet in self.outlets}, _core.counts()
+            ),
             metadata=dict(self.run_facts.metadata()),
             wall_start_ns=anchor.wall(start),
             actions=self._actions,

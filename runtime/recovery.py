@@ -16,8 +16,8 @@ from stepscope.runtime.journal_format import CapRecord
 from stepscope.runtime.journal_ids import IdMap
 from stepscope.runtime.journal_reader import Damage, JournalReader
 from stepscope.runtime.journal_writer import JournalWriter
-from stepscope.runtime.leftovers import Keys, Leftovers, UnfinishedWindow
 from stepscope.runtime.ledger import Ledger
+from stepscope.runtime.leftovers import Keys, Leftovers, UnfinishedWindow
 from stepscope.runtime.open_window import StepMark
 from stepscope.runtime.run import Run, this_host
 from stepscope.runtime.session_files import SessionFiles
@@ -74,7 +74,9 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
         ]
         lines += [f"  {self.dropped:,} events had not fitted the rings"] if self.dropped else []
         if self.damage:
-            lost = ", ".join(f"{name} {value:,}" for name, value in msgspec.structs.asdict(self.damage).items() if value)
+            lost = ", ".join(
+                f"{name} {value:,}" for name, value in msgspec.structs.asdict(self.damage).items() if value
+            )
             lines.append(f"  not readable in the journal: {lost}")
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
@@ -116,7 +118,9 @@ def recover(
     session = _open_session(note, notes)
     journal = given or _find_journal(place, note, notes)
     if journal is None and session is None:
-        raise FormatError(f"nothing to recover in {place}: no journal, and no session directory. {' '.join(notes)}".strip())
+        raise FormatError(
+            f"nothing to recover in {place}: no journal, and no session directory. {' '.join(notes)}".strip()
+        )
     ids = IdMap()
     if session is not None:
         session.load_ids(ids)
@@ -204,9 +208,8 @@ class _Recovering:
             self._begin_window(marks)
         windows = sorted(self._open.values(), key=lambda window: window.start)
         last = max([self._leftovers.last_ns, *(window.last for window in windows)])
-        following = [window.start for window in windows[1:]]
-        for window, end in zip(windows, [*following, last + 1], strict=True):
-            window.begin(marks, end)
+        for index, window in enumerate(windows):
+            window.begin(marks, windows[index + 1].start if index + 1 < len(windows) else last + 1)
             self._fill(window, last)
 
     def _begin_window(self, marks: list[StepMark]) -> None:

@@ -113,7 +113,9 @@ class SessionFiles:
             row["parent"] = np.concatenate(([stack["parent"]], frames["id"][:-1]))
             row["name"], row["category"], row["track"] = frames["name"], frames["category"], stack["track"]
             row["kind"], row["flags"] = int(Kind.SPAN), int(Flag.OPEN)
-            rows.append(row[(frames["flags"] & _FRAME_DEAD == 0) & (begin > 0) & (begin <= until) & (frames["id"] != 0)])
+            rows.append(
+                row[(frames["flags"] & _FRAME_DEAD == 0) & (begin > 0) & (begin <= until) & (frames["id"] != 0)]
+            )
         return join_blocks(rows)
 
     def last_begin(self) -> int:
@@ -152,7 +154,9 @@ class SessionFiles:
             head = os.pread(file, _RING_HEADER, 0)
             if len(head) < _RING_HEADER:
                 return self._unusable(name, "too short")
-            magic, version, slots, track, _, _, head_at, reserve, produced, tail, serial = _RING_FIELDS.unpack_from(head)
+            magic, version, slots, track, _, _, head_at, reserve, produced, tail, serial = _RING_FIELDS.unpack_from(
+                head
+            )
             size = os.fstat(file).st_size
             if magic != _RING_MAGIC or version != _RING_VERSION:
                 return self._unusable(name, "not a ring of this version")
@@ -210,9 +214,7 @@ def _read_slots(file: int, slots: int, first: int, end: int) -> bytearray:
     return data
 
 
-def _ring_content(
-    raw: bytearray, first: int, track: int, produced: int, tail: int, serial: int
-) -> RingContent:
+def _ring_content(raw: bytearray, first: int, track: int, produced: int, tail: int, serial: int) -> RingContent:
     slots: Block = np.frombuffer(raw, EVENT_DTYPE)
     more: Any = slots["kind"] == _MORE
     # Arguments follow their event, in order and without holes: all of them together are the heap.

@@ -115,7 +115,9 @@ class Stepping(_core.StepCounter):
         whole = self._action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
         stepped = self._step > self._first_step
         _core.changing(1)
-        self._change(ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=stepped)
+        self._change(
+            ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=stepped
+        )
 
     def _transition(self, step: int, at: int) -> None:
         """Called by `step()` at a change, or at every step if the schedule cannot tell the next one."""

@@ -45,7 +45,9 @@ def process() -> int:
 
 def since(first: int) -> list[Track]:
     """Tracks with an id of `first` or more, in order; ids begin with 1."""
-    return [Track(i, TrackKind(kind), pid, tid, parent, name) for i, kind, pid, tid, parent, name in _core.tracks(first)]
+    return [
+        Track(i, TrackKind(kind), pid, tid, parent, name) for i, kind, pid, tid, parent, name in _core.tracks(first)
+    ]
 
 
 def get(track: int) -> Track | None:

@@ -40,7 +40,9 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
         accepted = sum(windows.accepted.values())
         detail = ", ".join(f"{count:,} by {source}" for source, count in windows.accepted.items() if count)
         yield f"recorded  {accepted:,} events ({detail or 'none'})"
-        dropped = {f"{source} {why}": n for source, reasons in windows.dropped.items() for why, n in reasons.items() if n}
+        dropped = {
+            f"{source} {why}": n for source, reasons in windows.dropped.items() for why, n in reasons.items() if n
+        }
         lost = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
         yield f"dropped   {lost or 'nothing'}"
         cut = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in stats.recorder.cut.items() if count)

@@ -65,7 +65,9 @@ def trace(
     for what, given, contract in (("backend", backends, Backend), ("exporter", exporters, Exporter)):
         for item in given:
             if isinstance(item, type) or not isinstance(item, contract):
-                raise TypeError(f"{item!r} is no {what}: it lacks a method of stepscope.{what}s.base.{contract.__name__}")
+                raise TypeError(
+                    f"{item!r} is no {what}: it lacks a method of stepscope.{what}s.base.{contract.__name__}"
+                )
     said_rank, world_size = rank_from_environment()
     rank = said_rank if rank is None else rank
     output = Output.choose(output_dir, name, rank)
@@ -97,4 +99,6 @@ def trace(
 def _check_names(what: str, names: list[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"two {what} are named {twice[0]!r}: give one of them another name, ledgers tell them apart by it")
+        raise ValueError(
+            f"two {what} are named {twice[0]!r}: give one of them another name, ledgers tell them apart by it"
+        )

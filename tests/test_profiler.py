@@ -147,7 +147,9 @@ def test_step_num_goes_on_where_a_run_ended(output_dir: Path) -> None:
     """On resume the schedule counts the steps of the whole training."""
     memory = MemoryExporter()
     profiler = sc.trace(
-        schedule=sc.schedule(wait=0, warmup=0, active=2, repeat=1, skip_first=101), exporters=[memory], output_dir=output_dir
+        schedule=sc.schedule(wait=0, warmup=0, active=2, repeat=1, skip_first=101),
+        exporters=[memory],
+        output_dir=output_dir,
     )
     profiler.step_num = 100
     with profiler:
@@ -188,7 +190,10 @@ def test_metadata_reaches_every_window_whenever_it_was_added(output_dir: Path) -
     """Before the start, inside and between windows; each window has what was known when it closed."""
     memory = MemoryExporter()
     with sc.trace(
-        schedule=sc.schedule(wait=1, warmup=0, active=1), exporters=[memory], output_dir=output_dir, metadata={"at": "trace"}
+        schedule=sc.schedule(wait=1, warmup=0, active=1),
+        exporters=[memory],
+        output_dir=output_dir,
+        metadata={"at": "trace"},
     ) as profiler:
         profiler.add_metadata("wait", {"nested": [1, 2.5, None]})
         profiler.step()

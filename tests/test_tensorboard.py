@@ -19,7 +19,7 @@ from stepscope.exporters.tensorboard import TensorBoardExporter, tensorboard_tra
 from stepscope.runtime.errors import ClosedError, OutputError
 from tests.support import require
 from tests.viewers.scene import PID, Scene, device_work, make_run, make_window, training
-from tests.viewers.tensorboard import average_step, load_run, open_tensorboard, operators
+from tests.viewers.tensorboard import average_step, load_run, open_tensorboard, operators, switch_view
 
 NAME = f"machine_{PID}"
 
@@ -103,6 +103,8 @@ def test_plugin_loads_two_ranks_and_windows(tmp_path: Path) -> None:
     assert [row[0] for row in profile.overview["steps"]["rows"]] == ["17", "18", "19"]
     step = average_step(profile)
     assert (step["Kernel"], step["Memcpy"], step["Communication"], step["DataLoader"]) == (150, 40, 220, 100)
+    spliced = profile.append_gpu_metrics(gzip.decompress(Path(profile.trace_file_path).read_bytes()))
+    assert {"C", "X"} <= {event["ph"] for event in json.loads(gzip.decompress(spliced))["traceEvents"]}
     table = operators(profile)
     assert (table["aten::mm"]["device_total_duration"], table["nccl:all_reduce"]["device_total_duration"]) == (570, 600)
     waiting = run.get_profile("All", "1").steps_to_wait["data"]["all"]
@@ -136,29 +138,19 @@ def test_page_renders(tmp_path: Path) -> None:
     """The page shows steps, operators, memory and the trace in a real browser."""
     asyncio.run(write(tmp_path / "run", training))
     with open_tensorboard(tmp_path) as page:
-
-        def show(view: str) -> None:
-            page.get_by_role("button", name="Overview").click() if view == "Operator" else page.get_by_role(
-                "button", name=shown[-1], exact=True
-            ).click()
-            page.get_by_role("option", name=view, exact=True).click()
-            shown.append(view)
-
-        shown = ["Overview"]
         page.get_by_text("Step Time Breakdown").wait_for()
-        page.get_by_text("aten").or_(page.get_by_text("DataLoader").first).wait_for()
+        page.get_by_text("high time cost on input data loading").wait_for()
         charts = page.evaluate("window.drawnCharts")
         breakdown = next(chart for chart in charts if chart["kind"] == "SteppedAreaChart" and chart["rows"])
         assert breakdown["labels"] == ["Step", "DataLoader", "CPU Exec", "Other"]
-        assert [row[0] for row in breakdown["rows"]] == ["7", "8", "9"]
-        show("Operator")
+        assert breakdown["rows"] == [[step, 100, 600, 300] for step in ("7", "8", "9")]
+        switch_view(page, "Overview", "Operator")
         page.get_by_role("cell", name="aten::linear").first.wait_for()
-        show("Memory")
-        page.get_by_text("Peak Memory Usage").first.wait_for()
-        show("Trace")
-        trace = page.frame_locator("iframe")
-        trace.get_by_text("MainThread").first.wait_for()
-        trace.get_by_text("scene").first.wait_for()
+        switch_view(page, "Operator", "Memory")
+        page.get_by_text("Allocation Time (ms)").first.wait_for()
+        page.get_by_role("cell", name="aten::addmm").first.wait_for()
+        switch_view(page, "Memory", "Trace")
+        page.frame_locator("iframe").get_by_text("MainThread").first.wait_for()
 
 
 def test_page_finds_windows_that_are_runs(tmp_path: Path) -> None:

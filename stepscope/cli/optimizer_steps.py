@@ -22,6 +22,7 @@ class OptimizerSteps:
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()
         """Those that have stepped since the leader did."""
         self._due = False
+        self._depth = 0
         self._undo: list[Callable[[], object]] = []
 
     def attach(self) -> None:
@@ -45,11 +46,13 @@ class OptimizerSteps:
 
         @functools.wraps(function)
         def step(*args: Any, **kwargs: Any) -> Any:
-            result = inner(*args, **kwargs)
-            self._end()
-            return result
+            self._depth += 1  # an optimizer may call the step of the class that it extends
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                self._end()
 
-        step.ends = True  # type: ignore[attr-defined]
         return step
 
     def _stepped(self, optimizer: object, args: object, kwargs: object) -> None:
@@ -61,10 +64,9 @@ class OptimizerSteps:
             self._leader = weakref.ref(optimizer)
         self._others.clear()
         self._due = True
-        if not getattr(type(optimizer).step, "ends", False):  # type: ignore[attr-defined]
-            self._end()
+        self._end()
 
     def _end(self) -> None:
-        if self._due:
+        if self._due and not self._depth:
             self._due = False
             self._step()

@@ -57,6 +57,12 @@ def open_tensorboard(logdir: Path) -> Iterator[Page]:
         server.communicate()
 
 
+def switch_view(page: Page, now: str, then: str) -> None:
+    """Chooses another view in the page's list of views."""
+    page.get_by_role("button", name=now, exact=True).click()
+    page.get_by_role("option", name=then, exact=True).click()
+
+
 def _wait_for_runs(address: str) -> None:
     """Asks for the list of runs until the plugin has read them; its own page polls likewise."""
     for _ in range(600):

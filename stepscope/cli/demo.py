@@ -1,0 +1,7 @@
+"""x"""
+
+import argparse
+from typing import Any
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None: ...

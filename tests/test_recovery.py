@@ -1,0 +1,505 @@
+"""What a killed process had recorded is brought back: nothing lost, nothing twice, nothing invented."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.runtime import strings, tracks
+from stepscope.runtime.errors import FormatError, ProfilerStateError
+from stepscope.runtime.events import EventBatch, Flag, Kind
+from stepscope.runtime.formats import convert
+from stepscope.runtime.journal_reader import JournalReader
+from stepscope.runtime.recorder import process_identity
+from stepscope.runtime.recovery import Recovery, is_running, recover
+from stepscope.runtime.window import Window
+from tests.journals import described
+
+START = """
+import asyncio, os, signal, sys, threading
+import stepscope as sc
+from stepscope.runtime import _core
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+profiler = sc.trace(output_dir=sys.argv[1], name="crashing", metadata={"model": "m"}, options=sc.Options(
+    session_dir=sys.argv[2], drain_interval=float(sys.argv[3]), close_timeout=30.0))
+"""
+
+
+class Crash:
+    """A program that is run until it kills itself, and what it leaves."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.run = tmp_path / "run"
+        self.session = tmp_path / "session"
+        self.session.mkdir()
+
+    def of(self, program: str, *, drain_interval: float = 0.05) -> Crash:
+        """Runs the program after the lines of START."""
+        source = START + textwrap.dedent(program)
+        command = [sys.executable, "-c", source, str(self.run), str(self.session), str(drain_interval)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == -signal.SIGKILL, result.stderr
+        return self
+
+    def recover(self) -> Recovery:
+        """Recovers it."""
+        return recover(self.run)
+
+    def directory(self) -> Path:
+        """The session directory that the program used."""
+        (found,) = self.session.iterdir()
+        return found
+
+
+@pytest.fixture
+def crash(tmp_path: Path) -> Crash:
+    """A program to be killed."""
+    return Crash(tmp_path)
+
+
+def batches(path: Path) -> list[EventBatch]:
+    """All batches of a journal that must be undamaged and complete."""
+    with JournalReader(path) as reader:
+        found = [item for item in reader if isinstance(item, EventBatch)]
+        assert not reader.damage
+        assert reader.end is not None
+    return found
+
+
+def windows(path: Path) -> list[Window]:
+    """All windows of a journal."""
+    with JournalReader(path) as reader:
+        return [item for item in reader if isinstance(item, Window)]
+
+
+def names(path: Path, kind: Kind = Kind.SPAN) -> Counter[str]:
+    """How often each name occurs among the events of a kind."""
+    return Counter(
+        strings.text(int(name)) for batch in batches(path) for name in batch.events["name"][batch.events["kind"] == kind]
+    )
+
+
+def open_names(path: Path) -> list[str]:
+    """Names of the spans that had not ended, outermost first."""
+    return [
+        strings.text(int(event["name"]))
+        for batch in batches(path)
+        for event in batch.events
+        if event["flags"] & int(Flag.OPEN)
+    ]
+
+
+BODY = """
+profiler.start()
+for number in range(40):
+    with sc.span("forward", number=number, text="ü" * number):
+        with sc.span("inner"):
+            pass
+    sc.instant("instant")
+    sc.counter("counter", number / 2)
+    {between}
+    profiler.step()
+with sc.span("outer"):
+    with sc.span("done"):
+        pass
+    with sc.span("innermost", key="lost with its end"):
+        die()
+"""
+
+
+MIDWAY = "number == 20 and profiler.flush()"
+
+
+@pytest.mark.parametrize("between", ["pass", "number % 10 == 5 and profiler.flush()"])
+@pytest.mark.parametrize("drain_interval", [0.001, 1000.0])
+def test_everything_is_there_once(crash: Crash, between: str, drain_interval: float) -> None:
+    """Whether events were drained, journaled, or neither: each is recovered once, with its arguments and step."""
+    recovery = crash.of(BODY.format(between=between), drain_interval=drain_interval).recover()
+    steps = {f"ProfilerStep#{number}": 1 for number in range(41)}
+    assert names(recovery.journal) == {"forward": 40, "inner": 40, "outer": 1, "done": 1, "innermost": 1, **steps}
+    assert names(recovery.journal, Kind.INSTANT) == {"instant": 40}
+    assert names(recovery.journal, Kind.COUNTER) == {"counter": 40}
+    assert open_names(recovery.journal) == ["outer", "innermost", "ProfilerStep#40"]
+    rows = [row for batch in batches(recovery.journal) for row in described(batch)]
+    forward = sorted(row[10] for row in rows if row[2] == "forward")
+    assert forward == list(range(40))
+    arguments = {row[4] for row in rows if row[2] == "forward"}
+    assert repr({"number": 39, "text": "ü" * 39}) in arguments
+    assert len(arguments) == 40
+    assert (recovery.windows, recovery.unfinished, recovery.open_spans, recovery.dropped) == (1, 1, 2, 0)
+    (window,) = windows(recovery.journal)
+    assert not window.complete
+    assert "the process ended inside this window" in window.diagnostics[0]
+    assert [step.number for step in window.steps] == list(range(41))
+    assert window.metadata == ({"model": "m"} if recovery.events else {})
+    assert window.ledger.sources["recorder"].balanced()
+
+
+def test_parents_and_self_times_are_exact(crash: Crash) -> None:
+    """Open spans keep their place in the tree, and their self time is what their children leave."""
+    recovery = crash.of(BODY.format(between="pass")).recover()
+    rows = {
+        strings.text(int(event["name"])): event
+        for batch in batches(recovery.journal)
+        for event in batch.events
+        if event["kind"] == Kind.SPAN
+    }
+    outer, done, innermost = rows["outer"], rows["done"], rows["innermost"]
+    assert done["parent"] == innermost["parent"] == outer["id"]
+    assert outer["self_dur"] == outer["dur"] - done["dur"] - innermost["dur"]
+
+
+def test_threads_and_tasks_are_recovered(crash: Crash) -> None:
+    """Events of every thread and task come back on tracks of their own."""
+    recovery = crash.of(
+        """
+        profiler.start()
+        def work(name):
+            for _ in range(100):
+                with sc.span(name):
+                    pass
+        async def task(name):
+            with sc.span(name):
+                await asyncio.sleep(0)
+        async def tasks():
+            await asyncio.gather(*(task(f"task {number}") for number in range(5)))
+        threads = [threading.Thread(target=work, args=(f"thread {number}",), name=f"T{number}") for number in range(5)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        asyncio.run(tasks())
+        die()
+        """
+    ).recover()
+    found = names(recovery.journal)
+    assert all(found[f"thread {number}"] == 100 and found[f"task {number}"] == 1 for number in range(5))
+    where = {
+        strings.text(int(event["name"])): tracks.get(int(event["track"]))
+        for batch in batches(recovery.journal)
+        for event in batch.events
+    }
+    thread, task = where["thread 3"], where["task 3"]
+    assert thread is not None
+    assert task is not None
+    assert (thread.kind, thread.name) == (tracks.TrackKind.THREAD, "T3")
+    assert task.kind == tracks.TrackKind.TASK
+
+
+def test_a_kill_at_any_moment_loses_nothing(crash: Crash) -> None:
+    """Killed from outside while it records as fast as it can, a process leaves an unbroken sequence."""
+    program = START + textwrap.dedent(
+        """
+        profiler.start()
+        number = 0
+        while True:
+            with sc.span("x", number=number):
+                pass
+            number += 1
+            if number % 1000 == 0:
+                os.write(1, f"{number}\\n".encode())
+                profiler.flush()
+        """
+    )
+    command = [sys.executable, "-c", program, str(crash.run), str(crash.session), "0.001"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for _ in range(random.randint(3, 12)):
+            said = int(process.stdout.readline())
+        process.kill()
+        said = int((process.stdout.read().splitlines() or [said])[-1])
+    recovery = crash.recover()
+    numbers = sorted(
+        int(event["args_len"])
+        for batch in batches(recovery.journal)
+        for event in batch.events
+        if strings.text(int(event["name"])) == "x" and not event["flags"] & int(Flag.OPEN)
+    )
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) >= said
+    assert recovery.dropped == 0
+
+
+def test_closed_windows_stay_as_they_were(crash: Crash) -> None:
+    """Windows that the run closed are copied; one that had just begun is told from the gap before it."""
+    recovery = crash.of(
+        """
+        profiler.schedule = sc.schedule(wait=1, warmup=1, active=2, repeat=0)
+        profiler.start()
+        for step in range(11):
+            with sc.span(f"step {step}"):
+                pass
+            profiler.step()
+            if step in (3, 7):
+                profiler.flush()
+        with sc.span("in step 11"):
+            die()
+        """,
+        drain_interval=1000.0,
+    ).recover()
+    found = windows(recovery.journal)
+    assert [(window.index, window.complete, [step.number for step in window.steps]) for window in found] == [
+        (0, True, [2, 3]),
+        (1, True, [6, 7]),
+        (2, False, [10, 11]),
+    ]
+    assert recovery.unfinished == 1
+    spans = {name for name in names(recovery.journal) if not name.startswith("ProfilerStep")}
+    assert spans == {"step 2", "step 3", "step 6", "step 7", "step 10", "in step 11"}
+    by_window = {
+        strings.text(int(name)): batch.window for batch in batches(recovery.journal) for name in batch.events["name"]
+    }
+    assert by_window["step 10"] == by_window["in step 11"] == by_window["ProfilerStep#10"] == 2
+
+
+def test_a_crash_between_windows_adds_none(crash: Crash) -> None:
+    """Step marks that are written while nothing is recorded are no window."""
+    recovery = crash.of(
+        """
+        profiler.schedule = sc.schedule(wait=0, warmup=0, active=2, repeat=1)
+        profiler.start()
+        for step in range(6):
+            with sc.span(f"step {step}"):
+                pass
+            profiler.step()
+            if step == 2:
+                profiler.flush()
+        die()
+        """,
+        drain_interval=1000.0,
+    ).recover()
+    assert [(window.index, window.complete) for window in windows(recovery.journal)] == [(0, True)]
+    assert (recovery.unfinished, recovery.from_rings) == (0, 0)
+
+
+def test_a_span_across_a_window_is_cut_at_its_border(crash: Crash) -> None:
+    """A span that was written as open when a window closed goes on in the next one, from its start."""
+    recovery = crash.of(
+        """
+        profiler.schedule = sc.schedule(wait=0, warmup=0, active=1, repeat=0)
+        profiler.start()
+        outer = sc.span("outer")
+        outer.__enter__()
+        profiler.step()
+        profiler.flush()
+        with sc.span("inside"):
+            pass
+        die()
+        """
+    ).recover()
+    found = windows(recovery.journal)
+    assert [(window.index, window.complete) for window in found] == [(0, True), (1, False)]
+    parts = [
+        (batch.window, int(event["ts"]), int(event["ts"] + event["dur"]))
+        for batch in batches(recovery.journal)
+        for event in batch.events
+        if strings.text(int(event["name"])) == "outer"
+    ]
+    assert [index for index, _, _ in parts] == [0, 1]
+    assert parts[0][2] <= parts[1][1]
+    assert parts[1][1] == found[1].start_ns
+
+
+def test_without_a_journal_the_rings_are_enough(crash: Crash) -> None:
+    """A run whose journal is lost, or was switched off, is recovered from the session directory alone."""
+    crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
+    (crash.run / "journal").unlink()
+    recovery = crash.recover()
+    assert recovery.source is None
+    assert names(recovery.journal)["forward"] == 40
+    assert [step.number for step in windows(recovery.journal)[0].steps] == list(range(41))
+
+
+def test_without_a_session_the_journal_is_completed(crash: Crash) -> None:
+    """When the rings are gone, as after a restart, the journal's windows are closed all the same."""
+    crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
+    shutil.rmtree(crash.directory())
+    recovery = crash.recover()
+    assert any("cannot be used" in note for note in recovery.notes)
+    assert recovery.session is None
+    assert names(recovery.journal)["forward"] == 21
+    (window,) = windows(recovery.journal)
+    assert not window.complete
+    assert [step.number for step in window.steps] == list(range(21))
+
+
+def test_dropped_events_are_counted(crash: Crash) -> None:
+    """Events that did not fit a ring, and that nobody had reported yet, are a gap and a number."""
+    recovery = crash.of(
+        """
+        profiler = sc.trace(output_dir=sys.argv[1], options=sc.Options(session_dir=sys.argv[2], ring_slots=64,
+                            ring_bytes=4096, drain_interval=1000.0))
+        profiler.start()
+        profiler.flush()
+        _core.changing(1)  # the loop decides nothing more, and so drains nothing that it keeps
+        drain, _core.drain = _core.drain, lambda limit: (b"", b"", False)
+        for number in range(1000):
+            with sc.span("x"):
+                pass
+        die()
+        """,
+        drain_interval=1000.0,
+    ).recover()
+    kept = names(recovery.journal)["x"]
+    assert 0 < kept < 64
+    assert kept + recovery.dropped == 1000
+    assert names(recovery.journal, Kind.GAP) == {"dropped": 1}
+    ledger = windows(recovery.journal)[0].ledger.sources["recorder"]
+    assert ledger.dropped == {"overflow": 1000 - kept}
+
+
+def test_other_profilers_steps_are_left_out(crash: Crash) -> None:
+    """Two profilers in one process: each run gets its own step marks only."""
+    recovery = crash.of(
+        """
+        other = sc.trace(output_dir=sys.argv[1] + "-other", name="other")
+        profiler.start(), other.start()
+        for number in range(3):
+            with sc.span("x"):
+                pass
+            profiler.flush()
+            profiler.step(), other.step(), other.step()
+        die()
+        """
+    ).recover()
+    assert names(recovery.journal, Kind.STEP) == {"ProfilerStep": 4}
+    other = recover(crash.run.with_name("run-other"))
+    assert names(other.journal, Kind.STEP) == {"ProfilerStep": 7}
+    assert names(other.journal)["x"] == 3
+
+
+def test_recovery_can_be_repeated(crash: Crash) -> None:
+    """Recovering twice gives the same again and takes the first one's place; links there are replaced, not followed."""
+    crash.of(BODY.format(between=MIDWAY))
+    first = crash.recover()
+    rows = [row for batch in batches(first.journal) for row in described(batch)]
+    precious = crash.run / "precious"
+    precious.write_text("precious")
+    first.journal.unlink()
+    first.journal.symlink_to(precious)
+    second = crash.recover()
+    assert [row for batch in batches(second.journal) for row in described(batch)] == rows
+    assert precious.read_text() == "precious"
+    assert sorted(path.name for path in crash.run.iterdir()) == ["journal", "journal.recovered", "precious", "session"]
+
+
+def test_the_session_can_be_removed(crash: Crash) -> None:
+    """On request the memory that the rings take is given back, and nothing else is deleted."""
+    crash.of(BODY.format(between=MIDWAY))
+    recovery = recover(crash.run, remove_session=True)
+    assert recovery.session is not None
+    assert not recovery.session.exists()
+    assert sorted(path.name for path in crash.run.iterdir()) == ["journal", "journal.recovered"]
+    assert names(recovery.journal)["forward"] == 40
+
+
+async def test_the_result_converts_to_valid_json(crash: Crash) -> None:
+    """The recovered journal becomes a Chrome trace that any parser reads."""
+    recovery = crash.of(BODY.format(between="number == 7 and profiler.flush()")).recover()
+    target = crash.run / "trace.json"
+    replayed = await convert(recovery.journal, target)
+    trace = json.loads(target.read_bytes())
+    events = trace if isinstance(trace, list) else trace["traceEvents"]
+    assert Counter(event["name"] for event in events if event["ph"] == "X")["forward"] == 40
+    assert replayed.windows == 1
+    assert replayed.unfinished == 0
+
+
+def test_a_living_process_is_left_alone(tmp_path: Path) -> None:
+    """Recovery of a run that goes on is refused, unless it is forced; another process of that number does not count."""
+    run, session = tmp_path / "run", tmp_path / "session"
+    run.mkdir()
+    session.mkdir()
+    identity = process_identity()
+    (run / "session").write_text(json.dumps({"directory": str(session), **identity}))
+    with pytest.raises(ProfilerStateError, match=f"process {os.getpid()} .* still runs"):
+        recover(run)
+    assert recover(run, force=True).from_rings == 0
+    (run / "session").write_text(json.dumps({"directory": str(session), **identity, "start_time": 1}))
+    assert recover(run).windows == 0
+
+
+def test_a_zombie_does_not_run(tmp_path: Path) -> None:
+    """A killed process that its parent has not waited for records nothing any more."""
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+        start = process_identity(process.pid)["start_time"]
+        assert is_running(process.pid, start)
+        assert not is_running(process.pid, start + 1)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not is_running(process.pid, start)
+    assert not is_running(process.pid, start)
+
+
+def test_nothing_to_recover_is_said(tmp_path: Path) -> None:
+    """A directory without anything, or with something else, is an error that says so."""
+    with pytest.raises(FormatError, match="nothing to recover"):
+        recover(tmp_path)
+    (tmp_path / "session").write_text("{not json")
+    (tmp_path / "journal").write_text("no journal, but long enough to be one: " * 5)
+    with pytest.raises(FormatError, match=r"nothing to recover.*session cannot be read.*not a stepscope journal"):
+        recover(tmp_path)
+
+
+def test_links_in_the_session_are_not_followed(crash: Crash) -> None:
+    """A session directory that leads elsewhere gives a note, not another file's content."""
+    crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
+    directory = crash.directory()
+    for name in ("ring-00000", "strings"):
+        (directory / name).rename(crash.run / name)
+        (directory / name).symlink_to(crash.run / name)
+    recovery = crash.recover()
+    assert len([note for note in recovery.notes if "symbolic links" in note]) >= 2
+    directory.rename(crash.run / "elsewhere")
+    directory.symlink_to(crash.run / "elsewhere")
+    assert any("is not a session directory" in note for note in crash.recover().notes)
+
+
+@pytest.fixture(scope="module")
+def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A crashed run with its session directory, to be damaged in copies."""
+    place = tmp_path_factory.mktemp("left")
+    Crash(place).of(BODY.format(between="number == 7 and profiler.flush()"), drain_interval=1000.0)
+    return place
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["ring-00000", "stacks", "strings", "tracks"]),
+            st.sampled_from([0, 8, 12, 16, 24, 64, 72, 80, 128, 136]) | st.integers(0, 12_000),
+            st.binary(min_size=1, max_size=16),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.none() | st.integers(0, 20_000),
+)
+def test_damaged_sessions_are_survived(left_behind: Path, acts: list[tuple[str, int, bytes]], cut: int | None) -> None:
+    """Whatever is in the files of a session, recovery ends, with a journal that can be read."""
+    (directory,) = (left_behind / "session").iterdir()
+    originals = {path: path.read_bytes() for path in directory.iterdir()}
+    try:
+        for name, at, junk in acts:
+            with open(directory / name, "r+b") as file:
+                file.seek(at)
+                file.write(junk)
+        if cut is not None:
+            os.truncate(directory / acts[0][0], cut)
+        recovery = recover(left_behind / "run")
+        assert names(recovery.journal)["forward"] >= 8 or recovery.notes
+        assert all(batch.window == 0 for batch in batches(recovery.journal))
+    finally:
+        for path, data in originals.items():
+            path.write_bytes(data)
