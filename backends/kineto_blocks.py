@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from itertools import count
 from typing import Any
@@ -9,29 +10,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.backends.kineto_file import KinetoEvent
+from stepscope.backends.kineto_file import KinetoEvent, arguments
 from stepscope.backends.kineto_tracks import KinetoTracks
 from stepscope.runtime import _core, strings
 from stepscope.runtime.clock import ClockMapping
-from stepscope.runtime.events import Block, Kind, empty_block
+from stepscope.runtime.events import EVENT_DTYPE, NO_STEP, Block, Kind
 
 MARKER = "stepscope.clock"
 """Name of the operators that are there to compare clocks."""
 
 _FLOWS = {"s": Kind.FLOW_START, "t": Kind.FLOW_STEP, "f": Kind.FLOW_END}
-_LEFT_OUT = ("Trace",)
 _STEPS = ("user_annotation", "gpu_user_annotation")
 
 _span_ids = count(1 << 62)
 _traces = count(1)
 
-_Row = tuple[int, int, float, int, int, int, int, int, int, int]
-_ROW = np.dtype(
-    {
-        "names": ["ts", "dur", "value", "id", "args_at", "args_len", "name", "track", "category", "kind"],
-        "formats": ["<i8", "<i8", "<f8", "<u8", "<u4", "<u4", "<u4", "<u4", "<u2", "u1"],
-    }
-)
+_SPAN = struct.Struct("<qqqQQIIIIiHBB")
+_VALUE = struct.Struct("<qqdQQIIIIiHBB")
+"""The record of an event (`EVENT_DTYPE`), whose third field is a span's self time or else a value."""
+assert _SPAN.size == _VALUE.size == EVENT_DTYPE.itemsize
 
 
 class KinetoConverter:
@@ -57,54 +54,54 @@ class KinetoConverter:
 
     def convert(self, events: list[KinetoEvent]) -> tuple[Block, bytes]:
         """Returns the events as a block with its heap of arguments; parents and self times are missing still."""
-        rows: list[_Row] = []
-        heap = bytearray()
+        records, heap = bytearray(), bytearray()
         for event in events:
-            self._convert(event, rows, heap)
-        return self._block(rows), bytes(heap)
+            if event.ph == "M":
+                self._tracks.describe(event)
+            elif not isinstance(event.pid, str) and event.cat != "Trace":  # those are kineto's notes on itself
+                self._convert(event, records, heap)
+        block: Any = np.frombuffer(records, EVENT_DTYPE)
+        theirs: Any = block["ts"] + (self._base_ns - self._clock.theirs_ns)
+        block["ts"] = self._clock.ours_ns + theirs + np.rint(theirs * (self._clock.rate - 1.0)).astype(np.int64)
+        return block, bytes(heap)
 
-    def _convert(self, event: KinetoEvent, rows: list[_Row], heap: bytearray) -> None:
-        kind, value, number, args = Kind.SPAN, 0.0, 0, event.args
-        name = event.name
-        if event.ph == "M":
-            self._tracks.describe(event)
-            return
-        if isinstance(event.pid, str) or event.cat in _LEFT_OUT:
-            return
+    def _convert(self, event: KinetoEvent, records: bytearray, heap: bytearray) -> None:
+        kind, value, number = Kind.SPAN, 0.0, 0
+        args = arguments(event)
         if event.ph == "X":
-            if name == MARKER:
+            if event.name == MARKER:
                 self.markers.append(self._clock.to_ours(self._base_ns + round(event.ts * 1000)))
                 return
-            if name.startswith("ProfilerStep#") and event.cat in _STEPS:
+            if event.name.startswith("ProfilerStep#") and event.cat in _STEPS:
                 return  # our own steps are marked by the runtime
             number = next(_span_ids)
             if self._flops and (flops := self._flops.get(args.get("External id", 0))):
-                args = {**args, "FLOPs": flops}
+                args["FLOPs"] = flops
         elif event.ph in _FLOWS:
             kind, number = _FLOWS[event.ph], self._trace | int(event.id)
         elif event.ph == "i":
             kind = Kind.INSTANT
-            if name == "[memory]":
-                kind, value = Kind.MEMORY, float(args.get("Total Allocated", 0))
+            if event.name == "[memory]":
+                kind, value, number = Kind.MEMORY, args.get("Total Allocated", 0), args.get("Addr", 0)
         elif event.ph == "C":
-            self._counters(event, rows)
+            self._counters(event, args, records)
             return
         else:
             self.unknown += 1
             return
         encoded = _core.encode_arguments(args) if args else b""
-        self._row(rows, event, kind, name, value, number, len(heap), len(encoded))
+        self._record(records, event, kind, event.name, value, number, len(heap), len(encoded))
         heap += encoded
 
-    def _counters(self, event: KinetoEvent, rows: list[_Row]) -> None:
-        for series, value in event.args.items():
+    def _counters(self, event: KinetoEvent, args: dict[str, Any], records: bytearray) -> None:
+        for series, value in args.items():
             if isinstance(value, int | float):
-                name = f"{event.name} {series}" if len(event.args) > 1 else event.name
-                self._row(rows, event, Kind.COUNTER, name, float(value), 0, 0, 0)
+                name = f"{event.name} {series}" if len(args) > 1 else event.name
+                self._record(records, event, Kind.COUNTER, name, value, 0, 0, 0)
 
-    def _row(
+    def _record(
         self,
-        rows: list[_Row],
+        records: bytearray,
         event: KinetoEvent,
         kind: Kind,
         name: str,
@@ -115,21 +112,12 @@ class KinetoConverter:
     ) -> None:
         # µs with three decimals, below 2^43: the nearest double is less than half a ns off, so rounding is exact.
         ts, dur = round(event.ts * 1000), round(event.dur * 1000)
-        track = self._tracks.of(event.pid, event.tid)
-        rows.append(
-            (ts, dur, value, number, at, length, strings.intern(name), track, strings.category(event.cat), int(kind))
-        )
-
-    def _block(self, rows: list[_Row]) -> Block:
-        block = empty_block(len(rows))
-        source: Any = np.array(rows, _ROW)
-        for field in _ROW.names or ():
-            block[field] = source[field]
-        spans = block["kind"] == Kind.SPAN
-        theirs: Any = block["ts"] + (self._base_ns - self._clock.theirs_ns)
-        block["ts"] = self._clock.ours_ns + theirs + np.rint(theirs * (self._clock.rate - 1.0)).astype(np.int64)
-        block["self_dur"][spans] = block["dur"][spans]
-        return block
+        track, name_id = self._tracks.of(event.pid, event.tid), strings.intern(name)
+        category = strings.category(event.cat)
+        if kind is Kind.SPAN:
+            records += _SPAN.pack(ts, dur, dur, number, 0, at, length, name_id, track, NO_STEP, category, Kind.SPAN, 0)
+        else:
+            records += _VALUE.pack(ts, dur, value, number, 0, at, length, name_id, track, NO_STEP, category, kind, 0)
 
 
 def nest(events: Block) -> None:

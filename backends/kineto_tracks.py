@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from stepscope.backends.kineto_file import KinetoEvent
+from stepscope.backends.kineto_file import KinetoEvent, arguments
 from stepscope.runtime import tracks
 from stepscope.runtime.tracks import TrackKind
 
@@ -23,9 +23,9 @@ class KinetoTracks:
     def describe(self, event: KinetoEvent) -> None:
         """Takes a metadata event; kineto writes those of a track before its events."""
         if event.name == "thread_name":
-            self._names[event.pid, event.tid] = str(event.args.get("name", "")).strip()
+            self._names[event.pid, event.tid] = str(arguments(event).get("name", "")).strip()
         elif event.name == "process_labels":
-            self._labels[event.pid] = str(event.args.get("labels", ""))
+            self._labels[event.pid] = str(arguments(event).get("labels", ""))
 
     def of(self, pid: int | str, tid: int | str) -> int:
         """The track of this pair: that of the recorder if it is a thread that it knows."""

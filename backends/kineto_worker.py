@@ -25,8 +25,6 @@ from stepscope.runtime.sink import Sink
 
 BLOCK = 1 << 15
 """Events delivered at a time, about."""
-GENTLE = 1.0
-"""Seconds for which a conversion leaves half of the time to other threads; then it hurries, as windows wait for it."""
 
 
 class FinishedTrace(msgspec.Struct, frozen=True):
@@ -50,7 +48,7 @@ class KinetoWorker:
         self._sink = sink
         self._tracks = KinetoTracks()
         self._queue: queue.SimpleQueue[FinishedTrace | int | None] = queue.SimpleQueue()
-        self._hurry = threading.Event()
+        self._closing = False
         self._abandoned = False
         self._thread: threading.Thread | None = None
         self.problems: Counter[str] = Counter()
@@ -69,10 +67,10 @@ class KinetoWorker:
         self._queue.put(item)
 
     async def aclose(self) -> None:
-        """Finishes what is waiting, at full speed; gives up what is left when cancelled."""
-        if self._thread is None or self._hurry.is_set():
+        """Finishes what is waiting; gives up what is left when cancelled."""
+        if self._thread is None or self._closing:
             return
-        self._hurry.set()
+        self._closing = True
         self._queue.put(None)
         try:
             await anyio.to_thread.run_sync(self._thread.join, abandon_on_cancel=True)
@@ -106,6 +104,8 @@ class KinetoWorker:
             raise
         except Exception as error:
             self.problems[f"a trace was lost: {error}"] += 1
+            lost = 0 if path is None else path.read_bytes().count(b'"ph": ')
+            self._sink.dropped(lost, "source", trace.until)
         finally:
             if path is not None:
                 path.unlink(missing_ok=True)
@@ -114,17 +114,13 @@ class KinetoWorker:
         mapping = ClockMapping.fit([(a.wall_ns, a.monotonic_ns, a.error_ns) for a in trace.anchors])
         converter: KinetoConverter | None = None
         parts: list[tuple[Block, bytes]] = []
-        began = last = time.monotonic()
         for events in file.slices():
             if converter is None:
                 converter = KinetoConverter(self._tracks, file.base_ns, mapping, flops)
             parts.append(converter.convert(events))
             if self._abandoned:
                 raise FormatError("the deadline for closing came first")
-            now = time.monotonic()
-            gentle = now - began < GENTLE and not self._hurry.is_set()
-            time.sleep(now - last if gentle else 0)
-            last = time.monotonic()
+            time.sleep(0)  # whoever waits for the GIL gets it
         if converter is None:
             return
         if converter.unknown:

@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
-from benchmarks import idle, operators, span, step, window_end
+from benchmarks import closing, idle, json_export, memory, operators, span, startup, step, summary, training, window_end
 
-ROWS = (*span.ROWS, *idle.ROWS, *step.ROWS, *operators.ROWS, *window_end.ROWS)
+ROWS = (
+    *span.ROWS,
+    *idle.ROWS,
+    *step.ROWS,
+    *operators.ROWS,
+    *window_end.ROWS,
+    *memory.ROWS,
+    *json_export.ROWS,
+    *summary.ROWS,
+    *training.ROWS,
+    *closing.ROWS,
+    *startup.ROWS,
+)

@@ -93,7 +93,7 @@ class MemoryExporter:
 
     def names(self, window: int | None = None, kind: Kind | None = None) -> list[str]:
         """Names of the events kept, in the order in which they came."""
-        return [strings.text(int(name)) for name in self.events(window, kind)["name"]]
+        return [strings.name_of(event) for event in self.events(window, kind)]
 
     def arguments(self, window: int | None = None) -> list[dict[str, object]]:
         """Arguments of the events kept, decoded, in the order in which they came."""

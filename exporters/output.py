@@ -61,11 +61,11 @@ async def check_directory(directory: Path) -> None:
 
 
 class OutputFile:
-    """A file whose every prefix of pieces is readable.
+    """A file that can be read after every piece.
 
     A piece is written whole or not at all: when the disk is full, the file is cut back to what it held before, and
-    later pieces may still be written. In gzip each piece ends at a byte border, so that a file cut by a crash can be
-    decompressed up to there.
+    later pieces may still be written. A gzip file is one complete member at any time: its end is written with every
+    piece, and overwritten by the next.
 
     An operation whose caller is cancelled runs to its end before the next one begins.
     """
@@ -73,14 +73,19 @@ class OutputFile:
     def __init__(self, path: Path, file: AsyncFileIO, gzip: bool) -> None:
         self.path = path
         """Where the file is now."""
-        self.size = 0
-        """Bytes in the file."""
         self._file = file
+        self._at = 0  # where the next piece goes
+        self._end = b""  # what follows the last piece
         self._deflate = zlib.compressobj(GZIP_LEVEL, wbits=31) if gzip else None
         self.failure: BaseException | None = None
         """The first error of any operation, also of those whose caller was cancelled."""
         self._last: asyncio.Future[Any] | None = None
         self._closed = False
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self._at + len(self._end)
 
     @classmethod
     async def create(cls, path: Path, *, gzip: bool) -> OutputFile:
@@ -111,10 +116,10 @@ class OutputFile:
         return await self._in_turn(lambda: self._write(piece, limit))
 
     async def close(self) -> None:
-        """Completes and closes the file; more calls do nothing.
+        """Closes the file; more calls do nothing.
 
         Raises:
-            OutputError: if the end could not be written; the file is closed all the same.
+            OutputError: if the system had not written everything after all.
         """
         await self._in_turn(self._close)
 
@@ -145,46 +150,46 @@ class OutputFile:
 
     async def _write(self, piece: bytes, limit: int | None) -> bool:
         before = self._deflate.copy() if self._deflate else None
-        packed = await asyncio.to_thread(self._pack, piece) if self._deflate else piece
-        if limit is not None and self.size + len(packed) > limit:
+        packed, end = await asyncio.to_thread(self._pack, piece) if self._deflate else (piece, b"")
+        if limit is not None and self._at + len(packed) + len(end) > limit:
             self._deflate = before
             return False
-        left = memoryview(packed)
         try:
-            while left:
-                left = left[await self._file.write(left) :]
+            await self._put(packed + end)
         except OSError as error:
             self._deflate = before
             await self._cut_back(error)
             raise output_error(error, self.path, "write") from error
-        self.size += len(packed)
+        self._at += len(packed)
+        self._end = end
         return True
+
+    async def _put(self, data: bytes) -> None:
+        if self._end:
+            await self._file.seek(self._at)
+        left = memoryview(data)
+        while left:
+            left = left[await self._file.write(left) :]
 
     async def _cut_back(self, error: OSError) -> None:
         try:
-            await self._file.truncate(self.size)
-            await self._file.seek(self.size)
+            await self._file.truncate(self._at)
+            await self._file.seek(self._at)
+            await self._put(self._end)
         except OSError as second:
             error.add_note(f"nor could the file be cut back to {self.size} bytes: {second}")
 
-    def _pack(self, piece: bytes) -> bytes:
+    def _pack(self, piece: bytes) -> tuple[bytes, bytes]:
         assert self._deflate is not None
-        return self._deflate.compress(piece) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
+        packed = self._deflate.compress(piece) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
+        return packed, self._deflate.copy().flush(zlib.Z_FINISH)
 
     async def _close(self) -> None:
         if self._closed:
             return
         self._closed = True
         try:
-            try:
-                if self._deflate is not None:
-                    end = self._deflate.flush(zlib.Z_FINISH)
-                    self._deflate = None
-                    await self._write(end, None)
-            finally:
-                await self._file.close()
-        except OutputError:
-            raise
+            await self._file.close()
         except OSError as error:
             raise output_error(error, self.path, "close the file") from error
 

@@ -69,6 +69,8 @@ class Flag(IntFlag):
     """The span was left by an exception."""
     LOW = 32
     """May be shed first under pressure (operators)."""
+    NUMBERED = 64
+    """Its name is shown followed by `#` and its step: steps of a run have one name, not one each."""
 
 
 class EventBatch(msgspec.Struct, frozen=True, gc=False):

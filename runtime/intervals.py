@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -38,33 +39,57 @@ def touching(events: Block, interval: Interval) -> Mask:
     return inside | across
 
 
+def touching_any(events: Block, intervals: list[Interval]) -> Mask:
+    """Whether each event lies, at least in part, in one of the intervals, which are in order and apart."""
+    if not intervals:
+        return np.zeros(len(events), np.bool_)
+    starts, stops = np.array(intervals, np.int64).T
+    at = np.searchsorted(stops, events["ts"], side="right")
+    start = starts[np.minimum(at, len(stops) - 1)]
+    reached: Mask = (events["ts"] >= start) | (has_duration(events) & (ends(events) > start))
+    return reached & (at < len(stops))
+
+
 def clip(events: Block, intervals: list[Interval]) -> Block:
     """The parts of events that lie in the intervals, which are in order and apart.
 
     A span that crosses a border is cut there and flagged; its self time goes to its parts in order, as much as
     fits each. So the parts of a span never hold more self time than it had, nor more than they last.
     """
+    if not intervals or not len(events):
+        return events[:0]
+    starts, stops = np.array(intervals, np.int64).T
+    ts, last, long = events["ts"], ends(events), has_duration(events)
+    at = np.searchsorted(stops, ts, side="right")
+    known = at < len(stops)
+    start, stop = starts[np.minimum(at, len(stops) - 1)], stops[np.minimum(at, len(stops) - 1)]
+    whole = known & (ts >= start) & (~long | (last <= stop))
+    # Few events cross a border: only these are looked at interval by interval.
+    crossing = known & long & ~whole & (last > start)
+    if not crossing.any():
+        return events[whole]
+    return join_blocks([events[whole], *_cut(events[crossing], intervals)])
+
+
+def _cut(events: Block, intervals: list[Interval]) -> Iterator[Block]:
+    """The parts of spans and gaps that cross borders."""
     left = events["self_dur"].copy()
-    parts: list[Block] = []
+    first, last = int(events["ts"].min()), int(ends(events).max())
     for start, end in intervals:
-        mask = touching(events, (start, end))
-        if not mask.any():
+        if end <= first or start >= last:
             continue
+        mask = touching(events, (start, end))
         part = events[mask]
-        long = has_duration(part)
         ts = np.maximum(part["ts"], start)
         dur = np.minimum(ends(part), end) - ts
-        cut = long & (dur < part["dur"])
-        if cut.any():
-            own = np.minimum(left[mask], dur)
-            left[np.flatnonzero(mask)[cut]] -= own[cut]
-            part["ts"][cut] = ts[cut]
-            part["dur"][cut] = dur[cut]
-            spans = cut & (part["kind"] == Kind.SPAN)
-            part["self_dur"][spans] = own[spans]
-            part["flags"][cut] |= int(Flag.CLIPPED)
-        parts.append(part)
-    return parts[0] if len(parts) == 1 else join_blocks(parts)
+        own = np.minimum(left[mask], dur)
+        left[mask] -= own
+        cut = dur < part["dur"]
+        part["ts"], part["dur"] = ts, dur
+        spans = part["kind"] == Kind.SPAN
+        part["self_dur"][spans] = own[spans]
+        part["flags"][cut] |= int(Flag.CLIPPED)
+        yield part
 
 
 def without(whole: Interval, gaps: list[Interval]) -> list[Interval]:

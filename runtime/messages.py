@@ -10,7 +10,7 @@ import msgspec
 
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.events import Block
-from stepscope.runtime.open_window import StepMark
+from stepscope.runtime.step_marks import StepMark
 
 
 class Delivery(msgspec.Struct, frozen=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -291,7 +290,8 @@ def _wrapped(error: Exception, cause: BaseException) -> Exception:
     return error
 
 
-_alive: weakref.WeakSet[Profiler] = weakref.WeakSet()
+_alive: set[Profiler] = set()
+"""Profilers that were started and not closed; one that nobody holds any more still delivers what it recorded."""
 
 
 def close_all() -> None:

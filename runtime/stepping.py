@@ -11,7 +11,7 @@ from stepscope.runtime import _core, clock
 from stepscope.runtime.action import ProfilerAction, checked_action
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.messages import ActionChanged, Paused, Resumed, WindowBegins, WindowEnds
-from stepscope.runtime.open_window import StepMark
+from stepscope.runtime.step_marks import StepMark
 from stepscope.runtime.schedule import Always, PlannedSchedule, ScheduleFunction
 
 if TYPE_CHECKING:

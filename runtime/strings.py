@@ -6,7 +6,10 @@ The table only grows, up to a bound; what was cut or refused is counted in `_cor
 
 from __future__ import annotations
 
+from typing import Any
+
 from stepscope.runtime import _core
+from stepscope.runtime.events import Flag
 
 FIRST_NAME = _core.FIRST_NAME
 
@@ -21,3 +24,9 @@ text = _core.text
 
 since = _core.strings_since
 """`since(serial) -> (serial, [(id, text), ...])`: what was added after `serial`, in order; begin with 0."""
+
+
+def name_of(event: Any) -> str:
+    """The name of an event (a row of a block) as viewers show it."""
+    name = text(int(event["name"]))
+    return f"{name}#{int(event['step'])}" if event["flags"] & int(Flag.NUMBERED) else name

@@ -14,9 +14,10 @@ import msgspec
 import numpy as np
 
 from stepscope.runtime.events import Block, EventBatch, Kind
-from stepscope.runtime.intervals import Interval, Mask, touching
+from stepscope.runtime.intervals import Interval, Mask, touching, touching_any
 from stepscope.runtime.messages import WindowEnds
-from stepscope.runtime.open_window import STEPS, OpenWindow, StepMark
+from stepscope.runtime.open_window import STEPS, OpenWindow
+from stepscope.runtime.step_marks import StepMark
 
 RECORDER = "recorder"
 REMEMBERED = 64
@@ -133,7 +134,7 @@ class Windows:
             if not len(events):
                 return []
             for window in self._open:
-                steps = window.new_step_spans(self._track)
+                steps = window.step_spans(self._track)
                 if len(steps):
                     batches.append(self._take(window, STEPS, steps, b""))
         gaps = events[events["kind"] == Kind.GAP]
@@ -160,10 +161,9 @@ class Windows:
         if not marks.any():
             return events
         own = marks & (events["id"] == self._serial)
-        for event in events[own]:
-            mark = StepMark(int(event["ts"]), int(event["step"]), int(event["track"]), int(event["parent"]))
+        if own.any():
             for window in self._open:
-                window.add_mark(mark)
+                window.add_marks(events[own])
         foreign = marks & ~own
         return events[~foreign] if foreign.any() else events
 
@@ -171,8 +171,7 @@ class Windows:
         """Tells accepted, superseded, late and outside apart, when not all of a block was accepted."""
         left: Mask = np.ones(len(events), np.bool_)
         for window in self._open:
-            pauses = [(start, window.interval[1] if end is None else end) for start, end in window.gaps]
-            left &= ~touching(events, window.interval) | _inside_any(events, pauses)
+            left &= ~touching_any(events, window.recorded)
         self._accepted[source] += int((~left).sum())
         late: Mask = np.zeros(len(events), np.bool_)
         known: Mask = np.zeros(len(events), np.bool_)
@@ -216,7 +215,7 @@ class Windows:
                 window.reason = f"{window.reason}; {waited}" if window.reason else waited
             batches = [EventBatch(RECORDER, window.index, window.take_open(open_spans), b"")]
             window.trim()
-            steps = window.new_step_spans(self._track, last=True)
+            steps = window.step_spans(self._track, last=True)
             batches.append(EventBatch(STEPS, window.index, window.take(STEPS, steps) if len(steps) else steps, b""))
             self._open.remove(window)
             self._closed.append(_Closed(window.interval, window.superseded))
@@ -248,12 +247,3 @@ class Windows:
             watermarks=dict(self._watermarks),
         )
 
-
-def _inside_any(events: Block, intervals: list[Interval]) -> Mask:
-    """Whether each event lies wholly in one of the intervals."""
-    inside: Mask = np.zeros(len(events), np.bool_)
-    for start, end in intervals:
-        ts = events["ts"]
-        last = ts + np.where(events["kind"] == Kind.SPAN, events["dur"], 0)
-        inside |= (ts >= start) & (last < end)
-    return inside

@@ -103,4 +103,5 @@ def test_a_device_faster_than_the_inbox_loses_with_a_count(inbox_bytes: int, out
     assert stats.inbox.peak_bytes <= inbox_bytes
     counts = device.statistics()
     assert stats.windows.dropped["simulated"]["inbox"] == counts.refused > 0
-    assert counts.produced == stats.windows.seen["simulated"] + sum(stats.windows.dropped["simulated"].values())
+    seen = stats.windows.seen.get("simulated", 0)
+    assert counts.produced == seen + sum(stats.windows.dropped["simulated"].values())

@@ -244,11 +244,18 @@ static void put_span(Out *o, const Event *e) {
     if (__builtin_add_overflow(ts, dur, &end)) end = ts, dur = 0;
     uint8_t role = e->category < FIRST_NAME ? roles[e->category] : 0;
     uint16_t category = e->category;
-    if (o->tensorboard && category < FIRST_NAME && renamed[category] &&
-        !(role == ROLE_HOST && name->len > 13 && !memcmp(name->text, "ProfilerStep#", 13)))
+    const char *text = name->json;
+    size_t len = name->json_len;
+    char numbered[MAX_NAME * 6 + 16];
+    if (e->flags & FLAG_NUMBERED) {
+        memcpy(numbered, text, len);
+        len += (size_t)snprintf(numbered + len, 16, "#%d", e->step);
+        text = numbered;
+    } else if (o->tensorboard && category < FIRST_NAME && renamed[category] &&
+               !(role == ROLE_HOST && name->len > 13 && !memcmp(name->text, "ProfilerStep#", 13)))
         category = renamed[category];
     bool async = e->flags & FLAG_ASYNC;
-    if (!put_head(o, async ? 'b' : 'X', category, name->json, name->json_len, e, ts)) return;
+    if (!put_head(o, async ? 'b' : 'X', category, text, len, e, ts)) return;
     if (async) put_local_id(o, e->id);
     else {
         PUT(o, ",\"dur\":");
@@ -261,7 +268,7 @@ static void put_span(Out *o, const Event *e) {
     put_arguments(o, e);
     if (role && !async) put_links(o, e, role);
     put_end(o);
-    if (!async || !put_head(o, 'e', category, name->json, name->json_len, e, end)) return;
+    if (!async || !put_head(o, 'e', category, text, len, e, end)) return;
     put_local_id(o, e->id);
     put_end(o);
 }

@@ -56,7 +56,8 @@ enum {
     FLAG_OPEN = 4,       /* had not ended when it was written */
     FLAG_ASYNC = 8,      /* does not nest on its track: drawn as an async pair */
     FLAG_ERROR = 16,     /* left by an exception */
-    FLAG_LOW = 32        /* may be shed first when a ring runs full (operators) */
+    FLAG_LOW = 32,       /* may be shed first when a ring runs full (operators) */
+    FLAG_NUMBERED = 64   /* the name is shown followed by '#' and the step */
 };
 
 /* Arguments: items of 8 bytes header and `len` bytes value, one after the other, unaligned. */
@@ -159,6 +160,7 @@ Thread *thread_current(void);          /* makes ring and stack; NULL without a s
 Thread *thread_current_object(void);   /* the same, named as Python names the thread; needs the GIL */
 /* Never blocks; false when the ring was full (counted). Fills `step`. */
 bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t args_len);
+bool file_reserve(int fd, uint64_t from, uint64_t bytes); /* false when the file system is full */
 int ring_init(void);
 PyObject *ring_py_open(PyObject *self, PyObject *args);
 PyObject *ring_py_close(PyObject *self, PyObject *unused);

@@ -61,6 +61,7 @@ static char *write_text(char *p, const char *text, size_t len) {
         n = json_utf8((const unsigned char *)text + i, len - i);
         if (n == 0) memcpy(p, "\xef\xbf\xbd", 3), p += 3, n = 1;
         else if (c == '"' || c == '\\') *p++ = '\\', *p++ = (char)c;
+        else if (c == '\n' || c == '\t') *p++ = '\\', *p++ = c == '\n' ? 'n' : 't'; /* Perfetto shows escapes as they are */
         else if (c < 0x20 || c == 0x7f) {
             memcpy(p, "\\u00", 4);
             p[4] = (char)('0' + (c >> 4)), p[5] = "0123456789abcdef"[c & 15], p += 6;

@@ -3,7 +3,8 @@
  * A slot is 64 bytes: an event, or 62 bytes of the arguments of the event before it. The writer publishes by a
  * release store of `head`. Each event carries the low bits of its serial number in `step` (step marks keep their
  * step in `dur` meanwhile), and numbers of dropped events are used up: so the consumer sees exactly how many are
- * missing and where, whatever the overflow policy. */
+ * missing and where, whatever the overflow policy. `produced` is stored last: an event below it was published
+ * before or is lost, one that is being written is neither. */
 #include "core.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -18,8 +19,10 @@
 #define MAX_RINGS 4096
 #define PAYLOAD 62
 #define KEPT_IDLE 2
+#define PAGE_SLOTS 64   /* a page of 4096 bytes */
+#define BACKED_SLOTS 1024 /* backed by the file system at a time */
 
-typedef struct { /* layout read by runtime/recovery.py */
+typedef struct { /* layout read by runtime/session_files.py */
     char magic[8];
     uint32_t version, slots, track, alive;
     int64_t tid;
@@ -37,10 +40,12 @@ struct Ring {
     uint64_t head, tail_seen, serial;  /* the writer's own */
     uint64_t mask, limit, limit_low;
     uint64_t refused_at;               /* tail when no other ring could be had */
-    bool oldest, clean;
+    uint64_t backed, backed_end;       /* slots below have memory; all have when it is as far as `backed_end` */
+    bool oldest, clean, idle, anonymous;
     uint32_t index;
     int64_t last_ts;                   /* consumer: when the event before a gap ended */
-    uint64_t lost;
+    uint64_t goal, goal_produced;      /* consumer: as far as the drain under way goes */
+    _Atomic uint64_t lost;             /* consumer */
 };
 
 typedef struct { char bytes[PAYLOAD]; uint8_t kind, zero; } More;
@@ -61,24 +66,64 @@ static atomic_int session_open;
 static int wake_fd = -1;
 static __thread Thread *current __attribute__((tls_model("initial-exec")));
 static __thread bool ended __attribute__((tls_model("initial-exec")));
-static uint64_t drained, lost, taken_bytes;
+static uint64_t taken_bytes;
+static Ring *plan[MAX_RINGS];          /* consumer: rings of the drain under way */
+static uint32_t planned, plan_at;
+
+bool file_reserve(int fd, uint64_t from, uint64_t bytes) {
+    int failed;
+    do failed = fallocate(fd, 0, (off_t)from, (off_t)bytes);
+    while (failed && errno == EINTR);
+    return !failed || errno == EOPNOTSUPP;
+}
+
+static int ring_file(uint32_t index, int flags) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/ring-%05u", directory, index);
+    return open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | flags, 0600);
+}
+
+static void *map_anonymous(void *at, size_t bytes) {
+    return mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED : 0), -1, 0);
+}
+
+/* Gives slots memory before they are touched: a write to a page that a full file system cannot give would end the
+ * process. What the file cannot hold goes to private memory, and only a crash loses it. Called in the first round. */
+static bool ring_back(Ring *r, uint64_t end) {
+    uint64_t from = r->backed, to = (end + BACKED_SLOTS + PAGE_SLOTS - 1) & ~(uint64_t)(PAGE_SLOTS - 1);
+    if (to > r->backed_end) to = r->backed_end;
+    int fd = r->anonymous ? -1 : ring_file(r->index, 0);
+    while (from < to) {
+        uint64_t at = from & r->mask, n = to - from < r->mask + 1 - at ? to - from : r->mask + 1 - at;
+        if (fd < 0 || !file_reserve(fd, HEADER + at * sizeof(Event), n * sizeof(Event))) {
+            if (map_anonymous(&r->data[at], n * sizeof(Event)) == MAP_FAILED) break;
+            if (!r->anonymous) count_one(&g_counts.rings_failed);
+            r->anonymous = true;
+        }
+        from += n;
+    }
+    if (fd >= 0) close(fd);
+    r->backed = from >= r->backed_end ? UINT64_MAX : from;
+    return end <= r->backed;
+}
 
 static Ring *ring_new(uint32_t limit) {
     uint32_t index = atomic_load(&ring_count);
     if (index >= limit || index >= MAX_RINGS) return NULL;
-    char path[4096];
-    snprintf(path, sizeof path, "%s/ring-%05u", directory, index);
     size_t bytes = HEADER + ring_slots * sizeof(Event);
-    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0) return NULL;
-    void *map = ftruncate(fd, (off_t)bytes) < 0 ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    close(fd);
+    int fd = ring_file(index, O_CREAT | O_EXCL);
+    bool reserved = fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 && file_reserve(fd, 0, HEADER);
+    void *map = reserved ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : map_anonymous(NULL, bytes);
+    if (!reserved) count_one(&g_counts.rings_failed);
+    if (fd >= 0) close(fd);
     Ring *r = map == MAP_FAILED ? NULL : calloc(1, sizeof *r);
     if (!r) {
         if (map != MAP_FAILED) munmap(map, bytes);
-        unlink(path);
         return NULL;
     }
+    r->anonymous = !reserved;
+    r->backed = reserved ? 0 : UINT64_MAX;
+    r->backed_end = ring_slots;
     r->header = map;
     r->data = (Event *)((char *)map + HEADER);
     r->mask = ring_slots - 1;
@@ -106,6 +151,7 @@ static Ring *ring_take(uint32_t limit) {
         Ring *r = idle[i];
         if (!drained_whole(r)) continue;
         memmove(&idle[i], &idle[i + 1], (--idle_count - i) * sizeof *idle);
+        r->idle = false;
         return r;
     }
     return ring_new(limit);
@@ -115,14 +161,25 @@ static void ring_give(Ring *r, uint32_t track, int64_t tid) {
     r->header->track = track;
     r->header->tid = tid;
     r->header->alive = 1;
-    r->clean = false;
+    if (r->clean) {
+        r->clean = false;
+        r->backed = r->head & ~(uint64_t)(PAGE_SLOTS - 1);
+        r->backed_end = r->backed + r->mask + 1;
+    }
+    r->last_ts = 0; /* of another thread, or long ago */
+}
+
+static void ring_leave(Ring *r) {
+    r->header->alive = 0;
+    r->idle = true;
+    idle[idle_count++] = r;
 }
 
 /* After a burst: memory of rings that nobody uses goes back to the system, but for a few. */
 static void trim_idle(void) {
     pthread_mutex_lock(&lock);
     for (uint32_t i = 0; i + KEPT_IDLE < idle_count; i++)
-        if (!idle[i]->clean && drained_whole(idle[i]))
+        if (!idle[i]->clean && !idle[i]->anonymous && drained_whole(idle[i]))
             idle[i]->clean = madvise(idle[i]->data, ring_slots * sizeof(Event), MADV_REMOVE) == 0;
     pthread_mutex_unlock(&lock);
 }
@@ -135,8 +192,7 @@ static void thread_end(void *value) {
     if (!atomic_load(&session_open)) return; /* the memory of a forked child's parent: not ours to change */
     stack_free(t->stack);
     pthread_mutex_lock(&lock);
-    t->ring->header->alive = 0;
-    idle[idle_count++] = t->ring;
+    ring_leave(t->ring);
     pthread_mutex_unlock(&lock);
     /* `scope` needs the GIL, which an ending thread may not be able to take: one small object is left behind. */
     free(t);
@@ -155,6 +211,10 @@ static Thread *thread_start(const char *name, size_t len) {
     Stack *s = r ? stack_new(t, track) : NULL;
     if (!s || pthread_setspecific(thread_key, t) != 0) {
         count_one(&g_counts.rings_failed);
+        if (s) stack_free(s);
+        pthread_mutex_lock(&lock);
+        if (r) ring_leave(r);
+        pthread_mutex_unlock(&lock);
         free(t);
         ended = true; /* not tried again for each event of this thread */
         return NULL;
@@ -207,8 +267,7 @@ static bool move_on(Thread *thread) {
     Ring *old = thread->ring, *fresh = ring_take(max_rings);
     if (fresh) {
         ring_give(fresh, old->header->track, old->header->tid);
-        old->header->alive = 0;
-        idle[idle_count++] = old;
+        ring_leave(old);
         thread->ring = fresh;
     }
     pthread_mutex_unlock(&lock);
@@ -238,8 +297,10 @@ bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t a
     }
     Header *h = r->header;
     uint64_t serial = r->serial++, end = r->head + 1 + more;
-    atomic_store_explicit(&h->produced, serial + 1, memory_order_relaxed);
-    if (!fits) return false;
+    if (!fits || (end > r->backed && !ring_back(r, end))) {
+        atomic_store_explicit(&h->produced, serial + 1, memory_order_release);
+        return false;
+    }
     atomic_store_explicit(&h->reserve, end, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
     Event *slot = &r->data[r->head & r->mask];
@@ -257,33 +318,29 @@ bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t a
     }
     r->head = end;
     atomic_store_explicit(&h->head, end, memory_order_release);
+    atomic_store_explicit(&h->produced, serial + 1, memory_order_release);
     return true;
 }
 
-typedef struct { Event *events; size_t count, room; char *args; size_t args_len, args_room; } Out;
+typedef struct { Event *events; size_t count, room, gaps; char *args; size_t args_len, args_room; } Out;
 
-static void put_gap(Out *out, Ring *r, int64_t until, uint64_t missing, uint32_t name) {
-    if (out->count >= out->room) return;
+static uint64_t put_gap(Out *out, const Ring *r, int64_t until, uint64_t missing, uint32_t name) {
     int64_t from = r->last_ts && r->last_ts < until ? r->last_ts : until;
     out->events[out->count++] = (Event){.ts = from, .dur = until - from, .id = missing, .name = name, .track = r->header->track,
                                         .step = -1, .kind = KIND_GAP};
-    r->lost += missing;
-    lost += missing;
-    drained--; /* the gap itself is no recorded event */
+    out->gaps++;
+    return missing;
 }
 
-/* Copies what is published, then drops what a writer that overwrites has overwritten meanwhile. */
-static bool drain_ring(Ring *r, Out *out, size_t limit, uint32_t gap_name) {
+/* Copies what was published when the drain began, then drops what a writer that overwrites has overwritten since. */
+static bool drain_ring(Ring *r, Out *out, uint32_t gap_name) {
     Header *h = r->header;
-    atomic_store_explicit(&h->signalled, 0, memory_order_relaxed);
     uint64_t tail = atomic_load_explicit(&h->tail, memory_order_relaxed);
     uint64_t expected = atomic_load_explicit(&h->serial, memory_order_relaxed);
-    uint64_t produced = atomic_load_explicit(&h->produced, memory_order_acquire);
-    uint64_t head = atomic_load_explicit(&h->head, memory_order_acquire);
+    uint64_t missing = 0;
     bool whole = true;
-    if (head - tail > r->mask + 1) tail = head - (r->mask + 1);
-    while (tail < head) {
-        if (out->count + 2 > limit) { whole = false; break; }
+    while (tail < r->goal) {
+        if (out->count + 2 > out->room) { whole = false; break; }
         Event e = r->data[tail & r->mask];
         atomic_thread_fence(memory_order_acquire);
         uint64_t reserve = atomic_load_explicit(&h->reserve, memory_order_relaxed);
@@ -305,7 +362,7 @@ static bool drain_ring(Ring *r, Out *out, size_t limit, uint32_t gap_name) {
             out->args_len += e.args_len;
         }
         uint64_t serial = expected + (uint32_t)((uint32_t)e.step - (uint32_t)expected);
-        if (serial != expected) put_gap(out, r, e.ts, serial - expected, gap_name);
+        if (serial != expected) missing += put_gap(out, r, e.ts, serial - expected, gap_name);
         expected = serial + 1;
         e.step = e.kind == KIND_STEP ? (int32_t)e.dur : -1;
         if (e.kind == KIND_STEP) e.dur = 0;
@@ -314,22 +371,39 @@ static bool drain_ring(Ring *r, Out *out, size_t limit, uint32_t gap_name) {
         tail += 1 + more;
     }
     /* Dropped at the very end, with nothing written after them yet. */
-    if (whole && produced > expected && out->count < limit) {
-        put_gap(out, r, clock_now(), produced - expected, gap_name);
-        expected = produced;
+    if (whole && r->goal_produced > expected && (whole = out->count < out->room)) {
+        missing += put_gap(out, r, clock_now(), r->goal_produced - expected, gap_name);
+        expected = r->goal_produced;
     }
-    atomic_store_explicit(&h->serial, expected, memory_order_relaxed);
+    atomic_store_explicit(&h->serial, expected, memory_order_release);
+    atomic_store_explicit(&r->lost, atomic_load_explicit(&r->lost, memory_order_relaxed) + missing, memory_order_release);
     atomic_store_explicit(&h->tail, tail, memory_order_release);
     return whole;
 }
 
+/* What this drain takes, so that it ends however fast threads write. Rings that were left come first: their threads
+ * have gone on in others, and so the events of each thread stay in order. */
+static void plan_drain(void) {
+    pthread_mutex_lock(&lock);
+    plan_at = planned = 0;
+    for (uint32_t i = 0; i < idle_count; i++) plan[planned++] = idle[i];
+    for (uint32_t i = 0, n = atomic_load(&ring_count); i < n; i++)
+        if (!rings[i]->idle) plan[planned++] = rings[i];
+    for (uint32_t i = 0; i < planned; i++) {
+        Header *h = plan[i]->header;
+        atomic_store_explicit(&h->signalled, 0, memory_order_relaxed);
+        plan[i]->goal_produced = atomic_load_explicit(&h->produced, memory_order_acquire);
+        plan[i]->goal = atomic_load_explicit(&h->head, memory_order_acquire);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
-    size_t limit = PyLong_AsSize_t(limit_object);
+    size_t limit = PyLong_AsSize_t(limit_object), slots = 0;
     if (PyErr_Occurred()) return NULL;
-    uint32_t n = atomic_load_explicit(&ring_count, memory_order_acquire);
-    size_t slots = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        uint64_t used = atomic_load(&rings[i]->header->head) - atomic_load(&rings[i]->header->tail);
+    if (plan_at == planned) plan_drain();
+    for (uint32_t i = plan_at; i < planned; i++) {
+        uint64_t used = plan[i]->goal - atomic_load(&plan[i]->header->tail);
         slots += (used > ring_slots ? ring_slots : used) + 4;
     }
     if (limit < 1024) limit = 1024;
@@ -342,34 +416,37 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
         Py_XDECREF(args);
         return NULL;
     }
-    Out out = {(Event *)PyBytes_AS_STRING(events), 0, slots, PyBytes_AS_STRING(args), 0, slots * PAYLOAD + MAX_ARGS_BYTES};
-    bool whole = true;
+    Out out = {(Event *)PyBytes_AS_STRING(events), 0, slots, 0, PyBytes_AS_STRING(args), 0, slots * PAYLOAD + MAX_ARGS_BYTES};
     uint32_t gap_name = strings_intern("dropped", 7);
     Py_BEGIN_ALLOW_THREADS
-    for (uint32_t i = 0; i < n; i++) whole = drain_ring(rings[i], &out, slots, gap_name) && whole;
-    if (whole) trim_idle();
+    while (plan_at < planned && drain_ring(plan[plan_at], &out, gap_name)) plan_at++;
+    if (plan_at == planned) trim_idle();
     Py_END_ALLOW_THREADS
-    drained += out.count;
-    taken_bytes += out.count * sizeof(Event) + out.args_len;
+    taken_bytes += (out.count - out.gaps) * sizeof(Event) + out.args_len;
     if (_PyBytes_Resize(&events, (Py_ssize_t)(out.count * sizeof(Event))) < 0 || _PyBytes_Resize(&args, (Py_ssize_t)out.args_len) < 0) {
         Py_XDECREF(events);
         Py_XDECREF(args);
         return NULL;
     }
-    return Py_BuildValue("(NNO)", events, args, whole ? Py_False : Py_True);
+    return Py_BuildValue("(NNO)", events, args, plan_at == planned ? Py_False : Py_True);
 }
 
 PyObject *ring_py_statistics(PyObject *self, PyObject *unused) {
-    uint64_t produced = 0, waiting = 0;
+    unsigned long long produced = 0, drained = 0, dropped = 0, waiting = 0;
     uint32_t n = atomic_load_explicit(&ring_count, memory_order_acquire), alive = 0;
     for (uint32_t i = 0; i < n; i++) {
         Header *h = rings[i]->header;
-        produced += atomic_load(&h->produced);
-        waiting += atomic_load(&h->produced) - atomic_load(&h->serial);
+        /* In this order, so that no difference is negative while the ring is being written and drained. */
+        uint64_t lost = atomic_load(&rings[i]->lost), serial = atomic_load(&h->serial), made = atomic_load(&h->produced);
+        if (made < serial) made = serial;
+        produced += made;
+        dropped += lost;
+        drained += serial - lost;
+        waiting += made - serial;
         alive += h->alive;
     }
-    return Py_BuildValue("{sIsIsKsKsKsKsK}", "rings", n, "threads", alive, "produced", produced, "drained", drained, "dropped", lost,
-                         "waiting", waiting, "bytes", taken_bytes);
+    return Py_BuildValue("{sIsIsKsKsKsKsK}", "rings", n, "threads", alive, "produced", produced, "drained", drained, "dropped",
+                         dropped, "waiting", waiting, "bytes", (unsigned long long)taken_bytes);
 }
 
 static void after_fork(void) {

@@ -1,0 +1,124 @@
+"""Memory that a process grows by while a window is recorded."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.additions import additions
+from benchmarks.emission import Span, emit
+from benchmarks.peers import opentelemetry_provider, peer, torch_profile, viztracer
+from benchmarks.row import Contender, Round, Row, Sample, Tool
+from benchmarks.scale import Scale
+from benchmarks.session import Accounts, session
+
+
+def resident() -> int:
+    """Bytes of memory that the process has, mapped files of tmpfs included. Source: proc(5), /proc/[pid]/statm."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def _growth(work: Callable[[], object], events: int) -> Sample:
+    gc.collect()
+    before = resident()
+    work()
+    grown = resident() - before
+    return Sample(grown / events, facts={"grown, MB": grown / 1e6})
+
+
+@contextmanager
+def _stepscope(scale: Scale) -> Iterator[Round]:
+    import stepscope
+
+    with session() as profiler:
+        emit(stepscope.span, 1000)
+
+        def once() -> Sample:
+            accounts = Accounts(profiler)
+            sample = _growth(lambda: emit(stepscope.span, scale.events), scale.events)
+            return Sample(sample.value, facts={**sample.facts, **accounts.facts()})
+
+        yield once
+
+
+@contextmanager
+def _stepscope_later(scale: Scale) -> Iterator[Round]:
+    import stepscope
+
+    with session() as profiler:
+        emit(stepscope.span, scale.events)
+
+        def once() -> Sample:
+            accounts = Accounts(profiler)
+            sample = _growth(lambda: emit(stepscope.span, 4 * scale.events), 4 * scale.events)
+            return Sample(sample.facts["grown, MB"], facts=accounts.facts())
+
+        yield once
+
+
+@contextmanager
+def _torch_operators(scale: Scale) -> Iterator[Round]:
+    loop = additions()
+    with torch_profile():
+        loop(1000)
+
+    def once() -> Sample:
+        profile = torch_profile()
+
+        def work() -> None:
+            with profile:
+                loop(scale.events)
+
+        return _growth(work, scale.events)
+
+    yield once
+
+
+@contextmanager
+def _viztracer(scale: Scale) -> Iterator[Round]:
+    tracer = viztracer(scale.events + 2000)
+    tracer.start()
+    emit(tracer.log_event, 1000, pause=0)
+    try:
+        yield lambda: _growth(lambda: emit(tracer.log_event, scale.events, pause=0), scale.events)
+    finally:
+        tracer.stop()
+
+
+@contextmanager
+def _opentelemetry(scale: Scale) -> Iterator[Round]:
+    provider = opentelemetry_provider()
+    span: Span = provider.get_tracer("benchmark").start_as_current_span
+    emit(span, 1000)
+    try:
+        yield lambda: _growth(lambda: emit(span, scale.events // 10), scale.events // 10)
+    finally:
+        provider.shutdown()
+
+
+ROWS = (
+    Row(
+        key="memory.event",
+        what="memory per recorded event, a window of {events:,}",
+        unit="bytes",
+        budget=64,
+        fresh=True,
+        contenders=(
+            Contender(Tool.STEPSCOPE, "span", _stepscope),
+            Contender(Tool.TORCH, "profile, operators", _torch_operators),
+            Contender(Tool.VIZTRACER, "log_event", _viztracer),
+            Contender(Tool.OPENTELEMETRY, "BatchSpanProcessor, drops when full", _opentelemetry),
+        ),
+    ),
+    Row(
+        key="memory.bound",
+        what="memory that the next {four_times_events:,} events of the same window need",
+        unit="MB",
+        budget=16,
+        fresh=True,
+        contenders=(Contender(Tool.STEPSCOPE, "span", _stepscope_later),),
+    ),
+)

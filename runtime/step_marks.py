@@ -1,0 +1,120 @@
+"""The step marks of a window: which step a time belongs to, and the span of each step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.runtime import strings
+from stepscope.runtime.events import Block, Flag, Kind, empty_block
+from stepscope.runtime.window import Step
+
+KEPT = 1 << 20
+"""Marks that a window keeps, 24 bytes each; of longer windows the oldest are let go."""
+
+_MARK = np.dtype([("ts", "<i8"), ("parent", "<u8"), ("number", "<i4"), ("track", "<u4")])
+
+
+class StepMark(msgspec.Struct, frozen=True, gc=False):
+    """A step begins."""
+
+    ts: int
+    number: int
+    track: int = 0
+    parent: int = 0
+    """The span that is open around the call, 0 = none."""
+
+
+class StepMarks:
+    """Marks in the order of their times, in arrays: a loop of a million steps a second is no burden."""
+
+    def __init__(self, first: StepMark) -> None:
+        self._marks: NDArray[np.void] = np.zeros(64, _MARK)
+        self._marks[0] = (first.ts, first.parent, first.number, first.track)
+        self._count = 1
+        self._spans = 0
+        self.forgotten = 0
+        """Steps that were let go."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def last(self) -> StepMark:
+        """The latest mark."""
+        mark = self._marks[self._count - 1]
+        return StepMark(int(mark["ts"]), int(mark["number"]), int(mark["track"]), int(mark["parent"]))
+
+    def add(self, events: Block, end: int) -> None:
+        """Adds the marks among STEP events that are later than the last and earlier than `end`."""
+        order = np.argsort(events["ts"], kind="stable")
+        events = events[order]
+        events = events[(events["ts"] > self._marks["ts"][self._count - 1]) & (events["ts"] < end)]
+        if not len(events):
+            return
+        self._make_room(len(events))
+        new = self._marks[self._count : self._count + len(events)]
+        for theirs, ours in (("ts", "ts"), ("parent", "parent"), ("step", "number"), ("track", "track")):
+            new[ours] = events[theirs]
+        self._count += len(events)
+
+    def _make_room(self, more: int) -> None:
+        if self._count > KEPT and self._spans > KEPT // 2:
+            surplus = min(self._count - KEPT // 2, self._spans)
+            self._marks[: self._count - surplus] = self._marks[surplus : self._count].copy()
+            self._count -= surplus
+            self._spans -= surplus
+            self.forgotten += surplus
+        if self._count + more > len(self._marks):
+            grown = np.zeros(max(2 * len(self._marks), self._count + more), _MARK)
+            grown[: self._count] = self._marks[: self._count]
+            self._marks = grown
+
+    def pop(self) -> int:
+        """Takes the latest mark away; its time in ns."""
+        self._count -= 1
+        return int(self._marks["ts"][self._count])
+
+    def steps_at(self, times: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Number of the step that each time, in ns, belongs to."""
+        marks = self._marks[: self._count]
+        at = np.searchsorted(marks["ts"], times, side="right") - 1
+        numbers: Any = marks["number"][np.maximum(at, 0)]
+        return numbers  # type: ignore[no-any-return]
+
+    def steps(self, end: int) -> tuple[Step, ...]:
+        """The steps; the last one ends at `end`."""
+        marks = self._marks[: self._count]
+        ends = [*marks["ts"][1:].tolist(), end]
+        return tuple(
+            Step(number, ts, until)
+            for number, ts, until in zip(marks["number"].tolist(), marks["ts"].tolist(), ends, strict=True)
+            if until > ts
+        )
+
+    def new_spans(self, fallback_track: int, end: int | None = None) -> Block:
+        """A span for each step that has ended since the last call; `end`, if given, ends the last one.
+
+        It is drawn on the track of the training loop if it nests there: if the same span is open at its begin and
+        its end. Otherwise it goes to `fallback_track`.
+        """
+        marks = self._marks[self._spans : self._count]
+        following = marks[1:]
+        if end is not None and len(marks) and end > int(marks["ts"][-1]):
+            # Where the last step ends the same span is open as where it began, as far as is known.
+            last = marks[-1:].copy()
+            last["ts"] = end
+            following = np.concatenate([following, last])
+        marks = marks[: len(following)]
+        self._spans += len(marks)
+        block = empty_block(len(marks))
+        nests = (marks["track"] != 0) & (marks["track"] == following["track"]) & (marks["parent"] == following["parent"])
+        block["ts"], block["dur"], block["step"] = marks["ts"], following["ts"] - marks["ts"], marks["number"]
+        block["track"] = np.where(nests, marks["track"], fallback_track)
+        block["parent"] = np.where(nests, marks["parent"], 0)
+        block["name"], block["category"] = strings.intern("ProfilerStep"), strings.category("user_annotation")
+        block["kind"], block["flags"] = Kind.SPAN, int(Flag.NUMBERED)
+        return block

@@ -1,0 +1,176 @@
+"""However a process ends, what it recorded is written, and it ends in time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepscope.runtime.journal_reader import JournalReader
+from stepscope.runtime.window import Window
+
+
+def run(script: str, directory: Path, *, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Runs a script in a process of its own, with warnings as errors."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], cwd=directory, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def journal_names(path: Path) -> tuple[list[str], list[Window]]:
+    """Names of the events in a journal, and its closed windows."""
+    from stepscope.runtime import strings
+    from stepscope.runtime.events import EventBatch
+
+    names: list[str] = []
+    windows: list[Window] = []
+    with JournalReader(path) as reader:
+        for item in reader.items():
+            if isinstance(item, EventBatch):
+                names += [strings.text(int(name)) for name in item.events["name"]]
+            elif isinstance(item, Window):
+                windows.append(item)
+    return names, windows
+
+
+TRACE = """
+import stepscope as sc, sys, os, threading
+profiler = sc.trace(output_dir="run", exporters=[sc.ChromeTraceExporter("run/trace.json")])
+profiler.start()
+with sc.span("work"):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [("", 0), ("sys.exit(3)", 3), ("raise RuntimeError('mine')", 1), ("threading.Thread(target=lambda: None).start()", 0)],
+)
+def test_a_trace_left_open_is_closed_at_exit(ending: str, code: int, tmp_path: Path) -> None:
+    """Nobody called stop(): the window is delivered all the same, and the files are whole."""
+    run(TRACE + ending, tmp_path, code=code)
+    names, windows = journal_names(tmp_path / "run" / "journal")
+    assert "work" in names
+    assert len(windows) == 1
+    events = json.loads((tmp_path / "run" / "trace.json").read_text())
+    assert "work" in [event.get("name") for event in events]
+    assert not (tmp_path / "run" / "session").exists()
+
+
+def test_a_hanging_exporter_does_not_hang_the_exit(tmp_path: Path) -> None:
+    """The exit keeps the deadline, and the journal is whole."""
+    script = """
+import stepscope as sc
+from stepscope.exporters.memory import MemoryExporter
+options = sc.Options(close_timeout=0.5)
+sc.trace(output_dir="run", exporters=[MemoryExporter(hang_in="export")], options=options).start()
+with sc.span("work"):
+    pass
+"""
+    run(script, tmp_path)
+    assert "work" in journal_names(tmp_path / "run" / "journal")[0]
+
+
+def test_threads_that_record_at_exit_do_no_harm(tmp_path: Path) -> None:
+    """Daemon threads go on recording while the interpreter ends."""
+    script = """
+import stepscope as sc, threading, time
+def work():
+    while True:
+        with sc.span("busy"):
+            pass
+sc.trace(output_dir="run").start()
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.1)
+"""
+    run(script, tmp_path)
+    names, windows = journal_names(tmp_path / "run" / "journal")
+    assert "busy" in names
+    assert len(windows) == 1
+
+
+def test_a_forked_child_is_inert(tmp_path: Path) -> None:
+    """It neither records nor writes for its parent, step() and close() return, and its exit touches nothing."""
+    script = """
+import stepscope as sc, os, sys
+with sc.trace(output_dir="run") as profiler:
+    with sc.span("parent"):
+        pass
+    pid = os.fork()
+    if pid == 0:
+        with sc.span("child"):
+            profiler.step()
+        profiler.pause(); profiler.resume(); profiler.add_metadata("x", 1); profiler.close()
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    with sc.span("parent again"):
+        pass
+"""
+    run(script, tmp_path)
+    names, windows = journal_names(tmp_path / "run" / "journal")
+    assert {"parent", "parent again"} <= set(names)
+    assert "child" not in names
+    assert len(windows) == 1
+
+
+def test_a_forked_child_may_trace_for_itself(tmp_path: Path) -> None:
+    """A profiler that the child makes has a session, a loop and a journal of its own."""
+    script = """
+import stepscope as sc, os, sys
+with sc.trace(output_dir="parent"):
+    pid = os.fork()
+    if pid == 0:
+        with sc.trace(output_dir="child"):
+            with sc.span("child"):
+                pass
+        sys.exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with sc.span("parent"):
+        pass
+"""
+    run(script, tmp_path)
+    assert "child" in journal_names(tmp_path / "child" / "journal")[0]
+    names = journal_names(tmp_path / "parent" / "journal")[0]
+    assert "parent" in names
+    assert "child" not in names
+
+
+def test_importing_needs_neither_torch_nor_a_terminal(tmp_path: Path) -> None:
+    """`import stepscope` works, and imports none of the optional packages."""
+    script = """
+import sys
+sys.modules["torch"] = None
+import stepscope
+heavy = {"tensorboard", "sklearn", "pandas", "opentelemetry"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    run(script, tmp_path)
+
+
+def test_recording_in_a_signal_handler(tmp_path: Path) -> None:
+    """A handler that interrupts recording, stepping and pausing may itself do all three."""
+    script = """
+import stepscope as sc, signal, time
+def handler(*_):
+    with sc.span("in handler"):
+        profiler.add_metadata("signals", 1)
+        profiler.pause(); profiler.resume()
+signal.signal(signal.SIGALRM, handler)
+with sc.trace(output_dir="run") as profiler:
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        with sc.span("work"):
+            profiler.step()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+profiler.raise_errors()
+"""
+    run(script, tmp_path)
+    names, _ = journal_names(tmp_path / "run" / "journal")
+    assert {"work", "in handler"} <= set(names)
