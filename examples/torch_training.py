@@ -1,5 +1,9 @@
 """Traces a training loop of torch with its operators, for TensorBoard: `tensorboard --logdir run/tensorboard`."""
 
+# torch's annotations are incomplete.
+# mypy: allow-untyped-calls
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 # Before torch: operators can arrive live only if stepscope was there first.

@@ -363,16 +363,19 @@ def _chunks(batch: EventBatch) -> Iterator[tuple[Block, bytes, int]]:
         chunk = events[start:stop].copy()
         cut = outside[start:stop]
         chunk["args_len"][cut] = 0
-        args = _gather(chunk, held[start:stop], lengths[start:stop], batch.args)
-        yield chunk, args, int(cut.sum())
+        yield chunk, gather_arguments(chunk, batch.args), int(cut.sum())
         start = stop
 
 
-def _gather(chunk: Block, held: NDArray[np.bool_], lengths: NDArray[np.int64], heap: bytes) -> bytes:
-    """Copies the arguments of a chunk into a heap of its own, in the order of its events."""
-    kept = lengths[held]
+def gather_arguments(events: Block, heap: Bytes) -> bytes:
+    """A heap with the arguments of these events only, in their order; `args_at` is changed to point into it.
+
+    Arguments must lie inside `heap`.
+    """
+    held, _ = heap_arguments(events, len(heap))
+    kept = events["args_len"][held].astype(np.int64)
     new_at = np.cumsum(kept) - kept
-    shift = np.repeat(chunk["args_at"][held].astype(np.int64) - new_at, kept)
+    shift = np.repeat(events["args_at"][held].astype(np.int64) - new_at, kept)
     gathered = np.frombuffer(heap, np.uint8)[shift + np.arange(len(shift))]
-    chunk["args_at"][held] = new_at
+    events["args_at"][held] = new_at
     return gathered.tobytes()

@@ -14,8 +14,9 @@ from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, emp
 from stepscope.runtime.intervals import FOREVER, ends
 from stepscope.runtime.journal_ids import IdMap
 from stepscope.runtime.ledger import Ledger, SourceLedger
-from stepscope.runtime.open_window import OpenWindow, StepMark
+from stepscope.runtime.open_window import OpenWindow
 from stepscope.runtime.session_files import SessionFiles
+from stepscope.runtime.step_marks import StepMark
 from stepscope.runtime.window import Window
 
 RECORDER = "recorder"
@@ -135,7 +136,7 @@ class UnfinishedWindow:
         self._window = OpenWindow(self.index, first)
         self._window.end = max(end, self.start + 1)
         for mark in known:
-            self._window.add_mark(mark)
+            self._window.marks.put(mark, self._window.end)
 
     def take(self, events: Block, args: bytes, source: str = RECORDER) -> EventBatch:
         """The events, or parts of them, that lie in this window."""
@@ -147,7 +148,7 @@ class UnfinishedWindow:
         """Spans of the steps that the journal lacks; the one that was under way is flagged as open."""
         assert self._window is not None
         track = self._step_track or tracks.new(tracks.TrackKind.THREAD, pid, 1 << 30, "steps")
-        spans = self._window.new_step_spans(track, last=True)
+        spans = self._window.step_spans(track, last=True)
         if len(spans):
             spans["flags"][-1] |= int(Flag.OPEN)
         known = np.array(sorted(self._step_spans), np.int32)

@@ -18,9 +18,9 @@ from stepscope.runtime.journal_reader import Damage, JournalReader
 from stepscope.runtime.journal_writer import JournalWriter
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.leftovers import Keys, Leftovers, UnfinishedWindow
-from stepscope.runtime.open_window import StepMark
 from stepscope.runtime.run import Run, this_host
 from stepscope.runtime.session_files import SessionFiles
+from stepscope.runtime.step_marks import StepMark
 from stepscope.runtime.window import Window
 
 SESSION_FILE = "session"

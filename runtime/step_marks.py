@@ -61,6 +61,12 @@ class StepMarks:
             new[ours] = events[theirs]
         self._count += len(events)
 
+    def put(self, mark: StepMark, end: int) -> None:
+        """Adds one mark if it is later than the last and earlier than `end`."""
+        block = empty_block(1)
+        block["ts"], block["step"], block["track"], block["parent"] = mark.ts, mark.number, mark.track, mark.parent
+        self.add(block, end)
+
     def _make_room(self, more: int) -> None:
         if self._count > KEPT and self._spans > KEPT // 2:
             surplus = min(self._count - KEPT // 2, self._spans)

@@ -11,8 +11,8 @@ from stepscope.runtime import _core, clock
 from stepscope.runtime.action import ProfilerAction, checked_action
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.messages import ActionChanged, Paused, Resumed, WindowBegins, WindowEnds
-from stepscope.runtime.step_marks import StepMark
 from stepscope.runtime.schedule import Always, PlannedSchedule, ScheduleFunction
+from stepscope.runtime.step_marks import StepMark
 
 if TYPE_CHECKING:
     from stepscope.runtime.pipeline import Pipeline

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import stepscope.runtime.decorate as _decorate
 import stepscope.runtime.exit as _exit
+from stepscope.backends.replay import ReplayBackend
+from stepscope.backends.scripted import ScriptedBackend
+from stepscope.backends.simulated import SimulatedDevice
+from stepscope.backends.torch import TorchBackend
+from stepscope.backends.torch_arm import arm as _arm
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.console import ConsoleExporter
 from stepscope.exporters.journal import JournalExporter
@@ -20,6 +25,9 @@ from stepscope.trace import trace
 # Imported for what they install: spans as decorators, and the closing of profilers at the interpreter's exit.
 _INSTALLED = (_decorate, _exit)
 
+# Before torch is imported, or never: torch looks for a collector once.
+_arm()
+
 __all__ = [
     "ChromeTraceExporter",
     "ConsoleExporter",
@@ -29,6 +37,10 @@ __all__ = [
     "Options",
     "Profiler",
     "ProfilerAction",
+    "ReplayBackend",
+    "ScriptedBackend",
+    "SimulatedDevice",
+    "TorchBackend",
     "Window",
     "counter",
     "flow",

@@ -83,6 +83,17 @@ def test_inline_argument(scene: Scene) -> None:
     assert lines(_core.encode_chrome(events, b"", START, "kineto"))[0]["args"] == {"Sequence number": 2**32 - 1}
 
 
+@pytest.mark.parametrize("dialect", ["kineto", "tensorboard"])
+def test_numbered_span(scene: Scene, dialect: str) -> None:
+    """A span of a step is called by its name and the step, and stays an annotation."""
+    scene.span("ProfilerStep", 0, 1, flags=Flag.NUMBERED, category="user_annotation")
+    batch = scene.batch()
+    events = batch.events.copy()
+    events["step"] = 7
+    (event,) = lines(_core.encode_chrome(events, b"", START, dialect))
+    assert (event["name"], event["cat"]) == ("ProfilerStep#7", "user_annotation")
+
+
 def test_async_span_is_a_pair(scene: Scene) -> None:
     """A span that does not nest becomes two events linked by its id."""
     scene.span("request", 1, 2, flags=Flag.ASYNC, id=255, size=3)

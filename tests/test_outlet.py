@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from stepscope.exporters.memory import MemoryExporter, Method
@@ -96,7 +97,7 @@ async def test_a_full_queue_drops_and_counts(tmp_path: Path) -> None:
     async with running(exporter, tmp_path, max_bytes=2000) as outlet:
         for _ in range(10):
             outlet.offer(batch())
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
         outlet.close_window(closed())
         stats = outlet.statistics()
         assert stats.waiting_bytes <= 2000

@@ -52,25 +52,26 @@ def convert(arguments: argparse.Namespace) -> int:
         OSError: if the journal cannot be read, or the output not written.
         FormatError: if it is not a journal, or has no such window.
     """
+    parser: argparse.ArgumentParser = arguments.parser
     source: Path = arguments.source
     if source.is_dir():
         source /= "journal"
     try:
         exporter = _Counting(exporter_for(arguments.target, arguments.format))
     except ValueError as error:
-        arguments.parser.error(str(error))
+        parser.error(str(error))
     if arguments.target.exists() and source.exists() and arguments.target.samefile(source):
-        arguments.parser.error("OUT is IN: give the output another name")
-    replayed = anyio.run(_replay, source, exporter, arguments.target, arguments.window)
+        parser.error("OUT is IN: give the output another name")
+    replayed = anyio.run(_replay, source, exporter, arguments.target.absolute().parent, arguments.window)
     exporter.progress.done(f"{replayed.events:,} events of {_windows(replayed)} written to {arguments.target}")
     if replayed.damage:
         print(f"the journal is damaged, this could not be used: {_damage(replayed)}")
     return 0
 
 
-async def _replay(source: Path, exporter: _Counting, target: Path, window: int | None) -> Replayed:
+async def _replay(source: Path, exporter: _Counting, directory: Path, window: int | None) -> Replayed:
     with JournalReader(source) as reader:
-        replayed = await replay_into(reader, exporter, run_of(reader, target.absolute().parent), window)
+        replayed = await replay_into(reader, exporter, run_of(reader, directory), window)
     if window is not None and not replayed.windows:
         raise FormatError(f"{source} has no window {window}; 0 is the first")
     return replayed

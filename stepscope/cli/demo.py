@@ -53,7 +53,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", metavar="DIR", type=Path, help="empty or new directory (default: a new one in runs/demo)")
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, help="empty or new directory (default: a new one in runs/demo)"
+    )
     parser.add_argument("--epochs", metavar="N", type=int, default=2, help="for each mode (default: 2)")
     parser.add_argument(
         "--mode", choices=("both", *MODES), default="both", help="how operators are recorded (default: both in turn)"

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-
-import msgspec
 
 from stepscope.backends.torch import TorchBackend
 from stepscope.cli.torch_import import TorchImport
@@ -20,21 +17,18 @@ class LateTorch:
 
     Args:
         backend: not opened.
-        imported: called once torch is there.
     """
 
     thread_bound = True
 
-    def __init__(self, backend: TorchBackend, imported: Callable[[], None]) -> None:
+    def __init__(self, backend: TorchBackend) -> None:
         self.name = backend.name
         self._backend = backend
-        self._imported = imported
         self._watch = TorchImport(self._torch_imported)
-        self._there = self._opened = False
+        self._there = self._tried = self._opened = False
         self._sink: Sink | None = None
         self._thread = 0
         self._action = ProfilerAction.NONE
-        self._notes: list[str] = []
 
     def open(self, sink: Sink) -> None:
         self._sink = sink
@@ -59,24 +53,21 @@ class LateTorch:
             await self._backend.aclose()
 
     def report(self) -> BackendReport:
-        if not self._opened:
-            missing = () if self._there else ("the program did not import torch",)
-            return BackendReport(notes=(*missing, *self._notes))
-        report = self._backend.report()
-        return msgspec.structs.replace(report, notes=(*self._notes, *report.notes))
+        if self._opened:
+            return self._backend.report()
+        problem = self._watch.problem
+        if problem is not None:
+            return BackendReport(notes=(f"{type(problem).__name__}: {problem}",))
+        return BackendReport(notes=() if self._tried else ("the program did not import torch",))
 
     def _torch_imported(self) -> None:
-        """Called inside the program's import statement, into which nothing may be raised."""
         self._there = True
-        try:
-            self._imported()
-            self._open_if_there()
-        except Exception as error:
-            self._notes.append(f"{type(error).__name__}: {error}")
+        self._open_if_there()
 
     def _open_if_there(self) -> None:
-        if self._there and not self._opened and self._sink is not None and threading.get_ident() == self._thread:
-            self._there = False  # one try
+        """torch's profiler is bound to the thread of training: a torch that another one imported waits for a step."""
+        if self._there and not self._tried and self._sink is not None and threading.get_ident() == self._thread:
+            self._tried = True
             self._backend.open(self._sink)
             self._opened = True
             if self._action is not ProfilerAction.NONE:

@@ -10,17 +10,18 @@ from typing import Any
 
 import msgspec
 
-from stepscope.backends.base import Backend
 from stepscope.backends.torch import TorchBackend
 from stepscope.backends.torch_arm import arm
 from stepscope.cli import opening, script
 from stepscope.cli.late_torch import LateTorch
 from stepscope.cli.optimizer_steps import OptimizerSteps
+from stepscope.cli.torch_import import TorchImport
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.console import ConsoleExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.errors import ScheduleError
+from stepscope.runtime.options import Options
 from stepscope.runtime.output import Output
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.run import rank_from_environment
@@ -51,6 +52,8 @@ exit codes: the program's own; 1 if tracing could not begin, 2 for wrong usage
 """
 
 EXPORTERS = ("chrome", "tensorboard", "console", "journal")
+PATIENT = Options(linger=60, close_timeout=120)
+"""The program has ended, nobody waits for the terminal: what torch's profiler still converts is worth waiting for."""
 _STEPS = ("wait", "warmup", "active", "repeat", "skip_first")
 
 
@@ -112,7 +115,8 @@ def run(arguments: argparse.Namespace) -> int:
         OutputError: if the run's directory cannot be written; the program has not begun then.
     """
     if not arguments.module and not Path(arguments.program).exists():
-        arguments.parser.error(f"there is no file {arguments.program}")
+        parser: argparse.ArgumentParser = arguments.parser
+        parser.error(f"there is no file {arguments.program}")
     arm()
     traced = _Traced.of(arguments)
     owner = os.getpid()
@@ -122,8 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         # A child that the program forked and that comes back here has nothing of this to end.
         if os.getpid() == owner:
-            traced.steps.detach()
-            traced.profiler.close()
+            traced.end()
     outcome.tell()
     if os.getpid() == owner and not arguments.quiet:
         sys.stdout.flush()
@@ -136,12 +139,14 @@ class _Traced(msgspec.Struct, frozen=True):
 
     profiler: Profiler
     steps: OptimizerSteps
+    watch: TorchImport
     files: dict[str, Path]
     """What is written, by exporter."""
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> _Traced:
-        name: str = arguments.name or Path(arguments.program).stem or "run"
+        program: str = arguments.program
+        name: str = arguments.name or (program if arguments.module else Path(program).stem) or "run"
         chosen = _schedule(arguments)
         backend = None if arguments.no_torch else _backend(arguments)
         rank = rank_from_environment()[0]
@@ -149,18 +154,25 @@ class _Traced(msgspec.Struct, frozen=True):
         directory = Output.choose(arguments.out, name, None).path
         files, exporters = _exporters(arguments, directory if rank is None else directory / f"rank{rank}")
         steps = OptimizerSteps(lambda: profiler.step())
-        watched: list[Backend] = []
-        if backend is not None:
-            watched.append(LateTorch(backend, steps.attach if arguments.step_on == "optimizer" else _nothing))
         profiler = trace(
             schedule=chosen,
-            backends=watched,
+            backends=[] if backend is None else [LateTorch(backend)],
             exporters=exporters,
             name=name,
             output_dir=directory,
-            metadata={"command": [arguments.program, *arguments.arguments]},
+            metadata={"command": [program, *arguments.arguments]},
+            options=PATIENT,
         )
-        return cls(profiler, steps, files)
+        watch = TorchImport(steps.attach)
+        if arguments.step_on == "optimizer":
+            watch.watch()
+        return cls(profiler, steps, watch, files)
+
+    def end(self) -> None:
+        """Closes everything; what was recorded is on disk then."""
+        self.watch.forget()
+        self.steps.detach()
+        self.profiler.close()
 
     def tell(self) -> None:
         """Prints the table, the report and what opens the result."""
@@ -171,27 +183,27 @@ class _Traced(msgspec.Struct, frozen=True):
                 say.append(f"see it     {opening.perfetto(path)}")
             elif exporter == "tensorboard" and path.exists():
                 say.append(f"see it     {opening.tensorboard(path)}")
+        if self.watch.problem is not None:
+            say.append(f"no steps   {type(self.watch.problem).__name__}: {self.watch.problem}")
         say.append(f"convert it {opening.convert(profiler.output.path, 'out.json')}")
         print("\n".join(say), file=sys.stderr)
 
 
-def _nothing() -> None:
-    """Steps are not taken from torch."""
-
-
 def _schedule(arguments: argparse.Namespace) -> Schedule | None:
+    parser: argparse.ArgumentParser = arguments.parser
     given = {name: getattr(arguments, name) for name in _STEPS if getattr(arguments, name) is not None}
     if not given and not arguments.skip_first_wait:
         return None
     if "active" not in given:
-        arguments.parser.error("--active is missing: how many steps are to be recorded in each cycle?")
+        parser.error("--active is missing: how many steps are to be recorded in each cycle?")
     try:
         return schedule(**{"wait": 0, "warmup": 0, **given, "skip_first_wait": arguments.skip_first_wait})
     except ScheduleError as error:
-        arguments.parser.error(str(error))
+        parser.error(str(error))
 
 
 def _backend(arguments: argparse.Namespace) -> TorchBackend:
+    parser: argparse.ArgumentParser = arguments.parser
     try:
         return TorchBackend(
             arguments.mode,
@@ -200,7 +212,7 @@ def _backend(arguments: argparse.Namespace) -> TorchBackend:
             with_stack=arguments.with_stack,
         )
     except ValueError as error:
-        arguments.parser.error(str(error))
+        parser.error(str(error))
 
 
 def _exporters(arguments: argparse.Namespace, directory: Path) -> tuple[dict[str, Path], list[Exporter]]:

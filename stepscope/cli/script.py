@@ -29,7 +29,9 @@ class Outcome(msgspec.Struct, frozen=True):
         if self.message:
             print(self.message, file=sys.stderr)
         if self.error is not None:
-            sys.excepthook(type(self.error), self.error, _without_own(self.error.__traceback__))
+            # Python's own hook shows the traceback that the error holds, not the one that it is given.
+            self.error.__traceback__ = _without_own(self.error.__traceback__)
+            sys.excepthook(type(self.error), self.error, self.error.__traceback__)
 
 
 def run(program: str, arguments: Sequence[str], *, module: bool) -> Outcome:

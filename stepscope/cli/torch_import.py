@@ -13,16 +13,18 @@ class TorchImport:
     """A finder on `sys.meta_path` that finds nothing itself: it calls `then` once torch has been imported whole.
 
     Args:
-        then: called on the importing thread, inside the import statement.
+        then: called on the importing thread, inside the import statement. What it raises stays out of the program,
+            and is kept in `problem`.
     """
 
     def __init__(self, then: Callable[[], None]) -> None:
+        self.problem: Exception | None = None
         self._then = then
 
     def watch(self) -> None:
         """Begins to watch; calls at once if torch is there already."""
         if "torch" in sys.modules:
-            self._then()
+            self._call()
         elif self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
@@ -49,8 +51,14 @@ class TorchImport:
             except BaseException:
                 self.watch()  # the program may try again
                 raise
-            self._then()
+            self._call()
 
         # Of this one loader object, which importlib made for this import.
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+    def _call(self) -> None:
+        try:
+            self._then()
+        except Exception as error:
+            self.problem = error

@@ -1,5 +1,9 @@
 """A small convolutional network that learns scikit-learn's handwritten digits, in a few seconds on a CPU."""
 
+# torch's annotations are incomplete.
+# mypy: allow-untyped-calls
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import importlib

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgroun
 
 
 @contextmanager
-def open_page(instead: Mapping[str, Path] | None = None) -> Iterator[Page]:
+def open_page(instead: Mapping[str, Path] | None = None) -> Generator[Page]:
     """An empty page of a fresh browser.
 
     Args:
@@ -50,7 +50,7 @@ def open_page(instead: Mapping[str, Path] | None = None) -> Iterator[Page]:
 
 
 @contextmanager
-def served(directory: Path, extra: Mapping[str, Path] | None = None) -> Iterator[str]:
+def served(directory: Path, extra: Mapping[str, Path] | None = None) -> Generator[str]:
     """Serves a directory on this machine; gives the address.
 
     Args:

@@ -18,12 +18,13 @@ def answers(directory: str) -> dict[str, Any]:
         idle = analysis.get_idle_time_breakdown(ranks=[0, 1], visualize=False)[0]
         overlap = analysis.get_comm_comp_overlap(visualize=False)
         launches = analysis.get_cuda_kernel_launch_stats(ranks=[0, 1], visualize=False)
-        memory = analysis.get_memory_bw_summary(ranks=[0])
         _, critical = analysis.critical_path_analysis(rank=0, annotation="ProfilerStep", instance_id=1)
         frames = {rank: analysis.t.get_trace(rank) for rank in analysis.t.get_ranks()}
     return {
         "ranks": {str(rank): len(frame) for rank, frame in frames.items()},
-        "iterations": {str(rank): sorted(int(i) for i in frame["iteration"].unique()) for rank, frame in frames.items()},
+        "iterations": {
+            str(rank): sorted(int(i) for i in frame["iteration"].unique()) for rank, frame in frames.items()
+        },
         "streams": {str(rank): sorted(int(s) for s in frame["stream"].unique()) for rank, frame in frames.items()},
         "kernel_types": kernel_types.to_dict("records"),
         "kernels": kernels.to_dict("records"),
@@ -31,7 +32,6 @@ def answers(directory: str) -> dict[str, Any]:
         "idle": idle.to_dict("records"),
         "overlap": overlap.to_dict("records"),
         "launches": {str(rank): frame.to_dict("records") for rank, frame in launches.items()},
-        "memory": memory.to_dict("records") if memory is not None else [],
         "critical_path": bool(critical),
     }
 

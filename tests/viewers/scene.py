@@ -9,7 +9,7 @@ import numpy as np
 
 from stepscope.runtime import _core, strings, tracks
 from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.events import EVENT_DTYPE, EventBatch, Flag, Kind
+from stepscope.runtime.events import EVENT_DTYPE, EventBatch, Kind
 from stepscope.runtime.ledger import Ledger, SourceLedger
 from stepscope.runtime.run import Run
 from stepscope.runtime.tracks import TrackKind
@@ -89,7 +89,7 @@ class Scene:
 def training(scene: Scene, start: float = 0, steps: tuple[int, ...] = (7, 8, 9)) -> None:
     """Steps of 1000 us: data loader 100, forward 300 with operators inside, optimizer 200; no device."""
     for number, at in zip(steps, (start + 1000 * i for i in range(len(steps))), strict=True):
-        mark = {"category": "user_annotation"}
+        mark: dict[str, Any] = {"category": "user_annotation"}
         scene.span(f"ProfilerStep#{number}", at, 1000, **mark)
         scene.span("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 100, **mark)
         module = scene.span("nn.Module: Linear_0", at + 100, 300, category="python_function",
@@ -100,7 +100,12 @@ def training(scene: Scene, start: float = 0, steps: tuple[int, ...] = (7, 8, 9))
         )
         scene.span("aten::addmm", at + 130, 90, parent=linear)  # ends with its parent, to the nanosecond
         scene.add(Kind.FLOW_START, "fwdbwd", at + 130, category="fwdbwd", id=number)
-        memory = {"category": "cpu_instant_event", "Device_Type": 0, "Device_Id": -1, "Total_Reserved": 0}
+        memory: dict[str, Any] = {
+            "category": "cpu_instant_event",
+            "Device_Type": 0,
+            "Device_Id": -1,
+            "Total_Reserved": 0,
+        }
         scene.add(Kind.MEMORY, "memory", at + 150, value=4096, Addr=number, Bytes=4096, Total_Allocated=4096, **memory)
         scene.span("autograd::engine::evaluate_function: AddmmBackward0", at + 450, 100, track=scene.other)
         scene.span("AddmmBackward0", at + 460, 80, track=scene.other)
@@ -113,7 +118,7 @@ def device_work(scene: Scene, device: int, start: float = 0, steps: int = 3) -> 
     """In every step: a kernel of 150 us, a copy of 40 us and a collective of 200 us, launched by operators."""
     stream = tracks.new(TrackKind.STREAM, device, 7, "stream 7")
     comm = tracks.new(TrackKind.STREAM, device, 20, "stream 20")
-    gpu = {"device": device}
+    gpu: dict[str, Any] = {"device": device}
     for step in range(steps):
         at, link = start + 1000 * step, 100 * step
         op = scene.span("aten::mm", at + 230, 100)
@@ -131,6 +136,3 @@ def device_work(scene: Scene, device: int, start: float = 0, steps: int = 3) -> 
                    correlation=link + 2, bytes=4096, stream=7, **gpu)  # fmt: skip
         scene.span("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + 580, 200, category="kernel", track=comm, parent=reduce,
                    correlation=link + 3, stream=20, **gpu)  # fmt: skip
-
-
-ASYNC = Flag.ASYNC

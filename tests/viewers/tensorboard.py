@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ def operators(profile: Any) -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def open_tensorboard(logdir: Path) -> Iterator[Page]:
+def open_tensorboard(logdir: Path) -> Generator[Page]:
     """The plugin's page over a directory of runs, loaded, with charts drawn as tables."""
     require("torch_tb_profiler")
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--host", "127.0.0.1", "--port", "0"]
@@ -65,6 +65,7 @@ def switch_view(page: Page, now: str, then: str) -> None:
 
 def _wait_for_runs(address: str) -> None:
     """Asks for the list of runs until the plugin has read them; its own page polls likewise."""
+    text = ""
     for _ in range(600):
         with urllib.request.urlopen(f"{address}data/plugin/pytorch_profiler/runs") as answer:
             text = answer.read().decode()
