@@ -10,8 +10,6 @@ import msgspec
 
 from stepscope.runtime.errors import FormatError
 
-_CHUNK = 1 << 19
-"""Bytes of a slice: decoding and converting one takes about 3 ms."""
 _EVENTS = b'"traceEvents": ['
 _BETWEEN = b"\n  },"
 """What stands between two events: strings hold no raw line break, and what is inside an event is indented further."""
@@ -55,8 +53,14 @@ def arguments(event: KinetoEvent) -> dict[str, Any]:
 class KinetoFile:
     """A kineto trace on disk."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, slice_bytes: int = 1 << 19) -> None:
+        """
+        Args:
+            path: the file.
+            slice_bytes: read at a time. Decoding and converting half a MiB takes some ms.
+        """
         self.path = path
+        self._slice_bytes = slice_bytes
         self.base_ns = 0
         """Unix time in ns that the events' times count from; known once `slices` has begun."""
         self.skipped = 0
@@ -72,9 +76,9 @@ class KinetoFile:
             OSError: if it cannot be read.
         """
         with self.path.open("rb") as file:
-            text = file.read(_CHUNK)
+            text = file.read(self._slice_bytes)
             while (at := text.find(_EVENTS)) < 0:
-                more = file.read(_CHUNK)
+                more = file.read(self._slice_bytes)
                 if not more:
                     raise FormatError(f"{self.path} is no trace of kineto: it has no traceEvents")
                 text += more
@@ -85,7 +89,7 @@ class KinetoFile:
                 if end >= 0:
                     yield self._events(text[: end + 4])
                     text = text[end + len(_BETWEEN) :]
-                more = file.read(_CHUNK)
+                more = file.read(self._slice_bytes)
                 if not more:
                     break
                 text += more

@@ -16,6 +16,7 @@ class KinetoTracks:
         self._tracks: dict[tuple[int | str, int | str], int] = {}
         self._names: dict[tuple[int | str, int | str], str] = {}
         self._labels: dict[int | str, str] = {}
+        self._programs: dict[int | str, str] = {}
         self._known = 1
         self._threads: dict[tuple[int, int], int] = {}
         self._processes: dict[int, int] = {}
@@ -24,6 +25,8 @@ class KinetoTracks:
         """Takes a metadata event; kineto writes those of a track before its events."""
         if event.name == "thread_name":
             self._names[event.pid, event.tid] = str(arguments(event).get("name", "")).strip()
+        elif event.name == "process_name":
+            self._programs[event.pid] = str(arguments(event).get("name", ""))
         elif event.name == "process_labels":
             self._labels[event.pid] = str(arguments(event).get("labels", ""))
 
@@ -49,8 +52,9 @@ class KinetoTracks:
     def _process(self, pid: int) -> int:
         self._learn()
         if pid not in self._processes:
-            label = self._labels.get(pid, "")
-            self._processes[pid] = tracks.new(TrackKind.PROCESS, pid, 0, label or f"process {pid}")
+            label = self._labels.get(pid, "CPU")
+            name = self._programs.get(pid) if label == "CPU" else label
+            self._processes[pid] = tracks.new(TrackKind.PROCESS, pid, 0, name or f"process {pid}")
         return self._processes[pid]
 
     def _learn(self) -> None:

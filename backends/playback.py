@@ -143,8 +143,9 @@ class Playback:
         if stop >= len(self._events):
             self.rounds += 1 if stop and len(block) else 0
             if self._loop and (not self.finite or now >= self._end):
-                self._wind(self._end)
-                return *self._packed(given), self._end, True
+                watermark = self._end
+                self._wind(watermark)
+                return *self._packed(given), watermark, True
             watermark = self._end if self._loop else watermark
         return *self._packed(given), watermark, stop < until
 

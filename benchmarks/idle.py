@@ -60,6 +60,7 @@ ROWS = (
         what='`with span("x")`, no profiler',
         unit="ns",
         budget=80,
+        cited="MXNet 1.9.1 task 1,700 ns",
         contenders=(Contender(Tool.STEPSCOPE, "span", _with(_no_profiler)), *_PEERS),
     ),
     Row(

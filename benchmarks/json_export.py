@@ -142,8 +142,8 @@ ROWS = (
         heavy=True,
         contenders=(
             Contender(Tool.STEPSCOPE, "ChromeTraceExporter", _exporter),
-            Contender(Tool.TORCH, "export_chrome_trace", _torch),
-            Contender(Tool.VIZTRACER, "save", _viztracer),
+            Contender(Tool.TORCH, "export_chrome_trace", _torch, every=2),
+            Contender(Tool.VIZTRACER, "save", _viztracer, every=2),
         ),
     ),
 )

@@ -108,9 +108,9 @@ ROWS = (
         fresh=True,
         contenders=(
             Contender(Tool.STEPSCOPE, "span", _stepscope),
-            Contender(Tool.TORCH, "profile, operators", _torch_operators),
-            Contender(Tool.VIZTRACER, "log_event", _viztracer),
-            Contender(Tool.OPENTELEMETRY, "BatchSpanProcessor, drops when full", _opentelemetry),
+            Contender(Tool.TORCH, "profile, operators", _torch_operators, every=2),
+            Contender(Tool.VIZTRACER, "log_event", _viztracer, every=2),
+            Contender(Tool.OPENTELEMETRY, "BatchSpanProcessor, drops when full", _opentelemetry, every=2),
         ),
     ),
     Row(

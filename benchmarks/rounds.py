@@ -65,7 +65,9 @@ class _Turn:
         self.why_not = answer.missing or answer.failed
         return answer
 
-    def measure(self) -> None:
+    def measure(self, number: int) -> None:
+        if number % self._contender.every:
+            return
         if self._row.fresh:
             self._team.dismiss(self._contender.tool)
             self.ask("enter")
@@ -89,7 +91,7 @@ def measure(team: Team, row: Row, scale: Scale) -> tuple[Measured, ...]:
             turn.ask("round")
     for number in range(row.rounds(scale)):
         for place in range(len(turns)):
-            turns[(number + place) % len(turns)].measure()
+            turns[(number + place) % len(turns)].measure(number)
     if not row.fresh:
         for turn in turns:
             turn.ask("leave")

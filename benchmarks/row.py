@@ -46,6 +46,8 @@ class Contender(msgspec.Struct, frozen=True):
     label: str
     """What is called, as its users write it."""
     probe: Probe
+    every: int = 1
+    """Has its turn in every n-th round: slow ones have fewer."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +56,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     """Names the row for `--only` and in JSON: `span.recording`."""
     what: str
+    """The operation, in Markdown; `{events:,}` and other fields of the scale are filled in."""
     unit: str
     budget: float | None = None
     """At most this, or at least this if more is better; `None`: nothing is promised."""
@@ -65,12 +68,23 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     alternating: bool = False
     """Whether a round is one alternation, of which more are needed than of other rounds."""
     contenders: tuple[Contender, ...] = ()
+    cited: str = ""
+    """Figures of tools that are not run, because they need other versions of Python and numpy."""
+
+    def title(self, scale: Scale) -> str:
+        """What was measured at a scale."""
+        return self.what.format_map({**msgspec.structs.asdict(scale), "four_times_events": 4 * scale.events})
 
     def rounds(self, scale: Scale) -> int:
         """How many rounds are measured."""
         if self.alternating:
             return scale.alternations
         return min(scale.rounds, 5) if self.fresh or self.heavy else scale.rounds
+
+    def better(self, value: float, than: float) -> float:
+        """How many times better one value is than another; below 1 if it is worse."""
+        more, less = (value, than) if self.more_is_better else (than, value)
+        return more / less if less > 0 else float("inf")
 
     def met(self, value: float) -> bool | None:
         """Whether a value keeps the budget; `None` without one."""

@@ -118,6 +118,7 @@ ROWS = (
         what='`with span("x")` while recording',
         unit="ns",
         budget=200,
+        cited="MXNet 1.9.1 task 1,900 ns",
         contenders=(
             Contender(Tool.STEPSCOPE, "span", _stepscope(lambda: _loop(loops.spans(_span())))),
             Contender(Tool.TORCH, "record_function", _torch(lambda: _loop(loops.spans(_record_function())))),

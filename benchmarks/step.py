@@ -63,6 +63,7 @@ ROWS = (
         what="`step()` between transitions, not recording",
         unit="ns",
         budget=250,
+        cited="MindSpore 2.10.0 DynamicProfilerMonitor, begin and end of a step, 44,000 ns",
         contenders=(
             Contender(Tool.STEPSCOPE, "step", _stepscope(wait=FOR_EVER, warmup=0, active=1)),
             Contender(Tool.TORCH, "profile.step", _torch(wait=FOR_EVER, warmup=1, active=1)),

@@ -66,7 +66,7 @@ ROWS = (
         heavy=True,
         contenders=(
             Contender(Tool.STEPSCOPE, "window.summary() in on_trace_ready", _stepscope),
-            Contender(Tool.TORCH, "key_averages().table()", _torch),
+            Contender(Tool.TORCH, "key_averages().table()", _torch, every=2),
         ),
     ),
 )

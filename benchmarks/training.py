@@ -186,9 +186,9 @@ ROWS = (
         alternating=True,
         contenders=(
             Contender(Tool.STEPSCOPE, "Chrome trace and journal", _stepscope(1)),
-            Contender(Tool.TORCH, "profile and record_function", _peer(_torch)),
-            Contender(Tool.VIZTRACER, "log_event", _peer(_viztracer)),
-            Contender(Tool.OPENTELEMETRY, "BatchSpanProcessor", _peer(_opentelemetry)),
+            Contender(Tool.TORCH, "profile and record_function", _peer(_torch), every=3),
+            Contender(Tool.VIZTRACER, "log_event", _peer(_viztracer), every=3),
+            Contender(Tool.OPENTELEMETRY, "BatchSpanProcessor", _peer(_opentelemetry), every=3),
         ),
     ),
     Row(

@@ -1,7 +1,7 @@
 """The conformance suite of exporters: what every exporter must stand, ours and those of others.
 
-    async def test_mine(tmp_path):
-        await check_exporter(lambda directory: MyExporter(directory / "trace.bin"), tmp_path, read_back=my_reader)
+async def test_mine(tmp_path):
+    await check_exporter(lambda directory: MyExporter(directory / "trace.bin"), tmp_path, read_back=my_reader)
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ Factory = Callable[[Path], Exporter]
 """Makes a fresh exporter that writes into a directory, which exists."""
 ReadBack = Callable[[Exporter, Path], Iterable[str]]
 """Reads the output of a closed exporter: the names of all spans in it, in any order. Raises if it is not well formed."""
+
 
 class Case(msgspec.Struct, frozen=True):
     """What one check works with."""
@@ -278,9 +279,7 @@ def _expect(condition: object, message: str) -> None:
 
 def _names(batches: Sequence[EventBatch]) -> Counter[str]:
     return Counter(
-        strings.text(int(name))
-        for batch in batches
-        for name in batch.events["name"][batch.events["kind"] == int(Kind.SPAN)]
+        strings.name_of(event) for batch in batches for event in batch.events[batch.events["kind"] == int(Kind.SPAN)]
     )
 
 

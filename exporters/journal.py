@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import anyio
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.formats import register
 from stepscope.runtime.journal_writer import Fsync, JournalWriter
 
 
@@ -47,6 +47,7 @@ class JournalExporter:
         self._writer = JournalWriter(Path(path or "journal"), max_bytes=max_bytes, fsync=fsync, compress=compress)
         self._run: Run | None = None
         self._metadata: dict[str, Any] = {}
+        self._finishing = threading.Lock()
 
     @property
     def path(self) -> Path:
@@ -102,12 +103,12 @@ class JournalExporter:
         return metadata
 
     def _finish(self, metadata: dict[str, Any]) -> None:
-        if self._writer.is_open:
+        # Two threads may be here: that of a cancelled `aclose`, and that of the next one.
+        with self._finishing:
+            if not self._writer.is_open:
+                return
             try:
                 self._writer.write_metadata(metadata)
                 self._writer.write_anchor(ClockAnchor.read())
             finally:
                 self._writer.close()
-
-
-register("journal", (".journal", ".ssj"), JournalExporter)

@@ -16,34 +16,22 @@ import numpy as np
 MAX_DEPTH = 24
 """Deeper values are shown by their type: this also ends cycles."""
 
+MAX_VALUES = 100_000
+"""Values of one text; later ones are shown by their type."""
 
-def plain(value: Any, depth: int = 0) -> Any:
+
+MAX_BITS = 4096
+"""Larger integers are shown by their size: Python refuses to print very long ones."""
+
+
+def plain(value: Any) -> Any:
     """The value made of dict, list, str, int, float, bool and None alone.
 
     NaN and infinity become strings, for JSON has no such numbers; lone surrogates become the text `\\udXXX`; what is
     no data at all becomes `<its type>`. No `repr` of user objects is called: it may be slow, wait for a device, or
     raise.
     """
-    if value is None or isinstance(value, (bool, int)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, Enum):
-        return plain(value.value, depth + 1)
-    if isinstance(value, PurePath):
-        return plain(str(value))
-    if isinstance(value, np.generic):
-        return plain(value.item(), depth + 1)
-    if depth < MAX_DEPTH:
-        if isinstance(value, msgspec.Struct):
-            return plain(msgspec.structs.asdict(value), depth + 1)
-        if isinstance(value, Mapping):
-            return {_key(key): plain(item, depth + 1) for key, item in value.items()}
-        if isinstance(value, (Sequence, AbstractSet)) and not isinstance(value, (bytes, bytearray, memoryview)):
-            return [plain(item, depth + 1) for item in value]
-    return f"<{type(value).__name__}>"
+    return _Plain().of(value, 0)
 
 
 def dumps(value: Any) -> str:
@@ -51,6 +39,39 @@ def dumps(value: Any) -> str:
     return json.dumps(plain(value), allow_nan=False)
 
 
-def _key(key: Any) -> str:
-    made = plain(key, MAX_DEPTH)
-    return made if isinstance(made, str) else json.dumps(made)
+class _Plain:
+    def __init__(self) -> None:
+        self._left = MAX_VALUES
+
+    def of(self, value: Any, depth: int) -> Any:
+        self._left -= 1
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, int):
+            return value if value.bit_length() <= MAX_BITS else f"<int of {value.bit_length()} bits>"
+        if isinstance(value, float):
+            return value if math.isfinite(value) else str(value)
+        if isinstance(value, str):
+            return value.encode("utf-8", "backslashreplace").decode()
+        if isinstance(value, PurePath):
+            return self.of(str(value), depth)
+        if depth >= MAX_DEPTH or self._left < 0:
+            return f"<{type(value).__name__}>"
+        return self._inside(value, depth + 1)
+
+    def _inside(self, value: Any, depth: int) -> Any:
+        if isinstance(value, Enum):
+            return self.of(value.value, depth)
+        if isinstance(value, np.generic):
+            return self.of(value.item(), depth)
+        if isinstance(value, msgspec.Struct):
+            return self.of(msgspec.structs.asdict(value), depth)
+        if isinstance(value, Mapping):
+            return {self._key(key): self.of(item, depth) for key, item in value.items()}
+        if isinstance(value, (Sequence, AbstractSet)) and not isinstance(value, (bytes, bytearray, memoryview)):
+            return [self.of(item, depth) for item in value]
+        return f"<{type(value).__name__}>"
+
+    def _key(self, key: Any) -> str:
+        made = self.of(key, MAX_DEPTH - 2)
+        return made if isinstance(made, str) else json.dumps(made)

@@ -108,19 +108,18 @@ def window_of(index: int, batch: EventBatch) -> Window:
 
 def every_kind() -> EventBatch:
     """A batch with every kind and flag of event, and every type of argument."""
-    block = spans([f"kind {kind.name}" for kind in Kind] + ["flagged"] * 6 + ["counter"] * 5 + ["times"] * 4)
+    counters = (math.nan, math.inf, -math.inf, 1e308, -0.0)
+    durations = (-5, 0, 1 << 60, 1)
+    names = [f"kind {kind.name}" for kind in Kind] + [f"flag {flag.name}" for flag in Flag]
+    block = spans([*names, *["counter"] * len(counters), *["times"] * len(durations)])
     heap = _core.encode_arguments(dict(ARGUMENTS))
-    kinds = len(Kind)
-    block["kind"][:kinds] = [int(kind) for kind in Kind]
-    block["args_len"][:kinds] = len(heap)
-    flagged = slice(kinds, kinds + 6)
-    block["flags"][flagged] = [int(flag) for flag in Flag]
-    block["args_at"][kinds] = strings.intern("Sequence number")
-    block["args_len"][kinds] = 0xFFFFFFFF
-    counters = slice(kinds + 6, kinds + 11)
-    block["kind"][counters] = int(Kind.COUNTER)
-    block["value"][counters] = [math.nan, math.inf, -math.inf, 1e308, -0.0]
-    times = slice(kinds + 11, kinds + 15)
-    block["dur"][times] = [-5, 0, 1 << 60, 1]
+    block["kind"][: len(Kind)] = [int(kind) for kind in Kind]
+    block["args_len"][: len(Kind)] = len(heap)
+    block["flags"][len(Kind) : len(names)] = [int(flag) for flag in Flag]
+    inline = names.index(f"flag {Flag.ARG_INLINE.name}")
+    block["args_at"][inline], block["args_len"][inline] = strings.intern("Sequence number"), 0xFFFFFFFF
+    block["kind"][len(names) : -len(durations)] = int(Kind.COUNTER)
+    block["value"][len(names) : -len(durations)] = counters
+    block["dur"][-len(durations) :] = durations
     block["track"][-1] = 0
     return batch_of(block, heap)

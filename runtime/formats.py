@@ -11,7 +11,6 @@ import msgspec
 
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.consumer import Consumer
-from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch, Kind
 from stepscope.runtime.journal_format import time_range
 from stepscope.runtime.journal_reader import Damage, JournalItem, JournalReader
@@ -151,34 +150,6 @@ async def replay_into(
         unfinished=len(open_windows),
         damage=reader.damage,
     )
-
-
-async def convert(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str],
-    format: str | None = None,
-    window: int | None = None,
-) -> Replayed:
-    """Writes a journal in another format.
-
-    Args:
-        source: a journal.
-        target: file to write; its ending names the format unless `format` does.
-        format: name of a format.
-        window: index of the only window to write.
-
-    Raises:
-        OSError: if the journal cannot be read.
-        FormatError: if it is not a journal.
-        OutputError: if the target cannot be written.
-        ValueError: if no format is known by that name or ending, or the journal has no such window.
-    """
-    exporter = exporter_for(target, format)
-    with JournalReader(source) as reader:
-        replayed = await replay_into(reader, exporter, run_of(reader, Path(target).absolute().parent), window)
-    if window is not None and not replayed.windows:
-        raise FormatError(f"{source} has no window {window}")
-    return replayed
 
 
 class _OpenWindow:

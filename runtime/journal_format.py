@@ -49,7 +49,7 @@ CHUNK_BYTES = 4 << 20
 """Batches are split into frames of about this size, which bounds what a reader holds."""
 STRINGS_PER_FRAME = 4096
 
-Bytes = bytes | bytearray | memoryview | NDArray[np.uint8]
+Bytes = bytes | bytearray | memoryview
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
@@ -286,7 +286,7 @@ def encode_events(batch: EventBatch, compress: bool) -> Iterator[tuple[int, int,
         source = plain(batch.source).encode()[:MAX_SOURCE].decode(errors="ignore").encode()
         first, last = time_range(events)
         head = EVENTS_HEADER.pack(first, last, batch.window, len(events), len(args), len(source)) + source
-        raw = np.ascontiguousarray(events).view(np.uint8).reshape(-1)
+        raw = np.ascontiguousarray(events).view(np.uint8).reshape(-1).data
         if compress:
             packer = zlib.compressobj(1)
             packed = packer.compress(raw) + packer.compress(args) + packer.flush()

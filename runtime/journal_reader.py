@@ -268,14 +268,14 @@ class JournalReader:
 
     def _decode(self, kind: int, flags: int, payload: bytes) -> JournalItem | None:
         if kind == fmt.FrameType.EVENTS:
-            batch = self._batch(flags, payload)
-            return self._undecodable() if batch is None else batch
+            return self._batch(flags, payload)
         if kind not in _DECODERS:
             self.unknown_frames += 1
             return None
         record = _unpack(kind, payload)
         if record is None:
-            return self._undecodable()
+            self._count_undecodable()
+            return None
         if kind == fmt.FrameType.STRINGS:
             self._ids.add_strings(record)
             return None
@@ -296,13 +296,14 @@ class JournalReader:
     def _batch(self, flags: int, payload: bytes) -> EventBatch | None:
         decoded = fmt.decode_events(payload, flags)
         if decoded is None:
+            self._count_undecodable()
             return None
         header, events, args = decoded
         self._ids.localise(events, args)
         events.flags.writeable = False
         return EventBatch(header.source, header.window, events, bytes(args))
 
-    def _undecodable(self) -> None:
+    def _count_undecodable(self) -> None:
         self._damage = msgspec.structs.replace(self._damage, undecodable_frames=self._damage.undecodable_frames + 1)
 
 

@@ -10,19 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime import strings, tracks
-from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, empty_block
+from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.intervals import FOREVER, ends
 from stepscope.runtime.journal_ids import IdMap
 from stepscope.runtime.ledger import Ledger, SourceLedger
-from stepscope.runtime.open_window import OpenWindow
+from stepscope.runtime.open_window import STEPS, OpenWindow
 from stepscope.runtime.session_files import SessionFiles
 from stepscope.runtime.step_marks import StepMark
 from stepscope.runtime.window import Window
 
 RECORDER = "recorder"
-STEPS = "steps"
 
 Keys = NDArray[np.uint64]
+_NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
 class Leftovers:
@@ -37,24 +37,25 @@ class Leftovers:
         self._ids = ids
         self.last_ns = 0
         """Latest time in the rings and stacks."""
-        self.marks: list[tuple[int, StepMark]] = []
-        """Step marks, each with the number of its profiler."""
-        self._recorded: list[int] = []
         keys: list[Keys] = []
-        self._ended: set[int] = set()
+        ended: list[Keys] = []
+        begins: list[NDArray[np.int64]] = []
+        marks: list[Block] = []
         for events, _, _ in self._rings():
+            kinds = events["kind"]
             keys.append(keys_of(events))
             self.last_ns = max(self.last_ns, int(ends(events).max(initial=0)))
-            spans = events[events["kind"] == int(Kind.SPAN)]
-            self._ended.update(spans["id"].tolist())
-            for mark in events[events["kind"] == int(Kind.STEP)]:
-                self.marks.append((int(mark["id"]), mark_of(mark)))
-            others = events[(events["kind"] != int(Kind.STEP)) & (events["kind"] != int(Kind.GAP))]
-            self._recorded += others["ts"].tolist()
+            ended.append(events["id"][kinds == int(Kind.SPAN)])
+            marks.append(events[kinds == int(Kind.STEP)])
+            begins.append(events["ts"][(kinds != int(Kind.STEP)) & (kinds != int(Kind.GAP))])
         if session is not None:
             self.last_ns = max(self.last_ns, session.last_begin())
-            self._recorded += session.open_spans(self.last_ns)["ts"].tolist()
-        self._keys: Keys = np.unique(np.concatenate(keys)) if keys else np.empty(0, np.uint64)
+            begins.append(session.open_spans(self.last_ns)["ts"])
+        self.marks = join_blocks(marks)
+        """The events of step marks; `id` is the number of their profiler."""
+        self._keys: Keys = np.unique(np.concatenate([_NO_KEYS, *keys]))
+        self._ended: Keys = np.concatenate([_NO_KEYS, *ended])
+        self._begins: NDArray[np.int64] = np.sort(np.concatenate([np.empty(0, np.int64), *begins]))
 
     def among(self, events: Block) -> Keys:
         """Keys of those of the events that the rings hold as well."""
@@ -62,11 +63,13 @@ class Leftovers:
             return self._keys
         keys = keys_of(events)
         at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        return keys[self._keys[at] == keys]
+        both: Keys = keys[self._keys[at] == keys]
+        return both
 
     def begin_after(self, at: int) -> int | None:
         """When the first event began that lies wholly after `at`, in ns; `None` if there is none."""
-        return min((ts for ts in self._recorded if ts > at), default=None)
+        index = int(np.searchsorted(self._begins, at, side="right"))
+        return int(self._begins[index]) if index < len(self._begins) else None
 
     def missing(self, seen: Keys, profiler: int) -> Iterator[tuple[Block, bytes]]:
         """Events of the rings that are not among `seen`; step marks of one profiler only."""
@@ -82,7 +85,7 @@ class Leftovers:
             return empty_block()
         spans = self._session.open_spans(until)
         self._ids.localise(spans, bytearray())
-        return spans[~np.isin(spans["id"], np.array(sorted(self._ended), np.uint64))]
+        return spans[~np.isin(spans["id"], self._ended)]
 
     def _rings(self) -> Iterator[tuple[Block, bytes, Block]]:
         for ring in self._session.rings() if self._session else ():
@@ -101,10 +104,10 @@ class UnfinishedWindow:
         self.last = 0
         self.seen: list[Keys] = []
         """Keys of events that are in the journal and in the rings."""
-        self.marks: list[StepMark] = []
         self.profiler = 0
         """Number that the profiler's step marks bear; 0 = unknown."""
-        self._step_spans: set[int] = set()
+        self._marks: list[Block] = []
+        self._step_spans: list[NDArray[np.int32]] = []
         self._step_track = 0
         self._counts: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
@@ -118,25 +121,28 @@ class UnfinishedWindow:
         gaps = events["kind"] == int(Kind.GAP)
         self._counts[batch.source] += len(events) - int(gaps.sum())
         self._dropped[batch.source] += int(events["id"][gaps].sum())
-        for mark in events[events["kind"] == int(Kind.STEP)]:
-            self.marks.append(mark_of(mark))
-            self.profiler = int(mark["id"])
-        if batch.source == STEPS:
-            spans = events[events["kind"] == int(Kind.SPAN)]
-            self._step_spans.update(spans["step"].tolist())
-            self._step_track = int(spans["track"][0]) if len(spans) else self._step_track
+        marks = events[events["kind"] == int(Kind.STEP)]
+        if len(marks):
+            self._marks.append(marks)
+            self.profiler = int(marks["id"][0])
+        spans = events[events["kind"] == int(Kind.SPAN)]
+        if batch.source == STEPS and len(spans):
+            self._step_spans.append(spans["step"])
+            self._step_track = int(spans["track"][0])
         self.seen.append(leftovers.among(events))
 
-    def begin(self, marks: list[StepMark], end: int) -> None:
+    def begin(self, marks: Block, end: int) -> None:
         """Fixes the borders; `marks` are all that are known of the profiler, also those outside."""
-        known = sorted({*self.marks, *marks}, key=lambda mark: mark.ts)
-        before = [mark for mark in known if mark.ts <= self.start]
-        number = before[-1].number if before else NO_STEP
-        first = before[-1] if before and before[-1].ts == self.start else StepMark(self.start, number)
+        known = join_blocks([*self._marks, marks])
+        # The same mark may be in the journal and in a ring.
+        known = known[np.unique(known["ts"], return_index=True)[1]]
+        before = known[known["ts"] <= self.start][-1:]
+        first = StepMark(self.start, int(before["step"][0]) if len(before) else NO_STEP)
+        if len(before) and int(before["ts"][0]) == self.start:
+            first = StepMark(self.start, first.number, int(before["track"][0]), int(before["parent"][0]))
         self._window = OpenWindow(self.index, first)
         self._window.end = max(end, self.start + 1)
-        for mark in known:
-            self._window.marks.put(mark, self._window.end)
+        self._window.add_marks(known)
 
     def take(self, events: Block, args: bytes, source: str = RECORDER) -> EventBatch:
         """The events, or parts of them, that lie in this window."""
@@ -151,7 +157,7 @@ class UnfinishedWindow:
         spans = self._window.step_spans(track, last=True)
         if len(spans):
             spans["flags"][-1] |= int(Flag.OPEN)
-        known = np.array(sorted(self._step_spans), np.int32)
+        known = np.concatenate([np.empty(0, np.int32), *self._step_spans])
         return self.take(spans[(spans["step"] >= 0) & ~np.isin(spans["step"], known)], b"", STEPS)
 
     def finish(self, profiler: str, wall_start_ns: int, metadata: dict[str, Any], note: str) -> Window:
@@ -176,11 +182,6 @@ class UnfinishedWindow:
             metadata=metadata,
             wall_start_ns=wall_start_ns,
         )
-
-
-def mark_of(event: Any) -> StepMark:
-    """A step mark from its event."""
-    return StepMark(int(event["ts"]), int(event["step"]), int(event["track"]), int(event["parent"]))
 
 
 def keys_of(events: Block) -> Keys:

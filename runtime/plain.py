@@ -23,8 +23,7 @@ def plain(value: Any, *, depth: int = MAX_DEPTH) -> Any:
         number = int(value)
         return number if -(1 << 63) <= number < 1 << 63 else hex(number)
     if isinstance(value, float):
-        number = float(value)
-        return number if math.isfinite(number) else repr(number)
+        return float(value) if math.isfinite(value) else repr(float(value))
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, Mapping | list | tuple | set | frozenset):

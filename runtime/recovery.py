@@ -10,7 +10,7 @@ import numpy as np
 
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError, ProfilerStateError
-from stepscope.runtime.events import EventBatch, Kind
+from stepscope.runtime.events import Block, EventBatch, Kind
 from stepscope.runtime.formats import run_of
 from stepscope.runtime.journal_format import CapRecord
 from stepscope.runtime.journal_ids import IdMap
@@ -20,7 +20,6 @@ from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.leftovers import Keys, Leftovers, UnfinishedWindow
 from stepscope.runtime.run import Run, this_host
 from stepscope.runtime.session_files import SessionFiles
-from stepscope.runtime.step_marks import StepMark
 from stepscope.runtime.window import Window
 
 SESSION_FILE = "session"
@@ -201,9 +200,9 @@ class _Recovering:
     def add_leftovers(self) -> None:
         """Adds the events of the rings to the windows that were open, or to a new one, and closes these."""
         if not self._profiler:
-            numbers = {number for number, _ in self._leftovers.marks}
-            self._profiler = numbers.pop() if len(numbers) == 1 else 0
-        marks = [mark for number, mark in self._leftovers.marks if number == self._profiler]
+            numbers = np.unique(self._leftovers.marks["id"])
+            self._profiler = int(numbers[0]) if len(numbers) == 1 else 0
+        marks = self._leftovers.marks[self._leftovers.marks["id"] == self._profiler]
         if not self._open:
             self._begin_window(marks)
         windows = sorted(self._open.values(), key=lambda window: window.start)
@@ -212,12 +211,13 @@ class _Recovering:
             window.begin(marks, windows[index + 1].start if index + 1 < len(windows) else last + 1)
             self._fill(window, last)
 
-    def _begin_window(self, marks: list[StepMark]) -> None:
+    def _begin_window(self, marks: Block) -> None:
         """The window that had begun, if any had: something was recorded after the last one's end."""
         first = self._leftovers.begin_after(self._last_end)
         if first is not None:
             window = UnfinishedWindow(self._last_index + 1)
-            window.start = max([mark.ts for mark in marks if self._last_end <= mark.ts <= first], default=first)
+            at = marks["ts"][(marks["ts"] >= self._last_end) & (marks["ts"] <= first)]
+            window.start = int(at.max()) if len(at) else first
             self._open[window.index] = window
 
     def _fill(self, window: UnfinishedWindow, last: int) -> None:

@@ -91,8 +91,11 @@ class SessionFiles:
         """The rings, one after the other."""
         for name in sorted(os.listdir(self.directory))[: MAX_RINGS + 16]:
             if name.startswith("ring-"):
-                content = self._ring(name)
-                if content is not None:
+                try:
+                    content = self._ring(name)
+                except FormatError as error:
+                    self.notes.append(f"{self.directory}/{name}: {error}")
+                else:
                     yield content
 
     def open_spans(self, until: int) -> Block:
@@ -146,58 +149,54 @@ class SessionFiles:
             yield number, data[at : at + length].decode(errors="replace")
             at += length
 
-    def _ring(self, name: str) -> RingContent | None:
+    def _ring(self, name: str) -> RingContent:
+        """Reads a ring. Raises `FormatError` if it is none."""
         file = self._open(name)
-        if file < 0:
-            return None
         try:
             head = os.pread(file, _RING_HEADER, 0)
             if len(head) < _RING_HEADER:
-                return self._unusable(name, "too short")
-            magic, version, slots, track, _, _, head_at, reserve, produced, tail, serial = _RING_FIELDS.unpack_from(
-                head
-            )
+                raise FormatError("too short for a ring")
+            magic, version, slots, track, _, _, end, reserve, produced, tail, serial = _RING_FIELDS.unpack_from(head)
             size = os.fstat(file).st_size
             if magic != _RING_MAGIC or version != _RING_VERSION:
-                return self._unusable(name, "not a ring of this version")
+                raise FormatError("not a ring of this version")
             if not 0 < slots <= MAX_SLOTS or slots & (slots - 1) or size < _RING_HEADER + slots * EVENT_DTYPE.itemsize:
-                return self._unusable(name, f"{size} bytes do not hold {slots} slots")
-            first = max(reserve, head_at) - slots if max(reserve, head_at) > slots else 0
-            if not first <= head_at < 1 << 62 or head_at - first > slots:
-                return self._unusable(name, "its counters contradict each other")
-            raw = _read_slots(file, slots, first, head_at)
+                raise FormatError(f"{size} bytes do not hold {slots} slots")
+            # What lies further back was overwritten, or may have been just when the process died.
+            first = max(max(reserve, end) - slots, 0)
+            if not first <= end < 1 << 62 or end - first > slots:
+                raise FormatError("its counters contradict each other")
+            raw = _read_slots(file, slots, first, end)
         finally:
             os.close(file)
-        if len(raw) != (head_at - first) * EVENT_DTYPE.itemsize:
-            return self._unusable(name, "it ends early")
-        return _ring_content(raw, first, track, produced, min(max(tail, first), head_at), serial)
+        if len(raw) != (end - first) * EVENT_DTYPE.itemsize:
+            raise FormatError("it ends early")
+        return _ring_content(raw, first, track, produced, min(max(tail, first), end), serial)
 
     def _open(self, name: str) -> int:
-        """A descriptor of a regular file, -1 with a note if there is none."""
+        """A descriptor of a regular file. Raises `FormatError` if it is none, or cannot be opened."""
         path = self.directory / name
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
-            self.notes.append(f"{path}: {error.strerror}")
-            return -1
+            raise FormatError(error.strerror or str(error)) from error
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
-            self.notes.append(f"{path}: not a regular file")
-            return -1
+            raise FormatError("not a regular file")
         return file
 
     def _read(self, name: str, limit: int) -> bytes:
-        file = self._open(name)
-        if file < 0:
+        """The first `limit` bytes of a file; nothing, with a note, if it cannot be read."""
+        try:
+            file = self._open(name)
+        except FormatError as error:
+            self.notes.append(f"{self.directory}/{name}: {error}")
             return b""
         with os.fdopen(file, "rb") as stream:
             data = stream.read(limit + 1)
         if len(data) > limit:
             self.notes.append(f"{self.directory}/{name}: only the first {limit} bytes were read")
         return data[:limit]
-
-    def _unusable(self, name: str, why: str) -> None:
-        self.notes.append(f"{self.directory}/{name}: {why}")
 
 
 def _read_slots(file: int, slots: int, first: int, end: int) -> bytearray:

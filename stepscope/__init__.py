@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stepscope.exporters.formats as _formats
 import stepscope.runtime.decorate as _decorate
 import stepscope.runtime.exit as _exit
 from stepscope.backends.replay import ReplayBackend
@@ -22,8 +23,8 @@ from stepscope.runtime.schedule import ProfilerAction, schedule
 from stepscope.runtime.window import Window
 from stepscope.trace import trace
 
-# Imported for what they install: spans as decorators, and the closing of profilers at the interpreter's exit.
-_INSTALLED = (_decorate, _exit)
+# Imported for what they install: spans as decorators, closing at the interpreter's exit, formats by file ending.
+_INSTALLED = (_decorate, _exit, _formats)
 
 # Before torch is imported, or never: torch looks for a collector once.
 _arm()

@@ -34,7 +34,7 @@ def journal_spans(exporter: Exporter, directory: Path) -> Iterable[str]:
         batches = [item.events for item in reader if isinstance(item, EventBatch)]
         assert not reader.damage
         assert reader.end is not None
-    return [strings.text(int(name)) for block in batches for name in block["name"][block["kind"] == int(Kind.SPAN)]]
+    return [strings.name_of(event) for block in batches for event in block[block["kind"] == int(Kind.SPAN)]]
 
 
 def memory_spans(exporter: Exporter, directory: Path) -> Iterable[str]:

@@ -13,7 +13,7 @@ import pytest
 from stepscope.exporters.chrome import ChromeTraceExporter
 from tests.support import hta_python
 from tests.viewers import hta_answers
-from tests.viewers.scene import Scene, device_work, make_run, make_window, training
+from tests.viewers.scene import Scene, device_work, make_run, make_window, odd_kinds, training
 
 
 async def write(directory: Path, name: str, rank: int) -> None:
@@ -23,6 +23,7 @@ async def write(directory: Path, name: str, rank: int) -> None:
     scene = Scene(run)
     training(scene)
     device_work(scene, rank)
+    odd_kinds(scene)
     await exporter.open(run)
     await exporter.export(scene.batch())
     await exporter.close_window(make_window())
@@ -73,5 +74,5 @@ def test_breakdowns(answers: dict[str, Any]) -> None:
     assert [row["comp_comm_overlap_pctg"] for row in answers["overlap"]] == [0, 0]
     assert {row["idle_category"] for row in answers["idle"]} == {"host_wait", "kernel_wait", "other"}
     launch = {row["correlation"]: row["launch_delay"] for row in answers["launches"]["1"]}
-    assert launch == {1: 8, 2: 148, 3: 8, 101: 8, 102: 148, 103: 8}
+    assert launch == {11: 8, 12: 148, 13: 8, 111: 8, 112: 148, 113: 8}
     assert answers["critical_path"]

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,12 @@ def test_windows_metadata_and_run_come_back(tmp_path: Path) -> None:
         items = list(reader)
         assert reader.run is not None
         assert reader.run.name == 'run "1" \\udfff'
-        assert reader.metadata == {"big": hex(1 << 70), "nan": "nan", "object": "<object>", "\\ud800": {"deep": [1, [2]]}}
+        assert reader.metadata == {
+            "big": hex(1 << 70),
+            "nan": "nan",
+            "object": "<object>",
+            "\\ud800": {"deep": [1, [2]]},
+        }
         assert reader.end == fmt.EndRecord(windows=1)
         assert not reader.damage
     assert anchor in items
@@ -295,7 +301,7 @@ def test_newer_version_is_refused(tmp_path: Path) -> None:
     """A file of an incompatible later version is named as such."""
     path = tmp_path / "journal"
     head = fmt.FILE_HEADER.pack(fmt.MAGIC, fmt.VERSION + 1, 0, fmt.new_sync_word(), 0)[:-4]
-    path.write_bytes(head + fmt.zlib.crc32(head).to_bytes(4, "little"))
+    path.write_bytes(head + zlib.crc32(head).to_bytes(4, "little"))
     with pytest.raises(FormatError, match="format version 2"):
         JournalReader(path)
 

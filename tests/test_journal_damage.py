@@ -36,7 +36,9 @@ from tests.journals import (
 def sample(directory: Path) -> bytes:
     """The bytes of a small journal with two windows and arguments."""
     batches = [
-        batch_with_arguments([f"damage {index}", "same"], [{"key": index}, {}], window=index // 3, start_ns=1000 * index)
+        batch_with_arguments(
+            [f"damage {index}", "same"], [{"key": index}, {}], window=index // 3, start_ns=1000 * index
+        )
         for index in range(6)
     ]
     path = write_journal(directory / "sample", batches)

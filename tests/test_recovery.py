@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.events import EventBatch, Flag, Kind
-from stepscope.runtime.formats import convert
+from stepscope.runtime.formats import replay_into, run_of
 from stepscope.runtime.journal_reader import JournalReader
 from stepscope.runtime.recorder import process_identity
 from stepscope.runtime.recovery import Recovery, is_running, recover
@@ -88,17 +89,14 @@ def windows(path: Path) -> list[Window]:
 def names(path: Path, kind: Kind = Kind.SPAN) -> Counter[str]:
     """How often each name occurs among the events of a kind."""
     return Counter(
-        strings.text(int(name)) for batch in batches(path) for name in batch.events["name"][batch.events["kind"] == kind]
+        strings.name_of(event) for batch in batches(path) for event in batch.events[batch.events["kind"] == int(kind)]
     )
 
 
 def open_names(path: Path) -> list[str]:
     """Names of the spans that had not ended, outermost first."""
     return [
-        strings.text(int(event["name"]))
-        for batch in batches(path)
-        for event in batch.events
-        if event["flags"] & int(Flag.OPEN)
+        strings.name_of(event) for batch in batches(path) for event in batch.events if event["flags"] & int(Flag.OPEN)
     ]
 
 
@@ -152,7 +150,7 @@ def test_parents_and_self_times_are_exact(crash: Crash) -> None:
     """Open spans keep their place in the tree, and their self time is what their children leave."""
     recovery = crash.of(BODY.format(between="pass")).recover()
     rows = {
-        strings.text(int(event["name"])): event
+        strings.name_of(event): event
         for batch in batches(recovery.journal)
         for event in batch.events
         if event["kind"] == Kind.SPAN
@@ -186,7 +184,7 @@ def test_threads_and_tasks_are_recovered(crash: Crash) -> None:
     found = names(recovery.journal)
     assert all(found[f"thread {number}"] == 100 and found[f"task {number}"] == 1 for number in range(5))
     where = {
-        strings.text(int(event["name"])): tracks.get(int(event["track"]))
+        strings.name_of(event): tracks.get(int(event["track"]))
         for batch in batches(recovery.journal)
         for event in batch.events
     }
@@ -215,19 +213,20 @@ def test_a_kill_at_any_moment_loses_nothing(crash: Crash) -> None:
     command = [sys.executable, "-c", program, str(crash.run), str(crash.session), "0.001"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
+        said = b"0"
         for _ in range(random.randint(3, 12)):
-            said = int(process.stdout.readline())
+            said = process.stdout.readline()
         process.kill()
-        said = int((process.stdout.read().splitlines() or [said])[-1])
+        last_said = int([said, *process.stdout.read().splitlines()][-1])
     recovery = crash.recover()
     numbers = sorted(
         int(event["args_len"])
         for batch in batches(recovery.journal)
         for event in batch.events
-        if strings.text(int(event["name"])) == "x" and not event["flags"] & int(Flag.OPEN)
+        if strings.name_of(event) == "x" and not event["flags"] & int(Flag.OPEN)
     )
     assert numbers == list(range(len(numbers)))
-    assert len(numbers) >= said
+    assert len(numbers) >= last_said
     assert recovery.dropped == 0
 
 
@@ -257,9 +256,7 @@ def test_closed_windows_stay_as_they_were(crash: Crash) -> None:
     assert recovery.unfinished == 1
     spans = {name for name in names(recovery.journal) if not name.startswith("ProfilerStep")}
     assert spans == {"step 2", "step 3", "step 6", "step 7", "step 10", "in step 11"}
-    by_window = {
-        strings.text(int(name)): batch.window for batch in batches(recovery.journal) for name in batch.events["name"]
-    }
+    by_window = {strings.name_of(event): batch.window for batch in batches(recovery.journal) for event in batch.events}
     assert by_window["step 10"] == by_window["in step 11"] == by_window["ProfilerStep#10"] == 2
 
 
@@ -304,7 +301,7 @@ def test_a_span_across_a_window_is_cut_at_its_border(crash: Crash) -> None:
         (batch.window, int(event["ts"]), int(event["ts"] + event["dur"]))
         for batch in batches(recovery.journal)
         for event in batch.events
-        if strings.text(int(event["name"])) == "outer"
+        if strings.name_of(event) == "outer"
     ]
     assert [index for index, _, _ in parts] == [0, 1]
     assert parts[0][2] <= parts[1][1]
@@ -408,10 +405,13 @@ async def test_the_result_converts_to_valid_json(crash: Crash) -> None:
     """The recovered journal becomes a Chrome trace that any parser reads."""
     recovery = crash.of(BODY.format(between="number == 7 and profiler.flush()")).recover()
     target = crash.run / "trace.json"
-    replayed = await convert(recovery.journal, target)
+    exporter = ChromeTraceExporter(target)
+    with JournalReader(recovery.journal) as reader:
+        replayed = await replay_into(reader, exporter, run_of(reader, crash.run))
     trace = json.loads(target.read_bytes())
     events = trace if isinstance(trace, list) else trace["traceEvents"]
     assert Counter(event["name"] for event in events if event["ph"] == "X")["forward"] == 40
+    assert any(event["name"] == "innermost" for event in events)
     assert replayed.windows == 1
     assert replayed.unfinished == 0
 

@@ -18,7 +18,7 @@ from stepscope.exporters.repair import repair_chrome
 from stepscope.exporters.tensorboard import TensorBoardExporter, tensorboard_trace_handler
 from stepscope.runtime.errors import ClosedError, OutputError
 from tests.support import require
-from tests.viewers.scene import PID, Scene, device_work, make_run, make_window, training
+from tests.viewers.scene import NAMES, PID, Scene, device_work, everything, make_run, make_window, training
 from tests.viewers.tensorboard import average_step, load_run, open_tensorboard, operators, switch_view
 
 NAME = f"machine_{PID}"
@@ -132,6 +132,16 @@ def test_plugin_keeps_spans_that_touch(tmp_path: Path) -> None:
     found = nodes(profile)
     assert found["child"] == count
     assert sum(number for name, number in found.items() if name.startswith("parent")) == count
+
+
+def test_plugin_loads_everything(tmp_path: Path) -> None:
+    """No kind of event and no name keeps the plugin from loading the rest."""
+    asyncio.run(write(tmp_path, everything))
+    profile = load_run(tmp_path).get_profile(NAME, "1")
+    assert [row[0] for row in profile.overview["steps"]["rows"]] == ["7", "8", "9"]
+    found = nodes(profile)
+    assert {name.encode("utf-8", "backslashreplace").decode()[:1024] for name in NAMES} <= set(found)
+    assert found["touching child"] == found["touching next"] == 1
 
 
 def test_page_renders(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import math
 import re
 from pathlib import Path
 
@@ -12,14 +11,10 @@ import pytest
 
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.chrome_file import Dialect, base_of
-from stepscope.runtime import tracks
 from stepscope.runtime.events import EventBatch, Flag, Kind
-from stepscope.runtime.tracks import TrackKind
 from tests.viewers import catapult, perfetto
 from tests.viewers.perfetto import PROBLEMS, SLICES
-from tests.viewers.scene import PID, START, Scene, device_work, make_run, make_window, training
-
-NAMES = ['with "quotes"', "new\nline \\ \x00\x1f\x7f", "emoji 🚂", "surrogate \ud800", "long " * 300, "</script>", ""]
+from tests.viewers.scene import NAMES, PID, START, Scene, everything, make_run, make_window
 
 COUNTERS = """
 select t.name, c.ts, c.value, p.pid
@@ -32,30 +27,10 @@ ARGUMENTS = """
 select s.name, a.key, a.int_value, a.real_value, a.string_value from slice s join args a using (arg_set_id)"""
 
 
-def everything(directory: Path) -> EventBatch:
-    """Every kind of event, names of any kind, spans that touch to the nanosecond, tracks of equal numbers."""
+def made(directory: Path) -> EventBatch:
+    """Every kind of event as one batch."""
     scene = Scene(make_run(directory))
-    training(scene)
-    device_work(scene, device=0)
-    device_work(scene, device=1)
-    for n, name in enumerate(NAMES):
-        scene.span(name, 4000 + n * 10, 10, number=n, ratio=n + 0.5, text=name)
-    scene.span("touching parent", 5000.001, 20.002)
-    scene.span("touching child", 5010, 10.003)
-    scene.span("touching next", 5020.003, 0.001)
-    for n in range(3):
-        scene.span("request", 5000 + n, 30, flags=Flag.ASYNC)
-        scene.add(Kind.COUNTER, "loss", 5100 + n, value=1.5 * n)
-    for value in (math.nan, math.inf):
-        scene.add(Kind.COUNTER, "loss", 5110, value=value)
-    scene.add(Kind.ASYNC_BEGIN, "download", 5000, id=2**64 - 1)
-    scene.add(Kind.ASYNC_END, "download", 5060, id=2**64 - 1)
-    scene.add(Kind.GAP, "dropped", 5005, 100, id=17)
-    scene.add(Kind.GAP, "paused", 5006, 100, track=scene.other, id=0)
-    scene.add(Kind.INSTANT, "checkpoint", 5001)
-    scene.add(Kind.METADATA, "batch size", 5002, size=32)
-    task = tracks.new(TrackKind.TASK, PID, 1 << 30, "task 3", scene.main)
-    scene.span("in a task", 5000, 40, track=task)
+    everything(scene)
     return scene.batch()
 
 
@@ -75,7 +50,7 @@ def write(path: Path, batch: EventBatch, dialect: Dialect = "kineto") -> None:
 @pytest.mark.parametrize("dialect", ["kineto", "tensorboard"])
 def test_everything_is_there(tmp_path: Path, dialect: Dialect) -> None:
     """Counts of slices, counters, flows and arguments are exact, times to the nanosecond, without any problem."""
-    batch = everything(tmp_path)
+    batch = made(tmp_path)
     path = tmp_path / "trace.json"
     write(path, batch, dialect)
     problems, slices, counters, flows, arguments = perfetto.query(path, PROBLEMS, SLICES, COUNTERS, FLOWS, ARGUMENTS)
@@ -123,7 +98,7 @@ def test_everything_is_there(tmp_path: Path, dialect: Dialect) -> None:
 
 def test_files_that_were_cut(tmp_path: Path) -> None:
     """An array, plain or compressed, loads wherever it was cut, but for the event that was cut."""
-    batch = everything(tmp_path)
+    batch = made(tmp_path)
     for name in ("cut.json", "cut.json.gz"):
         path = tmp_path / name
 
@@ -148,7 +123,7 @@ def test_catapult(tmp_path: Path) -> None:
     """Catapult imports the same file without a warning, in both forms of times."""
     for dialect in ("kineto", "tensorboard"):
         path = tmp_path / f"{dialect}.json"
-        write(path, everything(tmp_path), dialect)
+        write(path, made(tmp_path), dialect)
         model = catapult.load(path)
         assert model["warnings"] == []
         assert [PID, "scene"] in model["processes"]
@@ -161,7 +136,7 @@ def test_catapult(tmp_path: Path) -> None:
 
 def test_gzip_of_a_whole_trace(tmp_path: Path) -> None:
     """The compressed file holds the same bytes."""
-    batch = everything(tmp_path)
+    batch = made(tmp_path)
     write(tmp_path / "a.json", batch)
     write(tmp_path / "a.json.gz", batch)
     assert gzip.decompress((tmp_path / "a.json.gz").read_bytes()) == (tmp_path / "a.json").read_bytes()

@@ -15,13 +15,31 @@ void arg_put(ArgBuffer *buffer, uint32_t key, char type, const void *value, size
     buffer->len += (uint32_t)(sizeof item + len);
 }
 
-static void put_text(ArgBuffer *buffer, uint32_t key, const char *text, size_t len) {
-    if (len > MAX_VALUE) {
-        len = MAX_VALUE;
-        while (len && ((unsigned char)text[len] & 0xc0) == 0x80) len--;
-        count_one(&g_counts.values_cut);
-    }
-    arg_put(buffer, key, 's', text, len);
+void arg_put_text(ArgBuffer *buffer, uint32_t key, const char *text, size_t len) {
+    if (len > MAX_VALUE) count_one(&g_counts.values_cut);
+    arg_put(buffer, key, 's', text, utf8_cut(text, len, MAX_VALUE));
+}
+
+/* `<type>` or `<type of 3>` instead of a value. */
+static void put_type(ArgBuffer *buffer, uint32_t key, const PyTypeObject *type, Py_ssize_t size) {
+    char note[160] = "<";
+    size_t len = 1 + utf8_cut(type->tp_name, strlen(type->tp_name), 100);
+    memcpy(note + 1, type->tp_name, len - 1);
+    len += (size_t)(size < 0 ? snprintf(note + len, 32, ">") : snprintf(note + len, 32, " of %zd>", size));
+    arg_put_text(buffer, key, note, len);
+}
+
+/* Scalars of numpy count as numbers; no other foreign type does, as its conversions may wait for a device. */
+static PyObject *numpy_number(PyObject *value) {
+    const char *name = Py_TYPE(value)->tp_name;
+    if (strncmp(name, "numpy.", 6)) return NULL;
+    name += 6;
+    PyObject *number = !strncmp(name, "int", 3) || !strncmp(name, "uint", 4) ? PyNumber_Index(value)
+                     : !strncmp(name, "float", 5)                           ? PyNumber_Float(value)
+                     : !strncmp(name, "bool", 4)                            ? PyBool_FromLong(PyObject_IsTrue(value) == 1)
+                                                                            : NULL;
+    PyErr_Clear(); /* an array of several numbers, say: shown as what it is */
+    return number;
 }
 
 /* JSON text of plain values only: nothing that would run user code, such as a tensor's repr. */
@@ -65,28 +83,44 @@ static bool json_value(Json *json, PyObject *value, int depth) {
     if (PyFloat_Check(value)) {
         double d = PyFloat_AS_DOUBLE(value);
         if (d != d || d - d != 0) return json_add(json, d != d ? "\"NaN\"" : d > 0 ? "\"inf\"" : "\"-inf\"", d < 0 ? 6 : 5);
-        return json_add(json, number, (size_t)snprintf(number, sizeof number, "%.17g", d));
+        char *text = PyOS_double_to_string(d, 'r', 0, 0, NULL); /* not printf, which minds the locale */
+        bool ok = text && json_add(json, text, strlen(text));
+        if (!text) PyErr_Clear();
+        PyMem_Free(text);
+        return ok;
     }
     if (PyUnicode_Check(value)) return json_text(json, value);
     if (PyTuple_Check(value) || PyList_Check(value)) {
         bool ok = json_add(json, "[", 1);
-        for (Py_ssize_t i = 0; ok && i < PySequence_Fast_GET_SIZE(value); i++)
-            ok = (i == 0 || json_add(json, ", ", 2)) && json_value(json, PySequence_Fast_GET_ITEM(value, i), depth + 1);
+        for (Py_ssize_t i = 0; ok && i < PySequence_Fast_GET_SIZE(value); i++) {
+            PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(value, i));
+            ok = (i == 0 || json_add(json, ", ", 2)) && json_value(json, item, depth + 1);
+            Py_DECREF(item);
+        }
         return ok && json_add(json, "]", 1);
     }
     if (PyDict_Check(value)) {
         PyObject *key, *item;
         Py_ssize_t at = 0;
         bool ok = json_add(json, "{", 1), first = true;
-        for (; ok && PyDict_Next(value, &at, &key, &item); first = false)
+        for (; ok && PyDict_Next(value, &at, &key, &item); first = false) {
+            Py_INCREF(key);
+            Py_INCREF(item);
             ok = PyUnicode_Check(key) && (first || json_add(json, ", ", 2)) && json_text(json, key) &&
                  json_add(json, ": ", 2) && json_value(json, item, depth + 1);
+            Py_DECREF(item);
+            Py_DECREF(key);
+        }
         return ok && json_add(json, "}", 1);
     }
-    return false;
+    PyObject *scalar = numpy_number(value);
+    bool ok = scalar && json_value(json, scalar, depth);
+    Py_XDECREF(scalar);
+    return ok;
 }
 
 void arg_put_object(ArgBuffer *buffer, uint32_t key, PyObject *value) {
+    PyObject *number;
     if (PyBool_Check(value)) {
         char byte = value == Py_True;
         arg_put(buffer, key, 'b', &byte, 1);
@@ -112,7 +146,7 @@ void arg_put_object(ArgBuffer *buffer, uint32_t key, PyObject *value) {
         Py_ssize_t len;
         PyObject *keep;
         const char *utf8 = utf8_object(value, &len, &keep);
-        if (utf8) put_text(buffer, key, utf8, (size_t)len);
+        if (utf8) arg_put_text(buffer, key, utf8, (size_t)len);
         else PyErr_Clear(), count_one(&g_counts.arguments_cut);
         Py_XDECREF(keep);
     } else if (PyTuple_Check(value) || PyList_Check(value) || PyDict_Check(value)) {
@@ -120,16 +154,16 @@ void arg_put_object(ArgBuffer *buffer, uint32_t key, PyObject *value) {
         json.len = 0, json.items = 0;
         if (json_value(&json, value, 0)) arg_put(buffer, key, 'j', json.text, json.len);
         else {
-            char note[64];
             count_one(&g_counts.values_cut);
-            put_text(buffer, key, note,
-                     (size_t)snprintf(note, sizeof note, "<%.30s of %zd>", Py_TYPE(value)->tp_name, PyObject_Size(value)));
+            put_type(buffer, key, Py_TYPE(value), PyDict_Check(value) ? PyDict_GET_SIZE(value) : PySequence_Fast_GET_SIZE(value));
         }
+    } else if ((number = numpy_number(value))) {
+        arg_put_object(buffer, key, number);
+        Py_DECREF(number);
     } else {
         /* An unknown object: its repr may be slow, wait for a device, or raise. Its type is all that is said. */
-        char note[128];
         count_one(&g_counts.arguments_opaque);
-        put_text(buffer, key, note, (size_t)snprintf(note, sizeof note, "<%.100s>", Py_TYPE(value)->tp_name));
+        put_type(buffer, key, Py_TYPE(value), -1);
     }
 }
 

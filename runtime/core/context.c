@@ -1,22 +1,32 @@
 /* Which stack a span goes to: that of the running asyncio task, or that of the thread.
  *
- * Every task runs in a context (contextvars) of its own, so the identity of the thread's current context tells
- * tasks apart at the cost of one load. A context variable holds, per context, the stack that belongs to it. A
- * context that was copied from another inherits the other's value: that tells the parent of a new task's spans. */
+ * Every task runs in a context (contextvars) of its own. A context variable holds, per context, the scope that belongs
+ * to it. A context that was copied from another inherits the other's scope: that tells the parent of a new task's
+ * spans. The interpreter numbers the changes of a thread's context, so as long as a thread's number stays, its
+ * stack does, at the cost of one comparison. */
 #include "core.h"
 
 typedef struct {
     PyObject_HEAD
-    PyObject *context;  /* weak reference to the context that this stack belongs to */
+    PyObject *context;  /* weak reference to the context that this scope belongs to */
     Stack *stack;
+    uint64_t owner;     /* of `stack`, when this scope was used last */
     uint64_t parent;    /* of the outermost spans of this context */
-    bool owned;         /* the stack is a task's, and freed with the context */
+    PyObject *shared;   /* the scope of the same task whose stack this is */
+    bool task;          /* the stack is a task's, and freed with the scope unless it is shared */
+    uint32_t name;      /* of the task */
+    int64_t number;     /* of the task */
+    uint32_t forks;     /* of this process when the scope was made: in a child it means nothing */
 } ContextScope;
 
 static PyObject *variable, *task_lookup;
+static uint32_t forks;
+
+void context_after_fork(void) { forks++; }
 
 static void scope_dealloc(ContextScope *self) {
-    if (self->owned) stack_free(self->stack);
+    if (self->task && !self->shared && self->forks == forks) stack_free(self->stack);
+    Py_XDECREF(self->shared);
     Py_XDECREF(self->context);
     PyObject_Free(self);
 }
@@ -29,73 +39,102 @@ static PyTypeObject ScopeType = {
 };
 
 static bool scope_of(const ContextScope *scope, const PyObject *context) {
-    return ((PyWeakReference *)scope->context)->wr_object == context;
+    return scope && scope->forks == forks && ((PyWeakReference *)scope->context)->wr_object == context;
 }
 
-/* The running task's name and number, if a task is running; never leaves an exception behind. */
-static bool running_task(PyObject **name, long long *number) {
-    PyObject *found = task_lookup ? PyObject_CallNoArgs(task_lookup) : Py_NewRef(Py_None);
-    bool is_task = found && PyTuple_Check(found) && PyArg_ParseTuple(found, "UL", name, number);
-    if (is_task) Py_INCREF(*name);
-    if (PyErr_Occurred()) PyErr_Clear(), count_one(&g_counts.lookups_failed);
+/* The running task's name and number, if a task is running. Of what the lookup raises, only that stays behind which
+ * is no Exception: a signal handler raised it, and the program waits for it. */
+static bool running_task(uint32_t *name, int64_t *number) {
+    PyObject *found = task_lookup ? PyObject_CallNoArgs(task_lookup) : Py_NewRef(Py_None), *text;
+    long long value = 0;
+    bool is_task = found && found != Py_None && PyArg_ParseTuple(found, "UL", &text, &value) && (*name = strings_intern_object(text));
+    *number = value;
+    if (PyErr_Occurred()) {
+        count_one(&g_counts.lookups_failed);
+        if (PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
+    }
     Py_XDECREF(found);
     return is_task;
 }
 
-static ContextScope *scope_new(Thread *t, PyObject *context, const ContextScope *inherited) {
+static uint64_t parent_in(const ContextScope *inherited) {
+    if (!inherited || inherited->forks != forks) return 0;
+    /* The stack of a thread that has ended may be another's by now. */
+    return inherited->stack->owner == inherited->owner ? stack_top(inherited->stack) : inherited->parent;
+}
+
+static ContextScope *scope_new(Thread *t, PyObject *context, ContextScope *inherited, bool is_task, uint32_t name, int64_t number) {
     ContextScope *scope = PyObject_New(ContextScope, &ScopeType);
     if (!scope) return NULL;
-    scope->stack = t->stack, scope->parent = 0, scope->owned = false;
-    scope->context = PyWeakref_NewRef(context, NULL);
-    Open top;
-    if (inherited) scope->parent = stack_top(inherited->stack, 0, &top) ? top.id : inherited->parent;
-    PyObject *name = NULL;
-    long long number;
-    if (scope->context && running_task(&name, &number)) {
-        uint32_t track = track_new(TRACK_TASK, track_get(t->stack->track)->pid, number, strings_intern_object(name), t->stack->track);
+    *scope = (ContextScope){.ob_base = scope->ob_base, .stack = t->stack, .owner = t->serial, .parent = parent_in(inherited),
+                            .name = name, .number = number, .forks = forks};
+    if (is_task && inherited && inherited->forks == forks && inherited->task && inherited->name == name && inherited->number == number) {
+        /* A context run by hand inside the task that it was copied in. */
+        scope->shared = Py_NewRef(inherited->shared ? inherited->shared : (PyObject *)inherited);
+        scope->stack = inherited->stack;
+        scope->task = true;
+    } else if (is_task) {
+        uint32_t track = track_new(TRACK_TASK, track_get(t->stack->track)->pid, number, name, t->stack->track);
         Stack *stack = stack_new(t, track);
-        if (stack) scope->stack = stack, scope->owned = true, stack->parent = scope->parent;
+        if (stack) scope->stack = stack, scope->task = true, stack->parent = scope->parent;
     }
-    Py_XDECREF(name);
+    scope->context = PyWeakref_NewRef(context, NULL);
     PyObject *token = scope->context ? PyContextVar_Set(variable, (PyObject *)scope) : NULL;
     if (!token) Py_CLEAR(scope);
     Py_XDECREF(token);
     return scope;
 }
 
-Stack *stack_of_object(Thread *t) {
-    PyObject *context = PyThreadState_Get()->context;
-    if (!context) {
-        if (t->scope) {
-            Py_CLEAR(t->scope);
-            if (atomic_load_explicit(&t->stack->depth, memory_order_relaxed) == 0) t->stack->parent = 0;
-        }
+/* The scope of the current context, made if there is none; a new reference. */
+static ContextScope *scope_find(Thread *t, PyThreadState *state) {
+    PyObject *value = NULL;
+    uint32_t name = 0;
+    int64_t number = 0;
+    if (PyContextVar_Get(variable, NULL, &value) < 0 || scope_of((ContextScope *)value, state->context)) return (ContextScope *)value;
+    bool is_task = running_task(&name, &number);
+    /* A signal handler that records may have run in between, and made the scope. */
+    Py_CLEAR(value);
+    if (PyErr_Occurred() || PyContextVar_Get(variable, NULL, &value) < 0 || scope_of((ContextScope *)value, state->context))
+        return (ContextScope *)value;
+    ContextScope *scope = scope_new(t, state->context, (ContextScope *)value, is_task, name, number);
+    Py_XDECREF(value);
+    return scope;
+}
+
+static Stack *look_up(Thread *t, PyThreadState *state) {
+    if (!state->context) { /* made now, so that contexts copied from it inherit the scope */
+        PyObject *copy = PyContext_CopyCurrent();
+        Py_XDECREF(copy);
+    }
+    ContextScope *scope = state->context ? scope_find(t, state) : NULL;
+    if (!scope) {
+        /* But for signal handlers it fails for want of memory only; the thread's own stack is right enough then. */
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
+        PyErr_Clear();
+        count_one(&g_counts.lookups_failed);
         return t->stack;
     }
-    ContextScope *scope = (ContextScope *)t->scope;
-    if (scope && scope_of(scope, context)) return scope->stack;
-    PyObject *value = NULL;
-    /* The variable's calls do not fail but for memory, and then the thread's own stack is right enough. */
-    if (PyContextVar_Get(variable, NULL, &value) < 0) return PyErr_Clear(), t->stack;
-    scope = (ContextScope *)value;
-    if (!scope || !scope_of(scope, context)) {
-        scope = scope_new(t, context, (ContextScope *)value);
-        Py_XDECREF(value);
-        if (!scope) return PyErr_Clear(), count_one(&g_counts.lookups_failed), t->stack;
+    if (scope->task) scope->stack->owner = t->serial; /* a loop may go on in another thread */
+    else {
+        scope->stack = t->stack;
+        if (atomic_load_explicit(&t->stack->depth, memory_order_relaxed) == 0) t->stack->parent = scope->parent;
     }
-    /* A context that ran on another thread before and is no task's: its outermost spans go to this thread. */
-    Stack *stack = scope->owned ? scope->stack : (scope->stack = t->stack);
-    if (!scope->owned && atomic_load_explicit(&stack->depth, memory_order_relaxed) == 0) stack->parent = scope->parent;
-    PyObject *old = t->scope;
-    t->scope = (PyObject *)scope;
-    Py_XDECREF(old);
-    return stack;
+    scope->owner = t->serial;
+    t->context_stack = scope->stack;
+    t->state_id = state->id;
+    t->context_version = state->context_ver;
+    Py_DECREF(scope); /* the context holds it */
+    return t->context_stack;
+}
+
+Stack *stack_of_object(Thread *t) {
+    PyThreadState *state = PyThreadState_Get();
+    return t->state_id == state->id && t->context_version == state->context_ver ? t->context_stack : look_up(t, state);
 }
 
 Stack *stack_without_gil(Thread *t) {
     PyThreadState *state = PyGILState_GetThisThreadState();
-    ContextScope *scope = (ContextScope *)t->scope;
-    return state && state->context && scope && scope_of(scope, state->context) ? scope->stack : t->stack;
+    return state && t->state_id == state->id && t->context_version == state->context_ver ? t->context_stack : t->stack;
 }
 
 PyObject *context_py_set_task_lookup(PyObject *self, PyObject *lookup) {

@@ -9,6 +9,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -75,6 +76,14 @@ static inline int64_t clock_now(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+/* Around a fork the locks are held, so that the child finds whole tables; it gets new locks and closes the files. */
+enum { FORK_BEFORE, FORK_PARENT, FORK_CHILD };
+static inline void fork_lock(pthread_mutex_t *lock, int phase) {
+    if (phase == FORK_BEFORE) pthread_mutex_lock(lock);
+    else if (phase == FORK_PARENT) pthread_mutex_unlock(lock);
+    else pthread_mutex_init(lock, NULL);
+}
+
 /* strings.c: every name has one id per process, for ever. */
 typedef struct {
     const char *text;   /* UTF-8, zero terminated, no surrogates */
@@ -88,7 +97,8 @@ int strings_category_object(PyObject *text, uint16_t *category); /* -1 and an ex
 const String *strings_get(uint32_t id);                         /* any thread; never NULL */
 int strings_open(const char *directory);                        /* later strings are appended to a file there */
 void strings_close(void);
-void strings_after_fork(void);
+void strings_fork(int phase);
+size_t utf8_cut(const char *utf8, size_t len, size_t most);    /* the length that keeps whole characters */
 const char *utf8_object(PyObject *text, Py_ssize_t *len, PyObject **keep); /* lone surrogates as \udXXX text */
 PyObject *strings_py_text(PyObject *self, PyObject *id);
 PyObject *strings_py_since(PyObject *self, PyObject *serial);
@@ -109,8 +119,9 @@ typedef struct {
     uint32_t index;
     _Atomic uint64_t pushes; /* changes before a frame is overwritten: readers check it */
     uint64_t parent;         /* parent of the outermost span (of another task or thread) */
-    uint64_t owner;          /* the Thread that pushes and pops here */
-    uint64_t zero[3];
+    uint64_t owner;          /* serial of the Thread that pushes and pops here */
+    _Atomic uint64_t gone;   /* spans without a frame that another thread left */
+    uint64_t zero[2];
     Frame frames[STACK_FRAMES];
 } Stack;
 _Static_assert(sizeof(Stack) == 4096, "a stack is one page");
@@ -126,12 +137,13 @@ Stack *stack_new(struct Thread *owner, uint32_t track);
 void stack_free(Stack *stack);
 int stack_open(const char *directory);
 void stack_close(void);
-void stack_after_fork(void);
+void stack_fork(int phase);
 void span_open(struct Thread *thread, Stack *stack, Open *open, uint32_t name, uint16_t category, uint16_t frame_flags);
 /* Writes the record, then pops. `inline_key` 0: no inline argument. Any thread may close what another opened. */
 void span_close(struct Thread *thread, const Open *open, int64_t end, uint8_t flags, uint32_t inline_key, uint32_t inline_value,
                 const char *args, uint32_t args_len);
-bool stack_top(const Stack *stack, uint16_t frame_flag, Open *open); /* the top frame, if it has that flag (0: any) */
+void span_abandon(const Open *open);    /* it will never be closed; any thread */
+uint64_t stack_top(const Stack *stack); /* id of the innermost open span: the parent of what is recorded now */
 PyObject *stack_py_open_spans(PyObject *self, PyObject *unused);
 
 /* track.c: where events are drawn; append-only. */
@@ -142,7 +154,7 @@ const Track *track_get(uint32_t id);   /* any thread; never NULL */
 uint32_t track_process(void);          /* of this process */
 int track_open(const char *directory);
 void track_close(void);
-void track_after_fork(void);
+void track_fork(int phase);
 PyObject *track_py_new(PyObject *self, PyObject *args);
 PyObject *track_py_since(PyObject *self, PyObject *first);
 
@@ -151,7 +163,9 @@ typedef struct Ring Ring;
 typedef struct Thread {
     Ring *ring;
     Stack *stack;        /* of the thread itself */
-    PyObject *scope;     /* a ContextScope: stack of the context that recorded last (context.c) */
+    Stack *context_stack;              /* of the context that recorded last (context.c) */
+    uint64_t state_id, context_version; /* when that is valid */
+    uint64_t serial;     /* of threads */
     uint64_t next_id;    /* of spans: unique in the process */
     void *itt;           /* itt.c: scratch of this thread, freed by itt_thread_end */
 } Thread;
@@ -169,9 +183,10 @@ PyObject *ring_py_statistics(PyObject *self, PyObject *unused);
 PyObject *ring_py_after_fork(PyObject *self, PyObject *unused);
 
 /* context.c: which stack a span goes to: that of the running task, or of the thread. */
-Stack *stack_of_object(Thread *thread);   /* needs the GIL */
+Stack *stack_of_object(Thread *thread);   /* needs the GIL; NULL with what a signal handler raised meanwhile */
 Stack *stack_without_gil(Thread *thread); /* the task's if its context recorded last, else the thread's */
 int context_init(void);
+void context_after_fork(void);
 PyObject *context_py_set_task_lookup(PyObject *self, PyObject *lookup);
 
 /* span.c, step.c */
@@ -180,6 +195,7 @@ PyObject *span_py_instant(PyObject *self, PyObject *const *args, Py_ssize_t n, P
 PyObject *span_py_counter(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
 PyObject *span_py_flow(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
 PyObject *step_py_changing(PyObject *self, PyObject *by);
+void step_after_fork(void);
 PyObject *span_py_set_decorator(PyObject *self, PyObject *decorate);
 
 /* What was cut, counted (module.c: counts()). */
@@ -193,6 +209,7 @@ static inline void count_one(atomic_ullong *count) { atomic_fetch_add_explicit(c
 /* arguments.c */
 typedef struct { uint32_t len; char bytes[MAX_ARGS_BYTES]; } ArgBuffer;
 void arg_put(ArgBuffer *buffer, uint32_t key, char type, const void *value, size_t len);
+void arg_put_text(ArgBuffer *buffer, uint32_t key, const char *utf8, size_t len);
 void arg_put_object(ArgBuffer *buffer, uint32_t key, PyObject *value); /* never fails: what cannot be kept is counted */
 PyObject *arguments_py_encode(PyObject *self, PyObject *mapping);
 PyObject *arguments_py_decode(PyObject *self, PyObject *args);

@@ -12,6 +12,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define OURS 0x53534e   /* in `extra1` of our handles; the static part leaves 0 in those that it makes before it loads us */
 #define NAMES 1024      /* names that a thread keeps; a power of two */
+#define ENGINE_NAME "autograd::engine::evaluate_function: " /* and the node's name */
 #define TASKS 512       /* operators of one thread inside each other */
 
 typedef struct { const char *name; void **function, *initial, *null; int group; } ApiEntry;
@@ -116,7 +117,7 @@ static bool is_operator(const char *text, size_t len) {
 
 /* A word that begins with a capital letter may be a class derived from torch.autograd.Function. */
 static uint16_t kind_of(const char *text, size_t len) {
-    if (starts(text, len, "autograd::engine::evaluate_function: ")) return ENGINE;
+    if (starts(text, len, ENGINE_NAME)) return ENGINE;
     if (starts(text, len, "autograd::") || memchr(text, '#', len)) return PLAIN;
     if (memmem(text, len, "::", 2)) return FORWARD;
     return len && text[0] >= 'A' && text[0] <= 'Z' && !memchr(text, ' ', len) && !is_operator(text, len) ? FORWARD : PLAIN;
@@ -193,6 +194,12 @@ static Handle *string_handle_create(const char *text) {
     return &find(s, text, strlen(text), true)->handle;
 }
 
+/* Whether the engine's span of this name is the one around that node: it may hold other operators besides. */
+static bool runs(uint32_t engine, const Name *node) {
+    const String *s = strings_get(engine);
+    return s->len == strlen(ENGINE_NAME) + node->len && !memcmp(s->text + strlen(ENGINE_NAME), node->text, node->len);
+}
+
 static void task_begin(const Domain *domain, Id id, Id parent, Handle *handle) {
     bool recording = atomic_load_explicit(&g_recording, memory_order_relaxed);
     Thread *t = thread_current();
@@ -208,7 +215,7 @@ static void task_begin(const Domain *domain, Id id, Id parent, Handle *handle) {
     Task *task = &s->open[s->depth++];
     task->open.stack = NULL;
     if (!recording || !n || n == &nothing) return;
-    bool node = s->depth > 1 && task[-1].open.stack && task[-1].kind == ENGINE;
+    bool node = s->depth > 1 && task[-1].open.stack && task[-1].kind == ENGINE && runs(task[-1].open.name, n);
     task->kind = n->kind;
     task->number = s->number;
     if (task->number == NONE && atomic_load_explicit(&numbered, memory_order_acquire))

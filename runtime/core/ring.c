@@ -8,7 +8,6 @@
 #include "core.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -194,7 +193,6 @@ static void thread_end(void *value) {
     pthread_mutex_lock(&lock);
     ring_leave(t->ring);
     pthread_mutex_unlock(&lock);
-    /* `scope` needs the GIL, which an ending thread may not be able to take: one small object is left behind. */
     free(t);
 }
 
@@ -202,6 +200,8 @@ static Thread *thread_start(const char *name, size_t len) {
     if (!atomic_load_explicit(&session_open, memory_order_acquire) || ended) return NULL;
     Thread *t = calloc(1, sizeof *t);
     if (!t) return NULL;
+    t->serial = atomic_fetch_add(&thread_count, 1) + 1;
+    t->next_id = (t->serial << 36) + 1;
     int64_t tid = syscall(SYS_gettid);
     uint32_t track = track_new(TRACK_THREAD, getpid(), tid, strings_intern(name, len), track_process());
     pthread_mutex_lock(&lock);
@@ -221,7 +221,6 @@ static Thread *thread_start(const char *name, size_t len) {
     }
     t->ring = r;
     t->stack = s;
-    t->next_id = ((uint64_t)(atomic_fetch_add(&thread_count, 1) + 1) << 36) + 1;
     return current = t;
 }
 
@@ -236,21 +235,24 @@ Thread *thread_current_object(void) {
     if (current) return current;
     if (!atomic_load_explicit(&session_open, memory_order_acquire) || ended) return NULL;
     /* threading.current_thread() would register foreign threads for ever, enumerate() takes a lock that a signal
-     * handler may interrupt; the dict of running threads is read as it stands. */
-    PyObject *threading = PyImport_ImportModule("threading");
+     * handler may interrupt, and the property `name` is Python code, in which signal handlers run. */
+    PyObject *module_name = PyUnicode_FromString("threading");
+    PyObject *threading = module_name ? PyImport_GetModule(module_name) : NULL;
     PyObject *active = threading ? PyObject_GetAttrString(threading, "_active") : NULL;
     PyObject *ident = active ? PyLong_FromUnsignedLong(PyThread_get_thread_ident()) : NULL;
-    PyObject *thread = ident && PyDict_Check(active) ? PyDict_GetItemWithError(active, ident) : NULL;
-    PyObject *name = thread ? PyObject_GetAttrString(thread, "name") : NULL, *keep = NULL;
+    PyObject *thread = ident && PyDict_Check(active) ? Py_XNewRef(PyDict_GetItemWithError(active, ident)) : NULL;
+    PyObject *name = thread ? PyObject_GetAttrString(thread, "_name") : NULL, *keep = NULL;
     Py_ssize_t len = 0;
     const char *text = name && PyUnicode_Check(name) ? utf8_object(name, &len, &keep) : NULL;
     if (PyErr_Occurred()) PyErr_Clear(), count_one(&g_counts.lookups_failed);
-    Thread *t = text ? thread_start(text, (size_t)len) : thread_current();
+    Thread *t = text && !current ? thread_start(text, (size_t)len) : thread_current();
     Py_XDECREF(keep);
     Py_XDECREF(name);
+    Py_XDECREF(thread);
     Py_XDECREF(ident);
     Py_XDECREF(active);
     Py_XDECREF(threading);
+    Py_XDECREF(module_name);
     return t;
 }
 
@@ -449,32 +451,47 @@ PyObject *ring_py_statistics(PyObject *self, PyObject *unused) {
                          dropped, "waiting", waiting, "bytes", (unsigned long long)taken_bytes);
 }
 
-static void after_fork(void) {
-    /* The child records nothing until it opens a session of its own. Rings and stacks of the parent stay mapped,
-     * untouched: unmapping could meet a thread that the child does not have, and they cost no memory. */
+static void fork_phase(int phase) {
+    fork_lock(&lock, phase);
+    strings_fork(phase);
+    track_fork(phase);
+    stack_fork(phase);
+}
+
+static void before_fork(void) { fork_phase(FORK_BEFORE); }
+static void after_fork_parent(void) { fork_phase(FORK_PARENT); }
+
+/* The child records nothing until it opens a session of its own, and lets go of its parent's memory. */
+static void after_fork_child(void) {
     atomic_store(&g_recording, 0);
     atomic_store(&session_open, 0);
+    fork_phase(FORK_CHILD);
+    for (uint32_t i = 0, n = atomic_load(&ring_count); i < n; i++) {
+        munmap(rings[i]->header, HEADER + (rings[i]->mask + 1) * sizeof(Event));
+        free(rings[i]);
+    }
+    free(current);
     current = NULL;
     ended = false;
     pthread_setspecific(thread_key, NULL);
-    pthread_mutex_init(&lock, NULL);
     atomic_store(&ring_count, 0);
-    idle_count = 0;
+    idle_count = planned = plan_at = 0;
+    taken_bytes = 0;
     if (wake_fd >= 0) close(wake_fd);
     wake_fd = -1;
-    strings_after_fork();
-    track_after_fork();
-    stack_after_fork();
+    memset(&g_counts, 0, sizeof g_counts);
+    context_after_fork();
+    step_after_fork();
 }
 
 PyObject *ring_py_after_fork(PyObject *self, PyObject *unused) {
-    after_fork();
+    after_fork_child();
     Py_RETURN_NONE;
 }
 
 int ring_init(void) {
     /* Also for forks that Python does not hear of. */
-    if (pthread_key_create(&thread_key, thread_end) || pthread_atfork(NULL, NULL, after_fork)) {
+    if (pthread_key_create(&thread_key, thread_end) || pthread_atfork(before_fork, after_fork_parent, after_fork_child)) {
         PyErr_SetString(PyExc_RuntimeError, "no thread key is left in this process");
         return -1;
     }

@@ -16,9 +16,9 @@ typedef struct {
     PyObject *few[INLINE_VALUES];
     uint32_t name_id;
     uint16_t category;
-    bool entered;
-    Open open;
-    Entered *outer;            /* entries of this object that are still open below `open` */
+    bool entered, tracked;     /* tracked: by the garbage collector, as an argument may refer back to the span */
+    Open open;                 /* of the latest entry; `id` 0: nothing was recorded then */
+    Entered *outer;            /* entries of this object before that one, latest first */
 } SpanObject;
 
 static SpanObject *free_spans[FREE_SPANS];
@@ -41,7 +41,9 @@ static int check_name(PyObject *const *args, Py_ssize_t n, Py_ssize_t wanted, co
 static void encode(ArgBuffer *buffer, PyObject *keys, PyObject *const *values) {
     for (Py_ssize_t i = 0, n = keys ? PyTuple_GET_SIZE(keys) : 0; i < n; i++) {
         PyObject *key = PyTuple_GET_ITEM(keys, i);
-        if (!is_category(key)) arg_put_object(buffer, strings_intern_object(key), values[i]);
+        uint32_t id = is_category(key) ? 0 : strings_intern_object(key);
+        if (id) arg_put_object(buffer, id, values[i]);
+        else PyErr_Clear(); /* the category, or out of memory */
     }
 }
 
@@ -59,21 +61,25 @@ static PyObject *span_make(PyObject *name, PyObject *keys, PyObject *const *valu
     if (free_count) {
         s = free_spans[--free_count];
         PyObject_Init((PyObject *)s, &SpanType);
-    } else if (!(s = PyObject_New(SpanObject, &SpanType))) return NULL;
+    } else if (!(s = PyObject_GC_New(SpanObject, &SpanType))) return NULL;
     Py_ssize_t n = keys ? PyTuple_GET_SIZE(keys) : 0;
     s->name = Py_NewRef(name);
     s->keys = NULL;
     s->name_id = 0;
     s->category = category;
-    s->entered = false;
+    s->entered = s->tracked = false;
     s->outer = NULL;
     s->values = s->few;
     if (n > INLINE_VALUES && !(s->values = PyMem_Malloc((size_t)n * sizeof *s->values))) {
         Py_DECREF(s);
         return PyErr_NoMemory();
     }
-    for (Py_ssize_t i = 0; i < n; i++) s->values[i] = Py_NewRef(values[i]);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        s->values[i] = Py_NewRef(values[i]);
+        s->tracked |= PyObject_IS_GC(values[i]);
+    }
     if (n) s->keys = Py_NewRef(keys);
+    if (s->tracked) PyObject_GC_Track(s);
     return (PyObject *)s;
 }
 
@@ -85,25 +91,50 @@ static PyObject *span_vectorcall(PyObject *type, PyObject *const *args, size_t n
     return span_make(args[0], keys, args + n, category);
 }
 
+static void leave(SpanObject *s) {
+    Entered *outer = s->outer;
+    s->entered = outer;
+    if (!outer) return;
+    s->open = outer->open;
+    s->outer = outer->outer;
+    PyMem_Free(outer);
+}
+
+static int span_traverse(SpanObject *s, visitproc visit, void *arg) {
+    for (Py_ssize_t i = 0, n = s->keys ? PyTuple_GET_SIZE(s->keys) : 0; i < n; i++) Py_VISIT(s->values[i]);
+    return 0;
+}
+
+static int span_clear(SpanObject *s) {
+    PyObject *keys = s->keys;
+    s->keys = NULL; /* first, as what is released may look at the span */
+    for (Py_ssize_t i = 0, n = keys ? PyTuple_GET_SIZE(keys) : 0; i < n; i++) Py_DECREF(s->values[i]);
+    Py_XDECREF(keys);
+    return 0;
+}
+
 static void span_dealloc(SpanObject *s) {
-    for (Py_ssize_t i = 0, n = s->keys ? PyTuple_GET_SIZE(s->keys) : 0; i < n; i++) Py_DECREF(s->values[i]);
+    if (s->tracked) PyObject_GC_UnTrack(s);
+    span_clear(s);
     if (s->values != s->few) PyMem_Free(s->values);
-    while (s->outer) {
-        Entered *e = s->outer;
-        s->outer = e->outer;
-        PyMem_Free(e);
+    while (s->entered) {
+        if (s->open.id) span_abandon(&s->open);
+        leave(s);
     }
-    Py_XDECREF(s->keys);
     Py_XDECREF(s->name);
     if (free_count < FREE_SPANS) free_spans[free_count++] = s;
-    else PyObject_Free(s);
+    else PyObject_GC_Del(s);
 }
 
 static PyObject *span_enter(SpanObject *s, PyObject *unused) {
-    if (!atomic_load_explicit(&g_recording, memory_order_relaxed)) return Py_NewRef(s);
+    bool recording = atomic_load_explicit(&g_recording, memory_order_relaxed);
+    /* One that is entered already notes also what is not recorded, so that each exit finds its own entry. */
+    if (!recording && !s->entered) return Py_NewRef(s);
     Thread *t = thread_current_object();
     if (!t) return Py_NewRef(s);
     if (!s->name_id && !(s->name_id = strings_intern_object(s->name))) return NULL; /* out of memory */
+    Stack *stack = stack_of_object(t);
+    if (!stack) return NULL;
     if (s->entered) {
         Entered *e = PyMem_Malloc(sizeof *e);
         if (!e) return PyErr_NoMemory();
@@ -111,8 +142,23 @@ static PyObject *span_enter(SpanObject *s, PyObject *unused) {
         s->outer = e;
     }
     s->entered = true;
-    span_open(t, stack_of_object(t), &s->open, s->name_id, s->category, 0);
+    if (recording) span_open(t, stack, &s->open, s->name_id, s->category, 0);
+    else s->open = (Open){.stack = stack};
     return Py_NewRef(s);
+}
+
+/* Of several entries, the latest of this thread or task is left; where it has none, the latest of all. */
+static void choose(SpanObject *s, const Stack *stack) {
+    for (Entered **at = &s->outer; s->open.stack != stack && *at; at = &(*at)->outer) {
+        Entered *e = *at;
+        if (e->open.stack != stack) continue;
+        Open found = e->open;
+        *at = e->outer;
+        *e = (Entered){s->outer, s->open};
+        s->outer = e;
+        s->open = found;
+        return;
+    }
 }
 
 static void __attribute__((noinline)) close_with_arguments(Thread *t, SpanObject *s, PyObject *error) {
@@ -122,7 +168,7 @@ static void __attribute__((noinline)) close_with_arguments(Thread *t, SpanObject
     encode(&buffer, s->keys, s->values);
     if (error) {
         const char *name = PyExceptionClass_Check(error) ? PyExceptionClass_Name(error) : Py_TYPE(error)->tp_name;
-        arg_put(&buffer, error_key, 's', name, strnlen(name, MAX_VALUE));
+        arg_put_text(&buffer, error_key, name, strlen(name));
     }
     span_close(t, &s->open, end, error ? FLAG_ERROR : 0, 0, 0, buffer.bytes, buffer.len);
 }
@@ -131,23 +177,22 @@ static PyObject *span_exit(SpanObject *s, PyObject *const *args, Py_ssize_t n) {
     if (!s->entered) Py_RETURN_NONE;
     PyObject *error = n && args[0] != Py_None ? args[0] : NULL;
     Thread *t = thread_current_object();
-    if (t) {
+    if (t && s->outer) {
+        const Stack *stack = stack_of_object(t);
+        if (!stack) return NULL;
+        choose(s, stack);
+    }
+    if (t && s->open.id) {
         /* The usual cases: no argument, or one small number, which fits the record. */
-        PyObject *value = s->keys && PyTuple_GET_SIZE(s->keys) == 1 && !is_category(PyTuple_GET_ITEM(s->keys, 0)) ? s->values[0] : NULL;
+        PyObject *key = s->keys && PyTuple_GET_SIZE(s->keys) == 1 ? PyTuple_GET_ITEM(s->keys, 0) : NULL;
         int overflow = 1;
-        long long number = value && PyLong_CheckExact(value) ? PyLong_AsLongLongAndOverflow(value, &overflow) : -1;
+        long long number = key && PyLong_CheckExact(s->values[0]) ? PyLong_AsLongLongAndOverflow(s->values[0], &overflow) : -1;
         if (!error && !s->keys) span_close(t, &s->open, clock_now(), 0, 0, 0, NULL, 0);
-        else if (!error && !overflow && number >= 0 && number <= UINT32_MAX)
-            span_close(t, &s->open, clock_now(), 0, strings_intern_object(PyTuple_GET_ITEM(s->keys, 0)), (uint32_t)number,
-                       NULL, 0);
+        else if (!error && !overflow && number >= 0 && number <= UINT32_MAX && !is_category(key))
+            span_close(t, &s->open, clock_now(), 0, strings_intern_object(key), (uint32_t)number, NULL, 0);
         else close_with_arguments(t, s, error);
     }
-    Entered *outer = s->outer;
-    if (outer) {
-        s->open = outer->open;
-        s->outer = outer->outer;
-        PyMem_Free(outer);
-    } else s->entered = false;
+    leave(s);
     Py_RETURN_NONE;
 }
 
@@ -180,7 +225,9 @@ PyTypeObject SpanType = {
         "Raises:\n    TypeError: if the name or category is no str. Entering and leaving never raise.\n\n"
         "Costs next to nothing while no profiler records. May be used from any thread or task."),
     .tp_basicsize = sizeof(SpanObject),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_traverse = (traverseproc)span_traverse,
+    .tp_clear = (inquiry)span_clear,
     .tp_dealloc = (destructor)span_dealloc,
     .tp_vectorcall = span_vectorcall,
     .tp_call = (ternaryfunc)span_call,
@@ -197,9 +244,9 @@ static PyObject *record(Event *event, PyObject *name, PyObject *keys, PyObject *
     if (!t) Py_RETURN_NONE;
     if (!(event->name = strings_intern_object(name))) return NULL;
     Stack *stack = stack_of_object(t);
-    Open top;
+    if (!stack) return NULL;
     event->track = stack->track;
-    event->parent = stack_top(stack, 0, &top) ? top.id : stack->parent;
+    event->parent = stack_top(stack);
     event->ts = clock_now();
     ArgBuffer buffer;
     buffer.len = 0;
@@ -220,6 +267,7 @@ PyObject *span_py_counter(PyObject *self, PyObject *const *args, Py_ssize_t n, P
     if (atomic_load_explicit(&g_recording, memory_order_relaxed)) {
         event.value = PyFloat_AsDouble(args[1]);
         if (PyErr_Occurred()) {
+            if (!PyErr_ExceptionMatches(PyExc_Exception)) return NULL; /* a signal handler's: the program waits for it */
             PyErr_Clear(); /* no number: training goes on, the trace shows NaN and the count says why */
             count_one(&g_counts.arguments_opaque);
             event.value = NAN;

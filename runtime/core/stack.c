@@ -1,11 +1,11 @@
 /* Stacks of open spans: parents, exact self time, and what recovery finds of spans that never ended.
  *
- * A stack belongs to one thread or one task and is changed by its owner only; the one exception is a frame
- * that another thread marks dead. Stacks live in pages of a mapped file and are reused, never unmapped: a span
- * that outlives its stack finds other ids there and leaves them alone. */
+ * A stack belongs to one thread or one task and is changed by its owner only; the exceptions are a frame that
+ * another thread marks dead, and the count of spans without a frame that others left. Stacks live in pages of a
+ * mapped file and are reused, never unmapped: a span that outlives its stack finds other ids there and leaves them
+ * alone. In a forked child the parent's pages are replaced by empty ones, without a track: no stack at all. */
 #include "core.h"
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -31,10 +31,17 @@ void stack_close(void) {
     file = -1;
 }
 
-void stack_after_fork(void) {
-    /* The parent's pages stay mapped and are never touched again: they belong to its recorder. */
-    pthread_mutex_init(&lock, NULL);
+static Stack *map(int fd, off_t at, void *where) {
+    int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+    return mmap(where, CHUNK * sizeof(Stack), PROT_READ | PROT_WRITE, flags | (where ? MAP_FIXED : 0), fd, at);
+}
+
+void stack_fork(int phase) {
+    fork_lock(&lock, phase);
+    if (phase != FORK_CHILD) return;
     stack_close();
+    /* Span objects and contexts may still point at the parent's stacks, which are not the child's to change. */
+    for (uint32_t i = 0; i * CHUNK < atomic_load(&total); i++) map(-1, 0, chunks[i]);
     memset(chunks, 0, sizeof chunks);
     atomic_store(&total, 0);
     spares = 0;
@@ -42,11 +49,12 @@ void stack_after_fork(void) {
 
 static bool map_chunk(void) {
     uint32_t n = atomic_load_explicit(&total, memory_order_relaxed);
-    if (file < 0 || n / CHUNK >= MAX_CHUNKS) return false;
-    size_t bytes = CHUNK * sizeof(Stack);
+    if (n / CHUNK >= MAX_CHUNKS) return false;
     off_t at = (off_t)(n * sizeof(Stack));
-    if (ftruncate(file, at + (off_t)bytes) < 0) return false;
-    Stack *chunk = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, at);
+    bool reserved = file >= 0 && file_reserve(file, (uint64_t)at, CHUNK * sizeof(Stack)) &&
+                    ftruncate(file, at + (off_t)(CHUNK * sizeof(Stack))) == 0;
+    if (!reserved) count_one(&g_counts.rings_failed); /* in private memory: a crash loses what is open there */
+    Stack *chunk = map(reserved ? file : -1, reserved ? at : 0, NULL);
     if (chunk == MAP_FAILED) return false;
     chunks[n / CHUNK] = chunk;
     for (uint32_t i = CHUNK; i-- > 0;) spare[spares++] = &chunk[i];
@@ -61,14 +69,16 @@ Stack *stack_new(Thread *owner, uint32_t track) {
     if (!s) return count_one(&g_counts.rings_failed), NULL;
     atomic_fetch_add_explicit(&s->pushes, 1, memory_order_relaxed);
     atomic_store_explicit(&s->depth, 0, memory_order_release);
+    atomic_store_explicit(&s->gone, 0, memory_order_relaxed);
     s->parent = 0;
-    s->owner = (uint64_t)(uintptr_t)owner;
+    s->owner = owner->serial;
     s->track = track;
     s->used = 1;
     return s;
 }
 
 void stack_free(Stack *s) {
+    if (!s->track) return; /* of the process that this one was forked from */
     uint32_t depth = atomic_load_explicit(&s->depth, memory_order_relaxed);
     for (uint32_t i = 0; i < depth && i < STACK_FRAMES; i++)
         if (!(s->frames[i].flags & FRAME_DEAD)) count_one(&g_counts.spans_abandoned);
@@ -80,8 +90,19 @@ void stack_free(Stack *s) {
     pthread_mutex_unlock(&lock);
 }
 
-void span_open(Thread *thread, Stack *s, Open *open, uint32_t name, uint16_t category, uint16_t frame_flags) {
+/* The depth, without what other threads have left at the top. For the owner. */
+static uint32_t settle(Stack *s) {
     uint32_t depth = atomic_load_explicit(&s->depth, memory_order_relaxed);
+    if (depth > STACK_FRAMES && atomic_load_explicit(&s->gone, memory_order_relaxed)) {
+        uint64_t gone = atomic_exchange_explicit(&s->gone, 0, memory_order_relaxed);
+        depth -= gone < depth - STACK_FRAMES ? (uint32_t)gone : depth - STACK_FRAMES;
+    }
+    while (depth > 0 && depth <= STACK_FRAMES && s->frames[depth - 1].flags & FRAME_DEAD) depth--;
+    return depth;
+}
+
+void span_open(Thread *thread, Stack *s, Open *open, uint32_t name, uint16_t category, uint16_t frame_flags) {
+    uint32_t depth = settle(s);
     uint32_t kept = depth < STACK_FRAMES ? depth : STACK_FRAMES;
     open->stack = s;
     open->id = thread->next_id++;
@@ -92,7 +113,7 @@ void span_open(Thread *thread, Stack *s, Open *open, uint32_t name, uint16_t cat
     open->category = category;
     if (depth < STACK_FRAMES) {
         Frame *f = &s->frames[depth];
-        atomic_store_explicit(&s->pushes, atomic_load_explicit(&s->pushes, memory_order_relaxed) + 1, memory_order_relaxed);
+        atomic_store_explicit(&s->pushes, atomic_load_explicit(&s->pushes, memory_order_relaxed) + 1, memory_order_release);
         atomic_thread_fence(memory_order_release);
         f->child = 0;
         f->id = open->id;
@@ -107,14 +128,11 @@ void span_open(Thread *thread, Stack *s, Open *open, uint32_t name, uint16_t cat
     atomic_store_explicit(&s->depth, depth + 1, memory_order_release);
 }
 
-bool stack_top(const Stack *s, uint16_t frame_flag, Open *open) {
-    uint32_t depth = atomic_load_explicit(&s->depth, memory_order_relaxed);
-    if (depth == 0 || depth > STACK_FRAMES) return false;
-    const Frame *f = &s->frames[depth - 1];
-    if (frame_flag && !(f->flags & frame_flag)) return false;
-    *open = (Open){(Stack *)s, f->id, depth > 1 ? s->frames[depth - 2].id : s->parent, f->ts, depth - 1, f->name, s->track,
-                   f->category};
-    return true;
+uint64_t stack_top(const Stack *s) {
+    uint32_t depth = atomic_load_explicit(&s->depth, memory_order_acquire);
+    if (depth > STACK_FRAMES) depth = STACK_FRAMES;
+    while (depth > 0 && s->frames[depth - 1].flags & FRAME_DEAD) depth--;
+    return depth ? s->frames[depth - 1].id : s->parent;
 }
 
 /* Pops the top frame, gives its time to the frame below, and drops dead frames that come to the top. */
@@ -135,9 +153,10 @@ static uint32_t find(const Stack *s, uint64_t id) {
 void span_close(Thread *thread, const Open *open, int64_t end, uint8_t flags, uint32_t inline_key, uint32_t inline_value,
                 const char *args, uint32_t args_len) {
     Stack *s = open->stack;
+    if (!s->track) return; /* opened before this process was forked: it is its parent's */
     int64_t dur = end - open->ts, child = 0;
     uint32_t depth = atomic_load_explicit(&s->depth, memory_order_relaxed);
-    bool mine = s->owner == (uint64_t)(uintptr_t)thread;
+    bool mine = s->owner == thread->serial;
     bool kept = open->depth < STACK_FRAMES;
     bool top = mine && depth == open->depth + 1 && (!kept || s->frames[open->depth].id == open->id);
     uint32_t at = top ? open->depth : STACK_FRAMES;
@@ -157,12 +176,20 @@ void span_close(Thread *thread, const Open *open, int64_t end, uint8_t flags, ui
     ring_write(thread, &event, args, args_len);
     if (top) pop(s, open->depth, dur);
     else if (at < STACK_FRAMES) {
-        s->frames[at].flags |= FRAME_DEAD;
-        depth = atomic_load_explicit(&s->depth, memory_order_relaxed);
-        if (mine && depth <= STACK_FRAMES && at == depth - 1) pop(s, depth, 0);
-    } else if (mine && depth > STACK_FRAMES) {
-        atomic_store_explicit(&s->depth, depth - 1, memory_order_release); /* too deep to have a frame */
+        __atomic_fetch_or(&s->frames[at].flags, FRAME_DEAD, __ATOMIC_RELAXED);
+    } else if (!kept && mine && depth > STACK_FRAMES) {
+        atomic_store_explicit(&s->depth, depth - 1, memory_order_release);
+    } else if (!kept && !mine) {
+        atomic_fetch_add_explicit(&s->gone, 1, memory_order_relaxed);
     }
+}
+
+void span_abandon(const Open *open) {
+    Stack *s = open->stack;
+    uint32_t at = find(s, open->id);
+    count_one(&g_counts.spans_abandoned);
+    if (at < STACK_FRAMES) __atomic_fetch_or(&s->frames[at].flags, FRAME_DEAD, __ATOMIC_RELAXED);
+    else if (open->depth >= STACK_FRAMES) atomic_fetch_add_explicit(&s->gone, 1, memory_order_relaxed);
 }
 
 static uint32_t copy_stable(const Stack *s, Frame *frames) {

@@ -20,13 +20,16 @@ PyObject *step_py_changing(PyObject *self, PyObject *by) {
     return PyLong_FromLong(atomic_fetch_add(&changing, (int)n) + n);
 }
 
+void step_after_fork(void) { atomic_store(&changing, 0); /* those under way are the parent's */ }
+
+/* May leave behind what a signal handler raised meanwhile; the mark is written in any case. */
 static Event write_mark(StepCounter *self, int64_t now) {
     Thread *t = thread_current_object();
     if (!t) return (Event){.ts = now};
     Stack *stack = stack_of_object(t);
-    Open top;
+    if (!stack) stack = t->stack;
     Event mark = {.ts = now, .id = self->serial, .track = stack->track, .step = (int32_t)self->step, .kind = KIND_STEP,
-                  .name = step_name, .parent = stack_top(stack, 0, &top) ? top.id : 0};
+                  .name = step_name, .parent = stack_top(stack)};
     ring_write(t, &mark, NULL, 0);
     return mark;
 }
@@ -38,13 +41,19 @@ static PyObject *step_step(StepCounter *self, PyObject *unused) {
     if (change) atomic_fetch_add(&changing, 1); /* given back by _transition */
     int64_t now = clock_now();
     write_mark(self, now);
-    if (!change) Py_RETURN_NONE;
-    return PyObject_CallMethod((PyObject *)self, "_transition", "LL", step, (long long)now);
+    if (!change) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *result = PyObject_CallMethod((PyObject *)self, "_transition", "LL", step, (long long)now);
+    if (!type) return result;
+    Py_XDECREF(result);
+    PyErr_Restore(type, value, trace);
+    return NULL;
 }
 
 static PyObject *step_mark(StepCounter *self, PyObject *unused) {
     Event mark = write_mark(self, clock_now());
-    return Py_BuildValue("(LIK)", (long long)mark.ts, mark.track, (unsigned long long)mark.parent);
+    return PyErr_Occurred() ? NULL : Py_BuildValue("(LIK)", (long long)mark.ts, mark.track, (unsigned long long)mark.parent);
 }
 
 static PyMethodDef methods[] = {

@@ -5,7 +5,6 @@
 #include "core.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 
 static String *chunks[(MAX_STRINGS + FIRST_NAME) / CHUNK + 1];
 static const String nothing = {"", "", 0, 0};
+static const char too_many[] = "(too many names)"; /* the one name that has a place behind the last */
 static uint32_t *slots;          /* open addressing, ids; 0 = free */
 static uint32_t slot_mask, next_name = FIRST_NAME, next_category = 1, overflow_name;
 static uint32_t *order;          /* ids in the order in which they were added */
@@ -74,7 +74,11 @@ static void persist(uint32_t id, const String *s) {
     char buffer[8 + MAX_NAME];
     memcpy(buffer, head, 8);
     memcpy(buffer + 8, s->text, s->len);
-    if (file >= 0 && write(file, buffer, 8 + s->len) < 0) count_one(&g_counts.strings_full);
+    ssize_t size = (ssize_t)(8 + s->len), written = file >= 0 ? write(file, buffer, (size_t)size) : size;
+    if (written == size) return;
+    count_one(&g_counts.strings_full);
+    /* Half an entry would make the ones behind it unreadable. */
+    if (written > 0 && ftruncate(file, lseek(file, 0, SEEK_END) - written) < 0) close(file), file = -1;
 }
 
 static bool grow(void) {
@@ -104,7 +108,7 @@ static uint32_t add(const char *text, size_t len, bool category) {
         const String *s = strings_get(slots[at]);
         if (s->len == len && !memcmp(s->text, text, len) && (slots[at] < FIRST_NAME) == category) return slots[at];
     }
-    if (category ? next_category >= FIRST_NAME : next_name >= MAX_STRINGS) return 0;
+    if (category ? next_category >= FIRST_NAME : next_name >= MAX_STRINGS + (text == too_many)) return 0;
     uint32_t id = category ? next_category : next_name;
     if (!chunks[id / CHUNK]) {
         String *chunk = calloc(CHUNK, sizeof *chunk);
@@ -134,8 +138,7 @@ static uint32_t add(const char *text, size_t len, bool category) {
 static uint32_t intern(const char *text, size_t len, bool category) {
     char clean[MAX_NAME];
     if (len > MAX_NAME) {
-        len = MAX_NAME;
-        while (len && ((unsigned char)text[len] & 0xc0) == 0x80) len--;
+        len = utf8_cut(text, len, MAX_NAME);
         count_one(&g_counts.names_cut);
     }
     for (size_t i = 0, n; i < len; i += n) {
@@ -147,7 +150,7 @@ static uint32_t intern(const char *text, size_t len, bool category) {
     pthread_mutex_lock(&lock);
     uint32_t id = add(text, len, category);
     if (!id && !category) {
-        if (!overflow_name) overflow_name = add("(too many names)", 16, false);
+        if (!overflow_name) overflow_name = add(too_many, sizeof too_many - 1, false);
         id = overflow_name;
     }
     pthread_mutex_unlock(&lock);
@@ -157,6 +160,12 @@ static uint32_t intern(const char *text, size_t len, bool category) {
 
 uint32_t strings_intern(const char *text, size_t len) { return intern(text, len, false); }
 uint16_t strings_category(const char *text, size_t len) { return (uint16_t)intern(text, len, true); }
+
+size_t utf8_cut(const char *utf8, size_t len, size_t most) {
+    if (len <= most) return len;
+    while (most && ((unsigned char)utf8[most] & 0xc0) == 0x80) most--;
+    return most;
+}
 
 const char *utf8_object(PyObject *text, Py_ssize_t *len, PyObject **keep) {
     *keep = NULL;
@@ -179,6 +188,7 @@ static uint32_t intern_object(PyObject *text, bool category) {
     const char *utf8 = utf8_object(text, &len, &keep);
     uint32_t id = utf8 ? intern(utf8, (size_t)len, category) : 0;
     Py_XDECREF(keep);
+    if (utf8 && !id && !category) PyErr_NoMemory();
     return id;
 }
 
@@ -230,10 +240,9 @@ void strings_close(void) {
     pthread_mutex_unlock(&lock);
 }
 
-void strings_after_fork(void) {
-    /* The mutex may have been held by a thread that the child does not have. */
-    pthread_mutex_init(&lock, NULL);
-    strings_close();
+void strings_fork(int phase) {
+    fork_lock(&lock, phase);
+    if (phase == FORK_CHILD) strings_close();
 }
 
 PyObject *strings_py_intern(PyObject *self, PyObject *name) {

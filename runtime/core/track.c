@@ -1,7 +1,6 @@
 /* The table of tracks: append-only, ids for ever, chunks never move. */
 #include "core.h"
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -21,11 +20,14 @@ const Track *track_get(uint32_t id) {
 }
 
 static void persist(const Track *t) {
-    if (file >= 0 && write(file, t, sizeof *t) < 0) count_one(&g_counts.strings_full);
+    ssize_t written = file >= 0 ? write(file, t, sizeof *t) : (ssize_t)sizeof *t;
+    if (written == (ssize_t)sizeof *t) return;
+    count_one(&g_counts.strings_full);
+    /* Half a track would make the ones behind it unreadable. */
+    if (written > 0 && ftruncate(file, lseek(file, 0, SEEK_END) - written) < 0) close(file), file = -1;
 }
 
-uint32_t track_new(uint32_t kind, int64_t pid, int64_t tid, uint32_t name, uint32_t parent) {
-    pthread_mutex_lock(&lock);
+static uint32_t add(uint32_t kind, int64_t pid, int64_t tid, uint32_t name, uint32_t parent) {
     uint32_t n = atomic_load_explicit(&count, memory_order_relaxed);
     if (n < MAX_TRACKS && !chunks[n / CHUNK]) chunks[n / CHUNK] = calloc(CHUNK, sizeof(Track));
     if (n < MAX_TRACKS && chunks[n / CHUNK]) {
@@ -34,13 +36,22 @@ uint32_t track_new(uint32_t kind, int64_t pid, int64_t tid, uint32_t name, uint3
         persist(t);
         atomic_store_explicit(&count, ++n, memory_order_release);
     } else count_one(&g_counts.strings_full);
-    pthread_mutex_unlock(&lock);
     return n;
 }
 
+uint32_t track_new(uint32_t kind, int64_t pid, int64_t tid, uint32_t name, uint32_t parent) {
+    pthread_mutex_lock(&lock);
+    uint32_t id = add(kind, pid, tid, name, parent);
+    pthread_mutex_unlock(&lock);
+    return id;
+}
+
 uint32_t track_process(void) {
-    if (!process) process = track_new(TRACK_PROCESS, getpid(), 0, strings_intern("process", 7), 0);
-    return process;
+    uint32_t name = strings_intern("process", 7);
+    pthread_mutex_lock(&lock);
+    uint32_t id = process ? process : (process = add(TRACK_PROCESS, getpid(), 0, name, 0));
+    pthread_mutex_unlock(&lock);
+    return id;
 }
 
 int track_open(const char *directory) {
@@ -62,8 +73,9 @@ void track_close(void) {
     pthread_mutex_unlock(&lock);
 }
 
-void track_after_fork(void) {
-    pthread_mutex_init(&lock, NULL);
+void track_fork(int phase) {
+    fork_lock(&lock, phase);
+    if (phase != FORK_CHILD) return;
     track_close();
     process = 0; /* the child has a pid of its own */
 }

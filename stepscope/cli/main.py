@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     try:
         code: int = given.function(given)
-        sys.stdout.flush()
+        if not sys.stdout.closed:  # a program that was run may have closed it
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         print("stepscope: interrupted", file=sys.stderr)

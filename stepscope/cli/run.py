@@ -4,29 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from stepscope.backends.torch import TorchBackend
 from stepscope.backends.torch_arm import arm
-from stepscope.cli import opening, script
-from stepscope.cli.late_torch import LateTorch
-from stepscope.cli.optimizer_steps import OptimizerSteps
-from stepscope.cli.torch_import import TorchImport
-from stepscope.exporters.base import Exporter
-from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.exporters.console import ConsoleExporter
-from stepscope.exporters.tensorboard import tensorboard_trace_handler
-from stepscope.runtime.errors import ScheduleError
-from stepscope.runtime.options import Options
-from stepscope.runtime.output import Output
-from stepscope.runtime.profiler import Profiler
-from stepscope.runtime.run import rank_from_environment
-from stepscope.runtime.schedule import Schedule, schedule
-from stepscope.trace import trace
+from stepscope.cli import script
+from stepscope.cli.traced_program import TracedProgram
 
 DESCRIPTION = """\
 Runs a Python program, unchanged, and traces it: torch's operators if it uses torch, and what it records itself with
@@ -52,9 +35,6 @@ exit codes: the program's own; 1 if tracing could not begin, 2 for wrong usage
 """
 
 EXPORTERS = ("chrome", "tensorboard", "console", "journal")
-PATIENT = Options(linger=60, close_timeout=120)
-"""The program has ended, nobody waits for the terminal: what torch's profiler still converts is worth waiting for."""
-_STEPS = ("wait", "warmup", "active", "repeat", "skip_first")
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -118,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         parser: argparse.ArgumentParser = arguments.parser
         parser.error(f"there is no file {arguments.program}")
     arm()
-    traced = _Traced.of(arguments)
+    traced = TracedProgram.of(arguments)
     owner = os.getpid()
     traced.profiler.start()
     try:
@@ -129,102 +109,5 @@ def run(arguments: argparse.Namespace) -> int:
             traced.end()
     outcome.tell()
     if os.getpid() == owner and not arguments.quiet:
-        sys.stdout.flush()
         traced.tell()
     return outcome.code
-
-
-class _Traced(msgspec.Struct, frozen=True):
-    """A profiler around a program."""
-
-    profiler: Profiler
-    steps: OptimizerSteps
-    watch: TorchImport
-    files: dict[str, Path]
-    """What is written, by exporter."""
-
-    @classmethod
-    def of(cls, arguments: argparse.Namespace) -> _Traced:
-        program: str = arguments.program
-        name: str = arguments.name or (program if arguments.module else Path(program).stem) or "run"
-        chosen = _schedule(arguments)
-        backend = None if arguments.no_torch else _backend(arguments)
-        rank = rank_from_environment()[0]
-        # Chosen here, so that what the exporters write is in the run's directory.
-        directory = Output.choose(arguments.out, name, None).path
-        files, exporters = _exporters(arguments, directory if rank is None else directory / f"rank{rank}")
-        steps = OptimizerSteps(lambda: profiler.step())
-        profiler = trace(
-            schedule=chosen,
-            backends=[] if backend is None else [LateTorch(backend)],
-            exporters=exporters,
-            name=name,
-            output_dir=directory,
-            metadata={"command": [program, *arguments.arguments]},
-            options=PATIENT,
-        )
-        watch = TorchImport(steps.attach)
-        if arguments.step_on == "optimizer":
-            watch.watch()
-        return cls(profiler, steps, watch, files)
-
-    def end(self) -> None:
-        """Closes everything; what was recorded is on disk then."""
-        self.watch.forget()
-        self.steps.detach()
-        self.profiler.close()
-
-    def tell(self) -> None:
-        """Prints the table, the report and what opens the result."""
-        profiler = self.profiler
-        say = [profiler.summary(top=15), str(profiler.report()), ""]
-        for exporter, path in self.files.items():
-            if exporter == "chrome" and path.exists():
-                say.append(f"see it     {opening.perfetto(path)}")
-            elif exporter == "tensorboard" and path.exists():
-                say.append(f"see it     {opening.tensorboard(path)}")
-        if self.watch.problem is not None:
-            say.append(f"no steps   {type(self.watch.problem).__name__}: {self.watch.problem}")
-        say.append(f"convert it {opening.convert(profiler.output.path, 'out.json')}")
-        print("\n".join(say), file=sys.stderr)
-
-
-def _schedule(arguments: argparse.Namespace) -> Schedule | None:
-    parser: argparse.ArgumentParser = arguments.parser
-    given = {name: getattr(arguments, name) for name in _STEPS if getattr(arguments, name) is not None}
-    if not given and not arguments.skip_first_wait:
-        return None
-    if "active" not in given:
-        parser.error("--active is missing: how many steps are to be recorded in each cycle?")
-    try:
-        return schedule(**{"wait": 0, "warmup": 0, **given, "skip_first_wait": arguments.skip_first_wait})
-    except ScheduleError as error:
-        parser.error(str(error))
-
-
-def _backend(arguments: argparse.Namespace) -> TorchBackend:
-    parser: argparse.ArgumentParser = arguments.parser
-    try:
-        return TorchBackend(
-            arguments.mode,
-            record_shapes=arguments.record_shapes,
-            profile_memory=arguments.profile_memory,
-            with_stack=arguments.with_stack,
-        )
-    except ValueError as error:
-        parser.error(str(error))
-
-
-def _exporters(arguments: argparse.Namespace, directory: Path) -> tuple[dict[str, Path], list[Exporter]]:
-    files: dict[str, Path] = {}
-    exporters: list[Exporter] = []
-    for exporter in dict.fromkeys(arguments.exporter or ["chrome"]):
-        if exporter == "chrome":
-            files[exporter] = directory / "trace.json"
-            exporters.append(ChromeTraceExporter(files[exporter]))
-        elif exporter == "tensorboard":
-            files[exporter] = directory / "tensorboard"
-            exporters.append(tensorboard_trace_handler(files[exporter]))
-        elif exporter == "console":
-            exporters.append(ConsoleExporter())
-    return files, exporters

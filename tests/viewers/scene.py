@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from stepscope.runtime import _core, strings, tracks
 from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.events import EVENT_DTYPE, EventBatch, Kind
+from stepscope.runtime.events import EVENT_DTYPE, EventBatch, Flag, Kind
 from stepscope.runtime.ledger import Ledger, SourceLedger
 from stepscope.runtime.run import Run
 from stepscope.runtime.tracks import TrackKind
@@ -19,6 +20,9 @@ START = 5_000_123_456_789
 """Monotonic time of the run's beginning, in ns."""
 
 PID = 4242
+
+NAMES = ['with "quotes"', "new\nline \\ \x00\x1f\x7f", "emoji 🚂", "surrogate \ud800", "long " * 300, "</script>", ""]
+"""Names of any kind."""
 
 
 def make_run(directory: Path, rank: int | None = None, metadata: dict[str, Any] | None = None) -> Run:
@@ -120,7 +124,7 @@ def device_work(scene: Scene, device: int, start: float = 0, steps: int = 3) -> 
     comm = tracks.new(TrackKind.STREAM, device, 20, "stream 20")
     gpu: dict[str, Any] = {"device": device}
     for step in range(steps):
-        at, link = start + 1000 * step, 100 * step
+        at, link = start + 1000 * step, 100 * step + 10 * device
         op = scene.span("aten::mm", at + 230, 100)
         reduce = scene.span("nccl:all_reduce", at + 560, 50, category="user_annotation",
                             Input_Dims=[[1024]], Input_type=["float"])  # fmt: skip
@@ -136,3 +140,33 @@ def device_work(scene: Scene, device: int, start: float = 0, steps: int = 3) -> 
                    correlation=link + 2, bytes=4096, stream=7, **gpu)  # fmt: skip
         scene.span("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + 580, 200, category="kernel", track=comm, parent=reduce,
                    correlation=link + 3, stream=20, **gpu)  # fmt: skip
+
+
+def everything(scene: Scene) -> None:
+    """Three steps, two devices whose streams have equal numbers, and the odd kinds."""
+    training(scene)
+    device_work(scene, device=0)
+    device_work(scene, device=1)
+    odd_kinds(scene)
+
+
+def odd_kinds(scene: Scene) -> None:
+    """After the steps, on the host: every kind of event, names of any kind, spans that touch to the nanosecond."""
+    for n, name in enumerate(NAMES):
+        scene.span(name, 4000 + n * 10, 10, number=n, ratio=n + 0.5, text=name)
+    scene.span("touching parent", 5000.001, 20.002)
+    scene.span("touching child", 5010, 10.003)
+    scene.span("touching next", 5020.003, 0.001)
+    for n in range(3):
+        scene.span("request", 5000 + n, 30, flags=Flag.ASYNC)
+        scene.add(Kind.COUNTER, "loss", 5100 + n, value=1.5 * n)
+    for value in (math.nan, math.inf):
+        scene.add(Kind.COUNTER, "loss", 5110, value=value)
+    scene.add(Kind.ASYNC_BEGIN, "download", 5000, id=2**64 - 1)
+    scene.add(Kind.ASYNC_END, "download", 5060, id=2**64 - 1)
+    scene.add(Kind.GAP, "dropped", 5005, 100, id=17)
+    scene.add(Kind.GAP, "paused", 5006, 100, track=scene.other, id=0)
+    scene.add(Kind.INSTANT, "checkpoint", 5001)
+    scene.add(Kind.METADATA, "batch size", 5002, size=32)
+    task = tracks.new(TrackKind.TASK, PID, 1 << 30, "task 3", scene.main)
+    scene.span("in a task", 5000, 40, track=task)

@@ -1,0 +1,54 @@
+"""The machine that was measured on. Nothing that names it or a person."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+import msgspec
+
+PACKAGES = ("stepscope", "torch", "viztracer", "opentelemetry-sdk", "nvtx", "numpy", "uvloop")
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Facts that figures depend on."""
+
+    processor: str
+    cores: int
+    kernel: str
+    python: str
+    packages: dict[str, str]
+    """Versions; empty for what is not installed."""
+    load: float
+    """Processes that ran or waited on average in the minute before; these were not ours."""
+
+    @classmethod
+    def this(cls) -> Machine:
+        """Where we are."""
+        return cls(
+            processor=_processor(),
+            cores=os.cpu_count() or 1,
+            kernel=f"{platform.system()} {platform.release()}",
+            python=f"{platform.python_implementation()} {platform.python_version()}",
+            packages={name: _version(name) for name in PACKAGES},
+            load=os.getloadavg()[0],
+        )
+
+
+def _processor() -> str:
+    """Source: proc(5), /proc/cpuinfo, `model name` on x86; elsewhere the architecture must do."""
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else ():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

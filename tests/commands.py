@@ -1,0 +1,28 @@
+"""Runs the command line as users do: in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+LAUNCHERS = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID")
+
+
+def python(*arguments: object, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs Python; its exit code and what it wrote."""
+    inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env={**inherited, "COLUMNS": "120", **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def stepscope(*arguments: object, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs the command `stepscope`."""
+    return python("-m", "stepscope", *arguments, cwd=cwd, env=env)

@@ -1,0 +1,236 @@
+"""The command line: its help, its errors, `convert` and `recover`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope as sc
+from stepscope.cli.main import main
+from stepscope.cli.progress import Progress
+from tests.commands import python, stepscope
+
+COMMANDS = ("demo", "run", "recover", "convert")
+
+
+def usage_error(*arguments: object) -> int:
+    """Runs a command that ends in wrong usage; the exit code."""
+    with pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def record(directory: Path, windows: int = 2) -> Path:
+    """Records windows of one step with a span `work <n>` each; the journal."""
+    with sc.trace(
+        schedule=sc.schedule(wait=0, warmup=0, active=1, repeat=windows), output_dir=directory, metadata={"lr": 0.5}
+    ) as profiler:
+        for number in range(windows):
+            with sc.span(f"work {number}"):
+                pass
+            profiler.step()
+    return directory / "journal"
+
+
+def spans(path: Path) -> list[str]:
+    """Names of the spans in a Chrome trace of any form, steps left out."""
+    loaded: Any = json.loads(path.read_text())
+    events: list[dict[str, Any]] = loaded if isinstance(loaded, list) else loaded["traceEvents"]
+    return [e["name"] for e in events if e["ph"] == "X" and not e["name"].startswith("ProfilerStep")]
+
+
+# the whole command line
+
+
+def test_the_command_is_installed() -> None:
+    """`stepscope` is the same as `python -m stepscope`."""
+    (entry,) = importlib.metadata.entry_points(group="console_scripts", name="stepscope")
+    assert entry.load() is main
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples_and_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever asks for help sees how it is called and what it returns."""
+    assert usage_error(command, "--help") == 0
+    said = capsys.readouterr().out
+    assert "exit codes: 0" in said or "exit codes: the program's own" in said
+    assert re.search(rf"examples:\n  stepscope {command}", said)
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first page leads to the others."""
+    assert usage_error("--help") == 0
+    said = capsys.readouterr().out
+    assert all(re.search(rf"^    {command} +\w", said, re.MULTILINE) for command in COMMANDS)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--version` says which one is installed."""
+    assert usage_error("--version") == 0
+    assert capsys.readouterr().out == f"stepscope {importlib.metadata.version('stepscope')}\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("fly",), ("convert",), ("convert", "a", "b", "c"), ("run", "--wait", "x", "y")])
+def test_wrong_usage_is_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """Wrong usage is told apart from failure."""
+    assert usage_error(*arguments) == 2
+    assert "usage: stepscope" in capsys.readouterr().err
+
+
+def test_an_error_is_one_line(tmp_path: Path) -> None:
+    """A failure says what and where; where it was raised is said on demand."""
+    short = stepscope("convert", "missing", "out.journal", cwd=tmp_path)
+    assert (short.returncode, short.stdout) == (1, "")
+    assert short.stderr == "stepscope convert: No such file or directory: missing\n"
+    long = stepscope("convert", "--traceback", "missing", "out.journal", cwd=tmp_path)
+    assert long.returncode == 1
+    assert long.stderr.startswith("Traceback") and long.stderr.endswith(short.stderr)
+
+
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
+    """`stepscope ... | head` ends quietly."""
+    record(tmp_path / "run")
+    program = (
+        "import os, subprocess, sys; r, w = os.pipe(); os.close(r); "
+        "done = subprocess.run([sys.executable, '-m', 'stepscope', 'recover', 'run'], stdout=w, stderr=subprocess.PIPE); "
+        "sys.exit(done.returncode or len(done.stderr))"
+    )
+    assert python("-c", program, cwd=tmp_path).returncode == 1
+
+
+# convert
+
+
+def test_convert_writes_any_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The ending chooses the format, and the run's directory will do for its journal."""
+    record(tmp_path / "run")
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out.json")]) == 0
+    assert "events of 2 windows written to" in capsys.readouterr().err
+    assert spans(tmp_path / "out.json") == ["work 0", "work 1"]
+    assert main(["convert", str(tmp_path / "run" / "journal"), str(tmp_path / "named"), "--format", "chrome"]) == 0
+    assert (tmp_path / "named").read_bytes() == (tmp_path / "out.json").read_bytes()
+
+
+def test_convert_for_tensorboard(tmp_path: Path) -> None:
+    """What TensorBoard reads is one of the formats."""
+    record(tmp_path / "run")
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "worker.pt.trace.json")]) == 0
+    assert spans(tmp_path / "worker.pt.trace.json") == ["work 0", "work 1"]
+
+
+def test_convert_one_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One window can be had alone; one that is not there is an error."""
+    record(tmp_path / "run")
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out.json"), "--window", "1"]) == 0
+    assert spans(tmp_path / "out.json") == ["work 1"]
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "none.json"), "--window", "9"]) == 1
+    assert "no window 9" in capsys.readouterr().err
+
+
+def test_convert_says_what_was_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A journal that was cut off gives what it has, and the user is told that it is not all."""
+    journal = record(tmp_path / "run")
+    journal.write_bytes(journal.read_bytes()[:-10])
+    assert main(["convert", str(journal), str(tmp_path / "out.json")]) == 0
+    assert spans(tmp_path / "out.json") == ["work 0", "work 1"]
+    assert "torn bytes" in capsys.readouterr().out
+
+
+def test_convert_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown ending, an output over its input, an input that is no journal."""
+    journal = record(tmp_path / "run")
+    kept = journal.read_bytes()
+    assert usage_error("convert", journal, tmp_path / "out.doc") == 2
+    assert "no format has the ending" in capsys.readouterr().err
+    assert usage_error("convert", journal, journal, "--format", "journal") == 2
+    assert journal.read_bytes() == kept
+    (tmp_path / "text").write_text("this is no journal, " * 100)
+    assert main(["convert", str(tmp_path / "text"), str(tmp_path / "out.json")]) == 1
+    assert "journal" in capsys.readouterr().err
+
+
+# recover
+
+KILLED = """
+import os, signal, time
+import stepscope as sc
+while not os.path.exists("run/trace.json"):
+    time.sleep(0.001)
+with sc.span("before"):
+    pass
+with sc.span("not ended"):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_recover_brings_back_a_killed_run(tmp_path: Path) -> None:
+    """After `kill -9` the spans are there, the one that had not ended too, and the trace is whole again."""
+    (tmp_path / "killed.py").write_text(KILLED)
+    assert stepscope("run", "--out", "run", "killed.py", cwd=tmp_path).returncode == -9
+    done = stepscope("recover", "--remove-session", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1 open spans" in done.stdout
+    json.loads((tmp_path / "run" / "trace.json").read_text())
+    assert stepscope("convert", "run/journal.recovered", "out.json", cwd=tmp_path).returncode == 0
+    assert spans(tmp_path / "out.json") == ["before", "not ended"]
+    assert not (tmp_path / "run" / "session").exists()
+
+
+def test_recover_leaves_a_running_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that goes on is not recovered behind its back, unless forced."""
+    with sc.trace(output_dir=tmp_path / "run") as profiler:
+        with sc.span("work"):
+            pass
+        profiler.flush()
+        assert main(["recover", str(tmp_path / "run")]) == 1
+        assert "--force" in capsys.readouterr().err
+        assert main(["recover", str(tmp_path / "run"), "--force", "--out", str(tmp_path / "copy.journal")]) == 0
+    assert (tmp_path / "copy.journal").exists()
+
+
+def test_recover_without_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty directory is a failure, none at all wrong usage."""
+    assert main(["recover", str(tmp_path)]) == 1
+    assert "nothing to recover" in capsys.readouterr().err
+    assert usage_error("recover", tmp_path / "missing") == 2
+
+
+# progress
+
+
+class Screen:
+    """A stream that may be a terminal."""
+
+    def __init__(self, terminal: bool) -> None:
+        self.terminal = terminal
+        self.text = ""
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("terminal", "expected"), [(True, "\r\x1b[Kone\r\x1b[Ktwo\r\x1b[Kend\n"), (False, "two\nend\n")]
+)
+def test_progress(terminal: bool, expected: str) -> None:
+    """A terminal's line is rewritten ten times a second; elsewhere a line every five seconds is enough."""
+    now = 0.0
+    screen: Any = Screen(terminal)
+    progress = Progress(screen, lambda: now)
+    for now, text in ((1.0, "one"), (1.05, "too soon"), (6.0, "two")):
+        progress.show(text)
+    progress.done("end")
+    assert screen.text == expected

@@ -1,0 +1,93 @@
+"""JSON text of values from anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from enum import Enum
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.exporters.plainjson import dumps, plain
+from stepscope.runtime.ledger import Ledger, SourceLedger
+
+DATA: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), st.builds(object)),
+    lambda inner: st.one_of(
+        st.lists(inner), st.tuples(inner), st.dictionaries(st.one_of(st.text(), st.integers(), st.booleans()), inner)
+    ),
+    max_leaves=20,
+)
+
+
+def refuse(name: str) -> float:
+    """Called for NaN and Infinity, which JSON does not have."""
+    raise AssertionError(f"{name} was written")
+
+
+@given(DATA)
+def test_always_json(value: Any) -> None:
+    """Whatever is given, one line of JSON comes out, and UTF-8."""
+    text = dumps(value)
+    assert "\n" not in text
+    json.loads(text.encode(), parse_constant=refuse)
+
+
+@given(
+    st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.text(st.characters(codec="utf-8"))), st.lists)
+)
+def test_data_stays_what_it_is(value: Any) -> None:
+    """Plain data is not changed."""
+    assert json.loads(dumps(value)) == value
+
+
+class Colour(Enum):
+    """Some enumeration."""
+
+    RED = "red"
+
+
+class Hostile:
+    """Its texts must not be asked for."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("repr was called")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Hostile(), "<Hostile>"),
+        (b"bytes", "<bytes>"),
+        (float("-inf"), "-inf"),
+        ("\ud800", "\\ud800"),
+        ({1: {Colour.RED: PurePosixPath("a/b")}}, {"1": {"red": "a/b"}}),
+        (np.float32(0.5), 0.5),
+        (Ledger(sources={"a": SourceLedger(1, 1)}).sources, {"a": {"produced": 1, "accepted": 1, "dropped": {}}}),
+        ({3}, [3]),
+        (2**64, 2**64),
+        pytest.param(1 << 20_000, "<int of 20001 bits>", id="long"),
+    ],
+)
+def test_values(value: Any, expected: Any) -> None:
+    """What is data in other clothes is unwrapped; what is none is named by its type."""
+    assert plain(value) == expected
+
+
+@pytest.mark.parametrize("wrap", [lambda x: [x], lambda x: {"k": x}])
+def test_depth_and_cycles_end(wrap: Callable[[Any], Any]) -> None:
+    """Depth is bounded, and so are cycles."""
+    deep: Any = 1
+    for _ in range(10_000):
+        deep = wrap(deep)
+    assert "<" in dumps(deep)
+    cycle: list[Any] = []
+    cycle.append(wrap(cycle))
+    assert "<" in dumps(cycle)
+    cycle.append(cycle)
+    assert len(dumps(cycle)) < 10_000_000
