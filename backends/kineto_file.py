@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ _BETWEEN = b"\n  },"
 """What stands between two events: strings hold no raw line break, and what is inside an event is indented further."""
 
 
+_NAME = re.compile(rb'^(    "name": ")(.*)(",?)$', re.MULTILINE)
+_QUOTE = re.compile(rb'(?<!\\)"')
 _NO_ARGS = msgspec.Raw(b"{}")
 
 
@@ -48,6 +51,10 @@ def arguments(event: KinetoEvent) -> dict[str, Any]:
         msgspec.DecodeError: if they are no JSON object.
     """
     return _decode_arguments(event.args) if event.args is not _NO_ARGS else {}
+
+
+def _escaped(line: re.Match[bytes]) -> bytes:
+    return line[1] + _QUOTE.sub(rb'\\"', line[2]) + line[3]
 
 
 class KinetoFile:
@@ -117,12 +124,12 @@ class KinetoFile:
             return self._one_by_one(text)
 
     def _one_by_one(self, text: bytes) -> list[KinetoEvent]:
-        """Saves what it can of a slice in which something is no JSON: older versions do not escape every name."""
+        """Saves what it can of a slice in which something is no JSON: kineto does not escape quotes in names."""
         events: list[KinetoEvent] = []
         for piece in text.split(_BETWEEN):
             whole = piece if piece.endswith(b"\n  }") else piece + b"\n  }"
             try:
-                events.append(self._decode_one(whole))
+                events.append(self._decode_one(_NAME.sub(_escaped, whole)))
             except msgspec.DecodeError:
                 self.skipped += 1
         return events

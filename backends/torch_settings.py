@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -50,7 +50,7 @@ def read_activities(activities: Iterable[Any] | None) -> tuple[frozenset[str], d
     names: set[str] = set()
     filters: dict[Any, set[str]] = {}
     for item in activities or ():
-        wanted: Mapping[Any, Iterable[str]] = item if isinstance(item, Mapping) else {item: ()}
+        wanted = cast(Mapping[Any, Iterable[str]], item) if isinstance(item, Mapping) else {item: ()}
         for activity, kinds in wanted.items():
             name = getattr(activity, "name", None)
             if not isinstance(name, str):

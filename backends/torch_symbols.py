@@ -28,6 +28,8 @@ _SAVE = "_ZN5torch8autograd8profiler14ProfilerResult4saveERKNSt7__cxx1112basic_s
 _DESTROY = "_ZN5torch8autograd8profiler14ProfilerResultD1Ev"
 _MAKE = "_ZN5torch8autograd8profiler14ProfilerResultC1Ev"
 
+_TRIED = ("2.13.",)
+"""Versions of torch whose kineto results were tried with the calls that bypass torch's binding."""
 _COMPARED = 256
 """Bytes of a node that are searched for its number; nodes are larger."""
 
@@ -70,7 +72,8 @@ def enable_numbers() -> str:
 def save_without_gil(result: Any, path: str) -> bool:
     """Calls `result.save(path)` of a kineto result such that other Python threads go on running.
 
-    torch's own binding holds the GIL for the whole export, 2 to 7 µs per operator.
+    torch's own binding holds the GIL for the whole export, 2 to 7 µs per operator. An exception of C++ would end the
+    process here; torch has one only for a result that was saved before, so save each once.
 
     Returns:
         False if that cannot be done here; nothing was written then.
@@ -114,7 +117,7 @@ def _address(result: Any) -> int | None:
 
     The C++ object begins with the start of the trace in ns, which no other word is likely to equal.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" or not str(import_module("torch").__version__).startswith(_TRIED):
         return None
     address = c_uint64.from_address(id(result) + object.__basicsize__).value
     if address < 4096 or address % 8 or c_uint64.from_address(address).value != result.trace_start_ns():
@@ -175,12 +178,13 @@ def _node_layout(torch: Any, current_node: Callable[[], _Returned]) -> tuple[int
         rather than in the node; offset of the count.
     """
     x = torch.ones(1, device="cpu", requires_grad=True)
-    value, nodes = x, []
+    value: Any = x
+    nodes: list[Any] = []
     for unused in range(4):
         value = value * 2.0
         nodes.append(value.grad_fn)
-        for _ in range(unused + 3):
-            x * 3.0
+        for _number in range(unused + 3):
+            _ = x * 3.0
     places: set[int] = set(range(8, _COMPARED, 8))
     counts: set[tuple[int, int]] = set()
     problems: list[BaseException] = []

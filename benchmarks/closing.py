@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from benchmarks.peers import opentelemetry_provider, torch_profile, viztracer
@@ -13,7 +13,7 @@ from benchmarks.window_end import milliseconds
 
 
 @contextmanager
-def _stepscope(scale: Scale) -> Iterator[Round]:
+def _stepscope(scale: Scale) -> Generator[Round]:
     import stepscope
 
     def once() -> Sample:
@@ -30,7 +30,7 @@ def _stepscope(scale: Scale) -> Iterator[Round]:
 
 
 @contextmanager
-def _torch(scale: Scale) -> Iterator[Round]:
+def _torch(scale: Scale) -> Generator[Round]:
     def once() -> Sample:
         profile = torch_profile()
         profile.start()
@@ -40,7 +40,7 @@ def _torch(scale: Scale) -> Iterator[Round]:
 
 
 @contextmanager
-def _viztracer(scale: Scale) -> Iterator[Round]:
+def _viztracer(scale: Scale) -> Generator[Round]:
     tracer = viztracer(1000)
 
     def once() -> Sample:
@@ -53,7 +53,7 @@ def _viztracer(scale: Scale) -> Iterator[Round]:
 
 
 @contextmanager
-def _opentelemetry(scale: Scale) -> Iterator[Round]:
+def _opentelemetry(scale: Scale) -> Generator[Round]:
     yield lambda: Sample(milliseconds(opentelemetry_provider().shutdown))
 
 

@@ -52,14 +52,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0, or 1 if something of stepscope could not be measured. Missed budgets are shown; they are no error.
     """
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What stepscope costs, beside other tracers.")
-    parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds: half a minute instead of minutes")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="What stepscope costs, beside other tracers."
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer and smaller rounds: half a minute instead of minutes"
+    )
     parser.add_argument("--scale", choices=sorted(SCALES), help="the same, by name")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="measure this row or group of rows; may be repeated"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="put the table there, such as docs/performance.md")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="put the table there, such as docs/performance.md"
+    )
     options = parser.parse_args(arguments)
     try:
         rows = chosen(options.only)
@@ -72,5 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.markdown:
         document.write(report, options.markdown)
     missed = [outcome.key for outcome in report.outcomes if outcome.met is False]
-    print(f"\n{len(rows)} rows in {report.seconds:.0f} s; " + (f"missed: {', '.join(missed)}" if missed else "no budget missed"))
+    print(
+        f"\n{len(rows)} rows in {report.seconds:.0f} s; "
+        + (f"missed: {', '.join(missed)}" if missed else "no budget missed")
+    )
     return int(any(m.why_not for o in report.outcomes for m in o.measured if m.tool is Tool.STEPSCOPE))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from benchmarks import loops
@@ -15,7 +15,7 @@ from benchmarks.timing import per_turn
 
 def _with(span: Callable[[], loops.Span], divide: int = 1) -> Probe:
     @contextmanager
-    def probe(scale: Scale) -> Iterator[Round]:
+    def probe(scale: Scale) -> Generator[Round]:
         loop = loops.spans(span())
         yield lambda: per_turn(loop, max(scale.calls // divide, 1))
 
@@ -29,7 +29,7 @@ def _no_profiler() -> loops.Span:
 
 
 @contextmanager
-def _between_windows(scale: Scale) -> Iterator[Round]:
+def _between_windows(scale: Scale) -> Generator[Round]:
     import stepscope
 
     # A wait that does not end within the benchmark.

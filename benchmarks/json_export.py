@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +45,7 @@ def _recorded(count: int) -> tuple[Run, list[EventBatch]]:
 
 
 @contextmanager
-def _encoder(scale: Scale) -> Iterator[Round]:
+def _encoder(scale: Scale) -> Generator[Round]:
     from stepscope.runtime import _core
 
     _, batches = _recorded(scale.events)
@@ -53,19 +53,20 @@ def _encoder(scale: Scale) -> Iterator[Round]:
     base = int(batches[0].events["ts"][0]) - 1_000_000_000
 
     def once() -> Sample:
-        sizes: list[int] = []
+        size = 0
 
         def encode() -> None:
+            nonlocal size
             for batch in batches:
-                sizes.append(len(_core.encode_chrome(batch.events, batch.args, base, "kineto")))
+                size += len(_core.encode_chrome(batch.events, batch.args, base, "kineto"))
 
-        return Sample(_rate(count, encode), facts={"bytes per event": sum(sizes) / count})
+        return Sample(_rate(count, encode), facts={"bytes per event": size / count})
 
     yield once
 
 
 @contextmanager
-def _exporter(scale: Scale) -> Iterator[Round]:
+def _exporter(scale: Scale) -> Generator[Round]:
     import stepscope
 
     run, batches = _recorded(scale.events)
@@ -88,7 +89,7 @@ def _exporter(scale: Scale) -> Iterator[Round]:
 
 
 @contextmanager
-def _torch(scale: Scale) -> Iterator[Round]:
+def _torch(scale: Scale) -> Generator[Round]:
     loop = additions()
 
     def once() -> Sample:
@@ -104,7 +105,7 @@ def _torch(scale: Scale) -> Iterator[Round]:
 
 
 @contextmanager
-def _viztracer(scale: Scale) -> Iterator[Round]:
+def _viztracer(scale: Scale) -> Generator[Round]:
     count = scale.events // 5
     tracer = viztracer(count + 1000)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.additions import additions
 from benchmarks.emission import Span, emit
-from benchmarks.peers import opentelemetry_provider, peer, torch_profile, viztracer
+from benchmarks.peers import opentelemetry_provider, torch_profile, viztracer
 from benchmarks.row import Contender, Round, Row, Sample, Tool
 from benchmarks.scale import Scale
 from benchmarks.session import Accounts, session
@@ -30,7 +30,7 @@ def _growth(work: Callable[[], object], events: int) -> Sample:
 
 
 @contextmanager
-def _stepscope(scale: Scale) -> Iterator[Round]:
+def _stepscope(scale: Scale) -> Generator[Round]:
     import stepscope
 
     with session() as profiler:
@@ -45,7 +45,7 @@ def _stepscope(scale: Scale) -> Iterator[Round]:
 
 
 @contextmanager
-def _stepscope_later(scale: Scale) -> Iterator[Round]:
+def _stepscope_later(scale: Scale) -> Generator[Round]:
     import stepscope
 
     with session() as profiler:
@@ -60,7 +60,7 @@ def _stepscope_later(scale: Scale) -> Iterator[Round]:
 
 
 @contextmanager
-def _torch_operators(scale: Scale) -> Iterator[Round]:
+def _torch_operators(scale: Scale) -> Generator[Round]:
     loop = additions()
     with torch_profile():
         loop(1000)
@@ -78,7 +78,7 @@ def _torch_operators(scale: Scale) -> Iterator[Round]:
 
 
 @contextmanager
-def _viztracer(scale: Scale) -> Iterator[Round]:
+def _viztracer(scale: Scale) -> Generator[Round]:
     tracer = viztracer(scale.events + 2000)
     tracer.start()
     emit(tracer.log_event, 1000, pause=0)
@@ -89,7 +89,7 @@ def _viztracer(scale: Scale) -> Iterator[Round]:
 
 
 @contextmanager
-def _opentelemetry(scale: Scale) -> Iterator[Round]:
+def _opentelemetry(scale: Scale) -> Generator[Round]:
     provider = opentelemetry_provider()
     span: Span = provider.get_tracer("benchmark").start_as_current_span
     emit(span, 1000)
@@ -108,7 +108,7 @@ ROWS = (
         fresh=True,
         contenders=(
             Contender(Tool.STEPSCOPE, "span", _stepscope),
-            Contender(Tool.TORCH, "profile, operators", _torch_operators, every=2),
+            Contender(Tool.TORCH, "profile, operators", _torch_operators, every=3),
             Contender(Tool.VIZTRACER, "log_event", _viztracer, every=2),
             Contender(Tool.OPENTELEMETRY, "BatchSpanProcessor, drops when full", _opentelemetry, every=2),
         ),

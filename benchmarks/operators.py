@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,7 +31,7 @@ def _beyond(sample: Sample, baseline: float) -> Sample:
 
 
 @contextmanager
-def _stepscope(scale: Scale) -> Iterator[Round]:
+def _stepscope(scale: Scale) -> Generator[Round]:
     import stepscope
 
     backend = live_operators()
@@ -50,7 +50,7 @@ def _stepscope(scale: Scale) -> Iterator[Round]:
 
 
 @contextmanager
-def _torch(scale: Scale) -> Iterator[Round]:
+def _torch(scale: Scale) -> Generator[Round]:
     loop = additions()
     schedule = peer("torch.profiler").schedule(wait=0, warmup=0, active=1, repeat=1)
 

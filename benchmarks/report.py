@@ -30,6 +30,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, row: Row, title: str, measured: Sequence[Measured]) -> Outcome:
         """Compares the medians of a row."""
         own = next((m.median for m in measured if m.tool is Tool.STEPSCOPE), None)
+        ratios = {
+            m.label: row.better(own, m.median)
+            for m in measured
+            if m.tool is not Tool.STEPSCOPE and m.median is not None and own is not None
+        }
         return cls(
             key=row.key,
             title=title,
@@ -39,11 +44,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             met=None if own is None else row.met(own),
             cited=row.cited,
             measured=tuple(measured),
-            ratios={
-                m.label: row.better(own, m.median)
-                for m in measured
-                if m.tool is not Tool.STEPSCOPE and m.median is not None and own is not None
-            },
+            ratios={label: ratio for label, ratio in ratios.items() if ratio is not None},
         )
 
     @property

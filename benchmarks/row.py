@@ -81,10 +81,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
             return scale.alternations
         return min(scale.rounds, 5) if self.fresh or self.heavy else scale.rounds
 
-    def better(self, value: float, than: float) -> float:
-        """How many times better one value is than another; below 1 if it is worse."""
+    def better(self, value: float, than: float) -> float | None:
+        """How many times better one value is than another, below 1 if it is worse; `None` where noise is below 0."""
         more, less = (value, than) if self.more_is_better else (than, value)
-        return more / less if less > 0 else float("inf")
+        return more / less if less > 0 and more > 0 else None
 
     def met(self, value: float) -> bool | None:
         """Whether a value keeps the budget; `None` without one."""

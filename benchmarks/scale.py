@@ -26,9 +26,18 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FULL = Scale(
-    name="full", rounds=11, calls=20_000, events=500_000, operators=100_000, table_events=20_000, steps=25, alternations=21
+    name="full",
+    rounds=11,
+    calls=20_000,
+    events=500_000,
+    operators=100_000,
+    table_events=20_000,
+    steps=25,
+    alternations=21,
 )
-QUICK = Scale(name="quick", rounds=3, calls=10_000, events=50_000, operators=20_000, table_events=2_000, steps=8, alternations=3)
+QUICK = Scale(
+    name="quick", rounds=3, calls=10_000, events=50_000, operators=20_000, table_events=2_000, steps=8, alternations=3
+)
 SMOKE = Scale(name="smoke", rounds=1, calls=50, events=200, operators=200, table_events=50, steps=1, alternations=1)
 
 SCALES = {scale.name: scale for scale in (FULL, QUICK, SMOKE)}

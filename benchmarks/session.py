@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def scratch() -> Iterator[Path]:
+def scratch() -> Generator[Path]:
     """A directory that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as directory:
         yield Path(directory)
 
 
 @contextmanager
-def session(**arguments: Any) -> Iterator[Profiler]:
+def session(**arguments: Any) -> Generator[Profiler]:
     """`stepscope.trace(**arguments)`, running, in a directory of its own."""
     import stepscope
 

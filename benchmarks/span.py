@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ Measure = Callable[[int], Sample]
 
 def _stepscope(measure_with: Callable[[], Measure]) -> Probe:
     @contextmanager
-    def probe(scale: Scale) -> Iterator[Round]:
+    def probe(scale: Scale) -> Generator[Round]:
         with session() as profiler:
             measure = measure_with()
 
@@ -35,7 +35,7 @@ def _stepscope(measure_with: Callable[[], Measure]) -> Probe:
 
 def _torch(measure_with: Callable[[], Measure]) -> Probe:
     @contextmanager
-    def probe(scale: Scale) -> Iterator[Round]:
+    def probe(scale: Scale) -> Generator[Round]:
         measure = measure_with()
 
         def once() -> Sample:
@@ -50,7 +50,7 @@ def _torch(measure_with: Callable[[], Measure]) -> Probe:
 
 def _viztracer(loop_with: Callable[[Any], Loop]) -> Probe:
     @contextmanager
-    def probe(scale: Scale) -> Iterator[Round]:
+    def probe(scale: Scale) -> Generator[Round]:
         tracer = viztracer(scale.calls * 2 + 1000)
         loop = loop_with(tracer)
 
@@ -69,7 +69,7 @@ def _viztracer(loop_with: Callable[[Any], Loop]) -> Probe:
 
 def _opentelemetry(measure_with: Callable[[Any], Measure]) -> Probe:
     @contextmanager
-    def probe(scale: Scale) -> Iterator[Round]:
+    def probe(scale: Scale) -> Generator[Round]:
         provider = opentelemetry_provider()
         measure = measure_with(provider.get_tracer("benchmark"))
         try:
@@ -137,7 +137,9 @@ ROWS = (
         contenders=(
             Contender(Tool.STEPSCOPE, "span", _stepscope(lambda: _loop(loops.spans_with_argument(_span())))),
             Contender(
-                Tool.TORCH, "record_function(name, args)", _torch(lambda: _loop(loops.spans_with_text(_record_function())))
+                Tool.TORCH,
+                "record_function(name, args)",
+                _torch(lambda: _loop(loops.spans_with_text(_record_function()))),
             ),
             Contender(
                 Tool.OPENTELEMETRY,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from benchmarks.peers import opentelemetry_provider, peer, torch_profile, viztracer
@@ -23,7 +23,7 @@ def _imported(module: str) -> Probe:
         return Sample(float(done.stdout.split()[-1]))
 
     @contextmanager
-    def probe(scale: Scale) -> Iterator[Round]:
+    def probe(scale: Scale) -> Generator[Round]:
         peer(module)
         yield once
 
@@ -31,7 +31,7 @@ def _imported(module: str) -> Probe:
 
 
 @contextmanager
-def _stepscope(scale: Scale) -> Iterator[Round]:
+def _stepscope(scale: Scale) -> Generator[Round]:
     import stepscope
 
     with scratch() as directory:
@@ -42,7 +42,7 @@ def _stepscope(scale: Scale) -> Iterator[Round]:
 
 def _first(start: Callable[[], object], module: str) -> Probe:
     @contextmanager
-    def probe(scale: Scale) -> Iterator[Round]:
+    def probe(scale: Scale) -> Generator[Round]:
         peer(module)
         yield lambda: Sample(milliseconds(start))
 
@@ -57,9 +57,11 @@ ROWS = (
         heavy=True,
         contenders=(
             Contender(Tool.STEPSCOPE, "import stepscope", _imported("stepscope")),
-            Contender(Tool.TORCH, "import torch.profiler", _imported("torch.profiler")),
+            Contender(Tool.TORCH, "import torch.profiler", _imported("torch.profiler"), every=3),
             Contender(Tool.VIZTRACER, "import viztracer", _imported("viztracer")),
-            Contender(Tool.OPENTELEMETRY, "import opentelemetry.sdk.trace.export", _imported("opentelemetry.sdk.trace.export")),
+            Contender(
+                Tool.OPENTELEMETRY, "import opentelemetry.sdk.trace.export", _imported("opentelemetry.sdk.trace.export")
+            ),
             Contender(Tool.NVTX, "import nvtx", _imported("nvtx")),
         ),
     ),
@@ -70,7 +72,7 @@ ROWS = (
         fresh=True,
         contenders=(
             Contender(Tool.STEPSCOPE, "start", _stepscope),
-            Contender(Tool.TORCH, "profile.start", _first(lambda: torch_profile().start(), "torch.profiler")),
+            Contender(Tool.TORCH, "profile.start", _first(lambda: torch_profile().start(), "torch.profiler"), every=3),
             Contender(Tool.VIZTRACER, "VizTracer.start", _first(lambda: viztracer(1_000_000).start(), "viztracer")),
             Contender(
                 Tool.OPENTELEMETRY,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ FOR_EVER = 1 << 40
 
 def _stepscope(**schedule: int) -> Probe:
     @contextmanager
-    def probe(scale: Scale) -> Iterator[Round]:
+    def probe(scale: Scale) -> Generator[Round]:
         import stepscope
 
         with session(schedule=stepscope.schedule(**schedule)) as profiler:
@@ -36,7 +36,7 @@ def _stepscope(**schedule: int) -> Probe:
 
 def _torch(**schedule: int) -> Probe:
     @contextmanager
-    def probe(scale: Scale) -> Iterator[Round]:
+    def probe(scale: Scale) -> Generator[Round]:
         def once() -> Sample:
             profile: Any = torch_profile(schedule=peer("torch.profiler").schedule(**schedule))
             with profile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from benchmarks.session import Accounts, scratch
 
 
 @contextmanager
-def _stepscope(scale: Scale) -> Iterator[Round]:
+def _stepscope(scale: Scale) -> Generator[Round]:
     import stepscope
 
     def once() -> Sample:
@@ -45,7 +45,7 @@ def _stepscope(scale: Scale) -> Iterator[Round]:
 
 
 @contextmanager
-def _torch(scale: Scale) -> Iterator[Round]:
+def _torch(scale: Scale) -> Generator[Round]:
     loop = additions()
 
     def once() -> Sample:

@@ -51,9 +51,8 @@ def _cells(outcome: Outcome) -> list[str]:
         _budget(outcome),
         _met(outcome),
     ]
-    for tool in COLUMNS:
-        cells.append("<br>".join(_peer(outcome, peer) for peer in outcome.peers if peer.tool is tool))
-    return [*cells, outcome.cited]
+    peers = ["<br>".join(_peer(outcome, peer) for peer in outcome.peers if peer.tool is tool) for tool in COLUMNS]
+    return [*cells, *peers, outcome.cited]
 
 
 def _peer(outcome: Outcome, peer: Measured) -> str:

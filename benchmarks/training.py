@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from benchmarks.scale import Scale
 from benchmarks.session import Accounts, scratch
 
 LAYERS = 48
-WIDTH, BATCH = 256, 96
+WIDTH, BATCH = 256, 40
 """Such that a step takes about 10 ms on one core: with 2 spans a layer and 4 more that is 10,000 spans a second."""
 
 
@@ -81,7 +81,9 @@ def _times(step: Callable[[], object], count: int) -> list[float]:
     return times
 
 
-def _percent(training: Training, steps: int, traced: Callable[[], AbstractContextManager[Callable[[], object]]]) -> Sample:
+def _percent(
+    training: Training, steps: int, traced: Callable[[], AbstractContextManager[Callable[[], object]]]
+) -> Sample:
     """One alternation: by how much the median step is slower with tracing. A few steps on either side warm up."""
     warm = 1 + steps // 8
     without = _times(training.step, warm + steps)[warm:]
@@ -93,7 +95,7 @@ def _percent(training: Training, steps: int, traced: Callable[[], AbstractContex
 
 def _stepscope(threads: int) -> Probe:
     @contextmanager
-    def probe(scale: Scale) -> Iterator[Round]:
+    def probe(scale: Scale) -> Generator[Round]:
         import stepscope
 
         training = Training(threads)
@@ -104,7 +106,7 @@ def _stepscope(threads: int) -> Probe:
             return {"output_dir": directory, "exporters": [stepscope.ChromeTraceExporter(directory / "trace.json")]}
 
         @contextmanager
-        def traced() -> Iterator[Callable[[], object]]:
+        def traced() -> Generator[Callable[[], object]]:
             with scratch() as directory, stepscope.trace(**with_two_exporters(directory)) as profiler:
                 accounts = Accounts(profiler)
 
@@ -126,11 +128,11 @@ def _stepscope(threads: int) -> Probe:
 
 def _peer(traced_with: Callable[[], tuple[AbstractContextManager[Any], Span, Callable[[], object] | None]]) -> Probe:
     @contextmanager
-    def probe(scale: Scale) -> Iterator[Round]:
+    def probe(scale: Scale) -> Generator[Round]:
         training = Training(1)
 
         @contextmanager
-        def traced() -> Iterator[Callable[[], object]]:
+        def traced() -> Generator[Callable[[], object]]:
             context, span, after = traced_with()
 
             def step() -> None:
@@ -153,7 +155,7 @@ def _torch() -> tuple[AbstractContextManager[Any], Span, Callable[[], object]]:
 
 def _viztracer() -> tuple[AbstractContextManager[Any], Span, None]:
     @contextmanager
-    def running() -> Iterator[None]:
+    def running() -> Generator[None]:
         tracer.start()
         try:
             yield
@@ -167,7 +169,7 @@ def _viztracer() -> tuple[AbstractContextManager[Any], Span, None]:
 
 def _opentelemetry() -> tuple[AbstractContextManager[Any], Span, None]:
     @contextmanager
-    def running() -> Iterator[None]:
+    def running() -> Generator[None]:
         try:
             yield
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,14 +23,14 @@ def milliseconds(work: Callable[[], object]) -> float:
 
 
 @contextmanager
-def _stepscope_spans(scale: Scale) -> Iterator[Round]:
+def _stepscope_spans(scale: Scale) -> Generator[Round]:
     import stepscope
 
     yield lambda: _stepscope((), lambda: emit(stepscope.span, scale.events))
 
 
 @contextmanager
-def _stepscope_operators(scale: Scale) -> Iterator[Round]:
+def _stepscope_operators(scale: Scale) -> Generator[Round]:
     backend = live_operators()
     loop = additions()
     yield lambda: _stepscope((backend(),), lambda: loop(scale.events))
@@ -51,7 +51,7 @@ def _stepscope(backends: tuple[Any, ...], work: Callable[[], object]) -> Sample:
 
 def _torch(prepare: Callable[[], Callable[[int], object]]) -> Probe:
     @contextmanager
-    def probe(scale: Scale) -> Iterator[Round]:
+    def probe(scale: Scale) -> Generator[Round]:
         work = prepare()
 
         def once() -> Sample:

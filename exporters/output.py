@@ -77,8 +77,7 @@ class OutputFile:
         self._at = 0  # where the next piece goes
         self._end = b""  # what follows the last piece
         self._deflate = zlib.compressobj(GZIP_LEVEL, wbits=31) if gzip else None
-        self.failure: BaseException | None = None
-        """The first error of any operation, also of those whose caller was cancelled."""
+        self._untold: BaseException | None = None
         self._last: asyncio.Future[Any] | None = None
         self._closed = False
 
@@ -119,7 +118,8 @@ class OutputFile:
         """Closes the file; more calls do nothing.
 
         Raises:
-            OutputError: if the system had not written everything after all.
+            OutputError: if the system had not written everything after all, or had refused a piece whose writer was
+                cancelled and did not hear of it.
         """
         await self._in_turn(self._close)
 
@@ -139,14 +139,17 @@ class OutputFile:
                 await asyncio.wait([previous])
             return await operation()
 
-        def note(done: asyncio.Future[T]) -> None:
-            if not done.cancelled() and self.failure is None:
-                self.failure = done.exception()
-
         task = asyncio.ensure_future(turn())
-        task.add_done_callback(note)
         self._last = task
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._keep_error)
+            raise
+
+    def _keep_error(self, done: asyncio.Future[Any]) -> None:
+        error = None if done.cancelled() else done.exception()
+        self._untold = self._untold or error
 
     async def _write(self, piece: bytes, limit: int | None) -> bool:
         before = self._deflate.copy() if self._deflate else None
@@ -192,6 +195,8 @@ class OutputFile:
             await self._file.close()
         except OSError as error:
             raise output_error(error, self.path, "close the file") from error
+        if self._untold is not None:
+            raise self._untold
 
     async def _rename(self, path: Path) -> None:
         try:

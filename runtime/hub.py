@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
+import importlib
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -38,7 +38,7 @@ class Hub:
         self._pipelines: list[Pipeline] = []
         self._held: list[tuple[Block, bytes]] = []
         self._stack = ExitStack()
-        self.loop_name = "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"
+        self.loop_name = _loop_name()
         self._portal = self._stack.enter_context(
             anyio.from_thread.start_blocking_portal(
                 "asyncio", {"use_uvloop": self.loop_name == "uvloop"}, name="stepscope"
@@ -190,6 +190,15 @@ class Hub:
                 await pipeline.relieve()
         for pipeline in self._pipelines:
             pipeline.take_watermark(until)
+
+
+def _loop_name() -> str:
+    """`uvloop` where it can be imported, else `asyncio`."""
+    try:
+        importlib.import_module("uvloop")
+    except ImportError:
+        return "asyncio"
+    return "uvloop"
 
 
 _hub: Hub | None = None

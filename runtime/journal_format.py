@@ -1,4 +1,4 @@
-"""The journal's bytes: file header, frames and what is inside them. `docs/journal-format.md` describes the format.
+"""The journal's bytes: file header, frames and events. `docs/journal-format.md` describes the format.
 
 Nothing here touches a file. Everything is little-endian.
 """
@@ -10,19 +10,14 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EVENT_DTYPE, Block, EventBatch, Flag
-from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.plain import plain
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Step, Window
 
 MAGIC = b"\x89SSJ\r\n\x1a\n"
 """First bytes of a journal; a transfer that changes line ends or clears the eighth bit shows."""
@@ -45,13 +40,13 @@ COMPRESSED = 1
 """Frame flag: what follows the source's name is one zlib stream."""
 MAX_PAYLOAD = 64 << 20
 """Longer frames are neither written nor believed."""
+MAX_TABLE = 8 << 20
+"""The same for strings and tracks, of which each byte may become many in memory."""
 CHUNK_BYTES = 4 << 20
 """Batches are split into frames of about this size, which bounds what a reader holds."""
 STRINGS_PER_FRAME = 4096
 
 Bytes = bytes | bytearray | memoryview
-Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class FrameType(IntEnum):
@@ -70,105 +65,6 @@ class FrameType(IntEnum):
     END = 11
 
 
-class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose journal this is."""
-
-    name: str
-    anchor: ClockAnchor
-    pid: Int64 = 0
-    host: str = ""
-    rank: Int64 | None = None
-    world_size: Int64 | None = None
-    created_ns: Int64 = 0
-    """Unix time."""
-
-
-class TrackRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One track, as `tracks.Track` has it."""
-
-    id: Id
-    kind: Annotated[int, msgspec.Meta(ge=0, le=255)]
-    pid: Int64
-    tid: Int64
-    parent: Id
-    name: str
-
-
-class MetadataRecord(msgspec.Struct, frozen=True):
-    """The run's metadata as it was then; a later record replaces an earlier one."""
-
-    values: dict[str, Any]
-
-
-class WindowOpened(msgspec.Struct, frozen=True):
-    """Events of this window follow."""
-
-    index: Int64
-    at_ns: Int64
-    """Time of its first event in the journal."""
-
-
-class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One step of a window."""
-
-    number: Int64
-    start_ns: Int64
-    end_ns: Int64
-
-
-class WindowRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished window, without what only a live one can do."""
-
-    index: Int64
-    profiler: str = ""
-    start_ns: Int64
-    end_ns: Int64
-    steps: list[StepRecord] = []
-    complete: bool = False
-    diagnostics: list[str] = []
-    ledger: Ledger = Ledger()
-    metadata: dict[str, Any] = {}
-    wall_start_ns: Int64 = 0
-
-    def window(self) -> Window:
-        """The window as exporters get it."""
-        return Window(
-            index=self.index,
-            profiler=self.profiler,
-            start_ns=self.start_ns,
-            end_ns=self.end_ns,
-            steps=tuple(Step(step.number, step.start_ns, step.end_ns) for step in self.steps),
-            complete=self.complete,
-            diagnostics=tuple(self.diagnostics),
-            ledger=self.ledger,
-            metadata=self.metadata,
-            wall_start_ns=self.wall_start_ns,
-        )
-
-
-class CapRecord(msgspec.Struct, frozen=True):
-    """The journal reached its size limit: events are missing from here on."""
-
-    limit_bytes: Int64
-    dropped: Int64
-    """Events left out so far."""
-
-
-class EndRecord(msgspec.Struct, frozen=True):
-    """The journal was closed in order."""
-
-    events: Int64 = 0
-    """Events written."""
-    windows: Int64 = 0
-    """Windows closed."""
-    dropped: Int64 = 0
-    """Events left out because of the size limit."""
-    arguments_cut: Int64 = 0
-    """Events that lost their arguments because these did not fit a frame, or pointed outside their heap."""
-    records_left_out: Int64 = 0
-    """Frames other than events that did not fit the size limit."""
-
-
 class EventsHeader(msgspec.Struct, frozen=True, gc=False):
     """What an events frame says of itself before its events."""
 
@@ -185,33 +81,9 @@ class EventsHeader(msgspec.Struct, frozen=True, gc=False):
         return self.count * EVENT_DTYPE.itemsize + self.args_bytes
 
 
-def run_record(run: Run, created_ns: int) -> RunRecord:
-    """The facts of a run that its journal keeps."""
-    return RunRecord(
-        name=plain(run.name),
-        anchor=run.anchor,
-        pid=run.pid,
-        host=plain(run.host),
-        rank=run.rank,
-        world_size=run.world_size,
-        created_ns=created_ns,
-    )
-
-
-def window_record(window: Window) -> WindowRecord:
-    """What a journal keeps of a window."""
-    return WindowRecord(
-        index=window.index,
-        profiler=plain(window.profiler),
-        start_ns=window.start_ns,
-        end_ns=window.end_ns,
-        steps=[StepRecord(step.number, step.start_ns, step.end_ns) for step in window.steps],
-        complete=window.complete,
-        diagnostics=plain(list(window.diagnostics)),
-        ledger=msgspec.convert(plain(msgspec.to_builtins(window.ledger)), Ledger),
-        metadata=plain(dict(window.metadata)),
-        wall_start_ns=window.wall_start_ns,
-    )
+def max_payload(kind: int) -> int:
+    """The longest payload of a type of frame, in bytes."""
+    return MAX_TABLE if kind in (FrameType.STRINGS, FrameType.TRACKS) else MAX_PAYLOAD
 
 
 def new_sync_word() -> bytes:
@@ -257,11 +129,11 @@ def encode_frame(sync: bytes, kind: int, number: int, parts: Sequence[Bytes], fl
     """A frame as a list of buffers; the parts of its payload are not copied.
 
     Raises:
-        FormatError: if the payload is longer than `MAX_PAYLOAD`.
+        FormatError: if the payload is longer than readers accept.
     """
     length = sum(len(part) for part in parts)
-    if length > MAX_PAYLOAD:
-        raise FormatError(f"a frame of {length} bytes is longer than the {MAX_PAYLOAD} that readers accept")
+    if length > max_payload(kind):
+        raise FormatError(f"a frame of {length} bytes is longer than the {max_payload(kind)} that readers accept")
     crc = 0
     for part in parts:
         crc = zlib.crc32(part, crc)
@@ -272,7 +144,7 @@ def encode_frame(sync: bytes, kind: int, number: int, parts: Sequence[Bytes], fl
 def decode_frame_header(head: Bytes, at: int, sync: bytes) -> tuple[int, int, int, int, int] | None:
     """(type, flags, number, length, payload's CRC) of the frame header at `head[at:]`, `None` if there is none."""
     found, kind, flags, _, number, length, payload_crc, crc = FRAME_HEADER.unpack_from(head, at)
-    if found != sync or crc != zlib.crc32(head[at : at + FRAME_HEADER.size - 4]) or length > MAX_PAYLOAD:
+    if found != sync or crc != zlib.crc32(head[at : at + FRAME_HEADER.size - 4]) or length > max_payload(kind):
         return None
     return kind, flags, number, length, payload_crc
 

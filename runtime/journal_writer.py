@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -13,9 +11,11 @@ from typing import Any, Literal
 import msgspec
 
 from stepscope.runtime import journal_format as fmt
+from stepscope.runtime import journal_records as records
 from stepscope.runtime import strings, tracks
+from stepscope.runtime.append_file import AppendFile
 from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.errors import ClosedError, OutputError
+from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.plain import plain
@@ -27,8 +27,6 @@ Fsync = Literal["never", "window", "always"]
 
 MIN_BYTES = 1 << 16
 _END_BYTES = 256
-_MAX_NAMES = 1000
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class JournalWriter:
@@ -66,9 +64,8 @@ class JournalWriter:
         self._fsync = fsync
         self._compress = compress
         self._lock = threading.Lock()
-        self._fd = -1
+        self._file: AppendFile | None = None
         self._sync = fmt.new_sync_word()
-        self._bytes = 0
         self._number = 0
         self._pending: list[fmt.Bytes] = []
         self._pending_frames = 0
@@ -83,7 +80,7 @@ class JournalWriter:
     @property
     def is_open(self) -> bool:
         """Whether frames can be appended."""
-        return self._fd >= 0
+        return self._file is not None
 
     def open(self, run: Run) -> None:
         """Creates the file, and directories that are missing, readable by this user only.
@@ -92,13 +89,10 @@ class JournalWriter:
             OutputError: if that is not possible.
         """
         with self._lock:
-            try:
-                _make_directories(self.path.parent)
-                self._create()
-            except OSError as error:
-                raise _output_error(error, "create", self.path) from error
+            self._file = AppendFile(self.path)
+            self.path = self._file.path
             self._pending.append(fmt.encode_file_header(self._sync))
-            self._control(fmt.FrameType.RUN, fmt.run_record(run, time.time_ns()))
+            self._control(fmt.FrameType.RUN, records.run_record(run, time.time_ns()))
             self._commit(self._fsync != "never")
 
     def write_batch(self, batch: EventBatch) -> None:
@@ -111,13 +105,13 @@ class JournalWriter:
         if not len(batch):
             return
         with self._lock:
-            self._check_open()
+            self._open_file()
             for count, flags, parts, cut in fmt.encode_events(batch, self._compress):
                 serial, next_track = self._add_tables()
                 opened = batch.window not in self._open_windows
                 if opened:
                     first = fmt.EVENTS_HEADER.unpack_from(parts[0])[0]
-                    self._control(fmt.FrameType.WINDOW_OPENED, fmt.WindowOpened(batch.window, first))
+                    self._control(fmt.FrameType.WINDOW_OPENED, records.WindowOpened(batch.window, first))
                 self._frame(fmt.FrameType.EVENTS, parts, flags)
                 if self.dropped or not self._has_room(self._reserve):
                     # Once full, always full: a journal with holes would look complete.
@@ -139,13 +133,13 @@ class JournalWriter:
             ClosedError: after `close`.
         """
         with self._lock:
-            self._check_open()
+            self._open_file()
             self._mark_cap(exactly=True)
-            record = fmt.window_record(window)
+            record = records.window_record(window)
             if not self._record(fmt.FrameType.WINDOW_CLOSED, record, self._fsync != "never"):
-                note = f"{len(record.steps)} steps and the metadata did not fit the journal"
+                note = f"{record.step_count} steps and the metadata did not fit the journal"
                 less = msgspec.structs.replace(
-                    record, steps=[], metadata={}, diagnostics=[*record.diagnostics[:10], note]
+                    record, steps=b"", metadata={}, diagnostics=[*record.diagnostics[:10], note]
                 )
                 if not self._record(fmt.FrameType.WINDOW_CLOSED, less, self._fsync != "never"):
                     self._records_left_out += 1
@@ -160,9 +154,9 @@ class JournalWriter:
             ClosedError: after `close`.
         """
         with self._lock:
-            self._check_open()
-            record = fmt.MetadataRecord(plain(dict(values)))
-            encoded = _encode(record)
+            self._open_file()
+            record = records.MetadataRecord(plain(dict(values)))
+            encoded = records.encode_record(record)
             if encoded != self._metadata and (values or self._metadata):
                 self._records_left_out += not self._record(fmt.FrameType.METADATA, record)
                 self._metadata = encoded
@@ -175,7 +169,7 @@ class JournalWriter:
             ClosedError: after `close`.
         """
         with self._lock:
-            self._check_open()
+            self._open_file()
             self._records_left_out += not self._record(fmt.FrameType.CLOCK, anchor)
 
     def write_ledger(self, ledger: Ledger) -> None:
@@ -186,10 +180,10 @@ class JournalWriter:
             ClosedError: after `close`.
         """
         with self._lock:
-            self._check_open()
+            self._open_file()
             self._records_left_out += not self._record(fmt.FrameType.LEDGER, ledger)
 
-    def write_cap(self, record: fmt.CapRecord) -> None:
+    def write_cap(self, record: records.CapRecord) -> None:
         """Appends the size marker of a journal that is being copied.
 
         Raises:
@@ -197,7 +191,7 @@ class JournalWriter:
             ClosedError: after `close`.
         """
         with self._lock:
-            self._check_open()
+            self._open_file()
             self._records_left_out += not self._record(fmt.FrameType.CAP, record)
 
     def close(self) -> None:
@@ -207,28 +201,17 @@ class JournalWriter:
             OutputError: if the end mark cannot be written; the file is closed all the same.
         """
         with self._lock:
-            if self._fd < 0:
+            if self._file is None:
                 return
             try:
-                end = fmt.EndRecord(
+                end = records.EndRecord(
                     self.written, self._windows, self.dropped, self.arguments_cut, self._records_left_out
                 )
                 self._control(fmt.FrameType.END, end)
                 self._commit(self._fsync != "never")
             finally:
-                os.close(self._fd)
-                self._fd = -1
-
-    def _create(self) -> None:
-        wanted = self.path
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        for attempt in range(2, _MAX_NAMES):
-            try:
-                self._fd = os.open(self.path, flags, 0o600)
-                return
-            except FileExistsError:
-                self.path = wanted.with_name(f"{wanted.stem}-{attempt}{wanted.suffix}")
-        raise FileExistsError(errno.EEXIST, f"this name and {_MAX_NAMES - 2} like it are taken", str(wanted))
+                self._file.close()
+                self._file = None
 
     def _add_tables(self) -> tuple[int, int]:
         """Adds frames of the strings and tracks that are new, and returns how far the tables will be written then."""
@@ -238,7 +221,7 @@ class JournalWriter:
         new = tracks.since(self._next_track)
         for at in range(0, len(new), fmt.STRINGS_PER_FRAME):
             records = [
-                fmt.TrackRecord(track.id, int(track.kind), track.pid, track.tid, track.parent, track.name)
+                records.TrackRecord(track.id, int(track.kind), track.pid, track.tid, track.parent, track.name)
                 for track in new[at : at + fmt.STRINGS_PER_FRAME]
             ]
             self._control(fmt.FrameType.TRACKS, records)
@@ -246,7 +229,7 @@ class JournalWriter:
 
     def _record(self, kind: fmt.FrameType, record: object, sync: bool = False) -> bool:
         """Writes one control frame; false if it does not fit."""
-        payload = _encode(record)
+        payload = records.encode_record(record)
         if len(payload) > fmt.MAX_PAYLOAD:
             return False
         self._frame(kind, [payload])
@@ -259,71 +242,32 @@ class JournalWriter:
     def _mark_cap(self, exactly: bool = False) -> None:
         """Says how much is missing: when the limit is met, whenever it has doubled, and exactly with each window."""
         outdated = self.dropped > (self._marked if exactly else self._marked * 2)
-        if outdated and self._record(fmt.FrameType.CAP, fmt.CapRecord(self._max_bytes, self.dropped)):
+        if outdated and self._record(fmt.FrameType.CAP, records.CapRecord(self._max_bytes, self.dropped)):
             self._marked = self.dropped
 
     def _control(self, kind: fmt.FrameType, record: object) -> None:
-        self._frame(kind, [_encode(record)])
+        self._frame(kind, [records.encode_record(record)])
 
     def _frame(self, kind: fmt.FrameType, parts: list[fmt.Bytes], flags: int = 0) -> None:
         self._pending += fmt.encode_frame(self._sync, kind, self._number + self._pending_frames, parts, flags)
         self._pending_frames += 1
 
     def _has_room(self, reserve: int) -> bool:
-        return self._bytes + sum(len(part) for part in self._pending) <= self._max_bytes - reserve
+        return self._open_file().size + sum(len(part) for part in self._pending) <= self._max_bytes - reserve
 
     def _discard(self) -> None:
         self._pending.clear()
         self._pending_frames = 0
 
-    def _check_open(self) -> None:
-        if self._fd < 0:
+    def _open_file(self) -> AppendFile:
+        if self._file is None:
             raise ClosedError(f"the journal {self.path} is not open")
+        return self._file
 
     def _commit(self, sync: bool) -> None:
         """Writes what is pending, all or nothing."""
-        self._check_open()
         try:
-            size = _write_all(self._fd, self._pending)
-            if sync:
-                os.fsync(self._fd)
-        except OSError as error:
-            failure = _output_error(error, "write", self.path)
-            try:
-                os.ftruncate(self._fd, self._bytes)
-            except OSError as second:
-                # Readers find the next frame after half a one; it only costs them a search.
-                failure.add_note(f"what was written of it could not be taken back: {second}")
-                self._bytes = os.fstat(self._fd).st_size
-            raise failure from error
-        else:
-            self._bytes += size
+            self._open_file().write(self._pending, sync)
             self._number += self._pending_frames
         finally:
             self._discard()
-
-
-def _write_all(fd: int, parts: list[fmt.Bytes]) -> int:
-    """Writes all buffers in as few calls as the kernel allows."""
-    total = sum(len(part) for part in parts)
-    waiting = [memoryview(part) for part in parts if len(part)]
-    while waiting:
-        done = os.writev(fd, waiting[:512])
-        while waiting and done >= len(waiting[0]):
-            done -= len(waiting.pop(0))
-        if done:
-            waiting[0] = waiting[0][done:]
-    return total
-
-
-def _make_directories(directory: Path) -> None:
-    missing = []
-    while not directory.exists():
-        missing.append(directory)
-        directory = directory.parent
-    for path in reversed(missing):
-        path.mkdir(mode=0o700, exist_ok=True)
-
-
-def _output_error(error: OSError, what: str, path: Path) -> OutputError:
-    return OutputError(error.errno, f"cannot {what} the journal: {error.strerror or error}", str(path))

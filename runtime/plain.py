@@ -14,8 +14,9 @@ MAX_TEXT = 1 << 20
 def plain(value: Any, *, depth: int = MAX_DEPTH) -> Any:
     """Reduces a value to dicts with text keys, lists, text, 64-bit integers, floats, booleans and `None`.
 
-    Objects of other types are named by their type: their `repr` could be slow, wait for a device, or raise. Lone surrogates become text
-    such as `\\udc80`; what lies deeper than `depth` or beyond 10,000 items of one container is named instead of kept.
+    Objects of other types are named by their type: their `repr` could be slow, wait for a device, or raise. Lone
+    surrogates become text such as `\\udc80`. Containers that lie deeper than `depth` are named instead of kept, of
+    large ones the first 10,000 items are kept, of texts the first million characters.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -26,16 +27,21 @@ def plain(value: Any, *, depth: int = MAX_DEPTH) -> Any:
         return float(value) if math.isfinite(value) else repr(float(value))
     if isinstance(value, str):
         return _text(value)
-    if isinstance(value, Mapping | list | tuple | set | frozenset):
+    kind = type(value).__name__
+    container: Any = value
+    if isinstance(value, Mapping):
         if depth <= 0:
-            return f"<{type(value).__name__} of {len(value)}>"
-        if isinstance(value, Mapping):
-            return {
-                _text(key) if isinstance(key, str) else str(plain(key, depth=0)): plain(item, depth=depth - 1)
-                for key, item in list(value.items())[:MAX_ITEMS]
-            }
-        return [plain(item, depth=depth - 1) for item in list(value)[:MAX_ITEMS]]
-    return f"<{type(value).__name__}>"
+            return f"<{kind} of {len(container)}>"
+        return {_key(key): plain(item, depth=depth - 1) for key, item in list(container.items())[:MAX_ITEMS]}
+    if isinstance(value, list | tuple | set | frozenset):
+        if depth <= 0:
+            return f"<{kind} of {len(container)}>"
+        return [plain(item, depth=depth - 1) for item in list(container)[:MAX_ITEMS]]
+    return f"<{kind}>"
+
+
+def _key(key: Any) -> str:
+    return _text(key) if isinstance(key, str) else str(plain(key, depth=0))
 
 
 def _text(value: str) -> str:

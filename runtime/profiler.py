@@ -266,6 +266,7 @@ class Profiler(Stepping):
             name=self.name,
             statistics=self.statistics(),
             anchor=self._anchor,
+            anchor_now=clock.ClockAnchor.read(),
             backends=reports,
             diagnostics=self.diagnostics(),
         )

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from stepscope.runtime.journal_frames import Damage
 
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.events import Block, EventBatch, Kind
 from stepscope.runtime.formats import run_of
-from stepscope.runtime.journal_format import CapRecord
 from stepscope.runtime.journal_ids import IdMap
-from stepscope.runtime.journal_reader import Damage, JournalReader
+from stepscope.runtime.journal_reader import JournalReader
+from stepscope.runtime.journal_records import CapRecord
 from stepscope.runtime.journal_writer import JournalWriter
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.leftovers import Keys, Leftovers, UnfinishedWindow

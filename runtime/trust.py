@@ -20,6 +20,9 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     statistics: ProfilerStatistics
     anchor: ClockAnchor | None
+    """Read when the run was opened."""
+    anchor_now: ClockAnchor
+    """Read for this report."""
     backends: Mapping[str, BackendReport]
     diagnostics: tuple[str, ...]
 
@@ -57,7 +60,11 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
             yield f"output    {output.name}: {ledger.exported:,} of {ledger.offered:,} events{tail}{flight}{error}"
         anchor = self.anchor
         if anchor is not None:
-            yield f"clock     CLOCK_MONOTONIC, set to wall time within {anchor.error_ns / 1000:.1f} us"
+            drift = self.anchor_now.wall_ns - anchor.wall(self.anchor_now.monotonic_ns)
+            yield (
+                f"clock     CLOCK_MONOTONIC, set to wall time within {anchor.error_ns / 1000:.1f} us; "
+                f"wall time has moved by {drift / 1000:+.1f} us against it since"
+            )
         for name, report in self.backends.items():
             mode = f" ({report.mode})" if report.mode else ""
             cost = f"; {report.training_thread_ns / 1e6:.2f} ms of the training thread at changes"

@@ -9,8 +9,6 @@ from typing import Any
 
 import stepscope as sc
 from stepscope.backends import torch_arm
-from stepscope.runtime import strings
-from stepscope.runtime.events import Block
 from stepscope.runtime.schedule import ScheduleFunction
 from tests.support import require
 
@@ -34,11 +32,6 @@ def record(
         work(profiler)
     profiler.raise_errors()
     return memory
-
-
-def texts(events: Block, field: str = "name") -> list[str]:
-    """Names or categories of events."""
-    return [strings.text(int(number)) for number in events[field]]
 
 
 def network() -> Any:

@@ -13,6 +13,7 @@ import pytest
 
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
+from stepscope.exporters.output import OutputFile
 from stepscope.exporters.repair import repair_chrome
 from stepscope.runtime.errors import ClosedError, FormatError, OutputError
 from stepscope.runtime.events import EventBatch, Kind
@@ -228,6 +229,21 @@ async def test_gzip_survives_a_full_disk(small_disk: Path) -> None:
     await exporter.export(many(small_disk, 50))
     await exporter.aclose()
     assert spans(read(path)) == [f"n{n}" for n in (*range(100), *range(50))]
+
+
+async def test_refusal_that_nobody_heard(small_disk: Path) -> None:
+    """The error of a write whose caller was cancelled is raised when the file is closed."""
+    output = await OutputFile.create(small_disk / "t", gzip=False)
+    task = asyncio.ensure_future(output.write(bytes(2 << 20)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await output.write(b"whole\n")
+    with pytest.raises(OutputError, match="No space left"):
+        await output.close()
+    assert (small_disk / "t").read_bytes() == b"whole\n"
 
 
 async def test_directory_that_cannot_be_used(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def record(directory: Path, windows: int = 2) -> Path:
 def spans(path: Path) -> list[str]:
     """Names of the spans in a Chrome trace of any form, steps left out."""
     loaded: Any = json.loads(path.read_text())
-    events: list[dict[str, Any]] = loaded if isinstance(loaded, list) else loaded["traceEvents"]
+    events: list[dict[str, Any]] = loaded["traceEvents"] if "traceEvents" in loaded else loaded
     return [e["name"] for e in events if e["ph"] == "X" and not e["name"].startswith("ProfilerStep")]
 
 
@@ -76,7 +76,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"stepscope {importlib.metadata.version('stepscope')}\n"
 
 
-@pytest.mark.parametrize("arguments", [(), ("fly",), ("convert",), ("convert", "a", "b", "c"), ("run", "--wait", "x", "y")])
+@pytest.mark.parametrize(
+    "arguments", [(), ("fly",), ("convert",), ("convert", "a", "b", "c"), ("run", "--wait", "x", "y")]
+)
 def test_wrong_usage_is_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     """Wrong usage is told apart from failure."""
     assert usage_error(*arguments) == 2
@@ -160,7 +162,7 @@ def test_convert_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.Capt
 KILLED = """
 import os, signal, time
 import stepscope as sc
-while not os.path.exists("run/trace.json"):
+while not os.path.exists("run/trace.json") or not os.path.getsize("run/trace.json"):
     time.sleep(0.001)
 with sc.span("before"):
     pass
@@ -227,10 +229,10 @@ class Screen:
 )
 def test_progress(terminal: bool, expected: str) -> None:
     """A terminal's line is rewritten ten times a second; elsewhere a line every five seconds is enough."""
-    now = 0.0
+    times = iter((0.0, 1.0, 1.05, 6.0))
     screen: Any = Screen(terminal)
-    progress = Progress(screen, lambda: now)
-    for now, text in ((1.0, "one"), (1.05, "too soon"), (6.0, "two")):
+    progress = Progress(screen, lambda: next(times))
+    for text in ("one", "too soon", "two"):
         progress.show(text)
     progress.done("end")
     assert screen.text == expected

@@ -78,7 +78,9 @@ def test_a_module_runs_as_without_us(module: str, tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").touch()
     for name in ("__main__", "part"):
-        (package / f"{name}.py").write_text("import sys; print(sys.argv, __name__, __spec__.name, __package__, sys.path[0])")
+        (package / f"{name}.py").write_text(
+            "import sys; print(sys.argv, __name__, __spec__.name, __package__, sys.path[0])"
+        )
     plain = python("-m", module, "-x", cwd=tmp_path)
     traced = stepscope("run", "--quiet", "--out", "run", "-m", module, "-x", cwd=tmp_path)
     assert (traced.returncode, traced.stdout, traced.stderr) == (plain.returncode, plain.stdout, plain.stderr)
@@ -209,7 +211,9 @@ def test_a_broken_torch_breaks_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(
         "import builtins\nif not hasattr(builtins, 'again'):\n    builtins.again = 1\n    raise ImportError('first try')"
     )
-    (tmp_path / "p.py").write_text("try: import torch\nexcept ImportError as e: print(e)\nimport torch; print(torch.__name__)")
+    (tmp_path / "p.py").write_text(
+        "try: import torch\nexcept ImportError as e: print(e)\nimport torch; print(torch.__name__)"
+    )
     done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "first try\ntorch\n"), done.stderr
     assert "no steps   ModuleNotFoundError" in done.stderr
@@ -249,7 +253,8 @@ def test_an_optimizer_that_extends_another_steps_once() -> None:
 
     class Mine(torch.optim.SGD):  # type: ignore[misc, name-defined, unused-ignore]
         def step(self, closure: Any = None) -> Any:
-            return super().step(closure)
+            base: Any = super()
+            return base.step(closure)
 
     taken: list[int] = []
     steps = OptimizerSteps(lambda: taken.append(1))

@@ -153,6 +153,24 @@ assert not heavy, heavy
     run(script, tmp_path)
 
 
+def test_without_uvloop_the_loop_is_asyncios(tmp_path: Path) -> None:
+    """The faster loop is used where it can be imported, and not needed."""
+    script = """
+import sys
+if len(sys.argv) > 1:
+    sys.modules["uvloop"] = None
+import stepscope as sc
+with sc.trace(output_dir="run"):
+    with sc.span("work"):
+        pass
+    from stepscope.runtime import hub
+    print(hub._hub.loop_name)
+"""
+    assert run(script, tmp_path).stdout == "uvloop\n"
+    assert run(script.replace("len(sys.argv) > 1", "True"), tmp_path).stdout == "asyncio\n"
+    assert "work" in journal_names(tmp_path / "run" / "journal")[0]
+
+
 def test_recording_in_a_signal_handler(tmp_path: Path) -> None:
     """A handler that interrupts recording, stepping and pausing may itself do all three."""
     script = """

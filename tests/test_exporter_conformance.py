@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import importlib
+import inspect
 import io
 import json
 from collections.abc import Callable, Iterable
@@ -48,8 +49,8 @@ def json_spans(exporter: Exporter, directory: Path) -> Iterable[str]:
     names: list[str] = []
     for path in sorted(directory.rglob("*.json*")):
         data = path.read_bytes()
-        trace = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-        events = trace if isinstance(trace, list) else trace["traceEvents"]
+        trace: Any = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        events: list[dict[str, Any]] = trace["traceEvents"] if "traceEvents" in trace else trace
         names += [event["name"] for event in events if event["ph"] in ("X", "b")]
     # Other kinds are drawn with the same phases: gaps as slices, async events as pairs.
     return [name for name in names if name not in ("kind GAP", "kind ASYNC_BEGIN")]
@@ -150,7 +151,7 @@ def test_checks_are_all_listed() -> None:
     written = {
         name
         for name, value in vars(conformance).items()
-        if asyncio.iscoroutinefunction(value) and not name.startswith("_") and name != "check_exporter"
+        if inspect.iscoroutinefunction(value) and not name.startswith("_") and name != "check_exporter"
     }
     assert written == {check.__name__ for check in conformance.CHECKS}
 

@@ -20,7 +20,8 @@ import stepscope as sc
 from stepscope.backends import torch_arm
 from stepscope.runtime import _core, strings
 from stepscope.runtime.events import Flag, Kind
-from tests.operators import ARMED, environment, record, texts, torch
+from tests.operators import ARMED, environment, record, torch
+from tests.readings import texts
 from tests.support import ROOT
 
 push: Callable[[str], object] = torch.profiler.itt.range_push
@@ -32,7 +33,7 @@ quick = settings(max_examples=25, suppress_health_check=[HealthCheck.function_sc
 
 Tree: TypeAlias = tuple[str, str, list[Any]]
 """Kind (`itt` or `span`), name and what happens inside."""
-trees = st.recursive(
+trees: st.SearchStrategy[Tree] = st.recursive(
     st.tuples(st.sampled_from(["itt", "span"]), st.sampled_from(["aten::a", "b", "Ärger 😀", 'q"\\\n']), st.just([])),
     lambda inner: st.tuples(
         st.sampled_from(["itt", "span"]), st.sampled_from(["c10d::x", "y"]), st.lists(inner, max_size=3)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from stepscope.exporters.specimens import batch_of, spans
 from stepscope.runtime import journal_format as fmt
+from stepscope.runtime import journal_records as records
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch, empty_block
 from stepscope.runtime.journal_ids import LOST_NAME
@@ -189,12 +190,12 @@ def test_a_page_of_zeros_is_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gap", range((1 << 20) - 30, (1 << 20) + 2))
 def test_frames_are_found_across_the_borders_of_a_search(tmp_path: Path, gap: int) -> None:
     """The search reads in pieces; a frame that begins at the end of one is not missed."""
-    journal = HandMade(tmp_path / "journal").record(fmt.FrameType.CAP, fmt.CapRecord(1, 2))
+    journal = HandMade(tmp_path / "journal").record(fmt.FrameType.CAP, records.CapRecord(1, 2))
     with open(journal.path, "ab") as file:
         file.write(bytes(gap))
-    journal.record(fmt.FrameType.CAP, fmt.CapRecord(3, 4))
+    journal.record(fmt.FrameType.CAP, records.CapRecord(3, 4))
     items, damage = read_journal(journal.path)
-    assert items == [fmt.CapRecord(1, 2), fmt.CapRecord(3, 4)]
+    assert items == [records.CapRecord(1, 2), records.CapRecord(3, 4)]
     assert damage.skipped_bytes == gap
 
 
@@ -288,7 +289,7 @@ def test_too_many_ids_are_unknown_not_stored(tmp_path: Path) -> None:
     """Ids far beyond any table do not make the reader's tables as large."""
     journal = HandMade(tmp_path / "journal")
     journal.record(fmt.FrameType.STRINGS, [(0xFFFFFFFF, "far away")])
-    journal.record(fmt.FrameType.TRACKS, [fmt.TrackRecord(0xFFFFFFFF, 2, 0, 0, 0xFFFFFFFF, "far away")])
+    journal.record(fmt.FrameType.TRACKS, [records.TrackRecord(0xFFFFFFFF, 2, 0, 0, 0xFFFFFFFF, "far away")])
     block = empty_block(1)
     block["name"], block["track"] = 0xFFFFFFFF, 0xFFFFFFFF
     journal.events(block)

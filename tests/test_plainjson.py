@@ -79,7 +79,17 @@ def test_values(value: Any, expected: Any) -> None:
     assert plain(value) == expected
 
 
-@pytest.mark.parametrize("wrap", [lambda x: [x], lambda x: {"k": x}])
+def in_list(value: Any) -> Any:
+    """The value in a list."""
+    return [value]
+
+
+def in_dict(value: Any) -> Any:
+    """The value in a dictionary."""
+    return {"k": value}
+
+
+@pytest.mark.parametrize("wrap", [in_list, in_dict])
 def test_depth_and_cycles_end(wrap: Callable[[Any], Any]) -> None:
     """Depth is bounded, and so are cycles."""
     deep: Any = 1

@@ -21,7 +21,8 @@ from stepscope.backends.torch_symbols import enable_numbers
 from stepscope.runtime import strings
 from stepscope.runtime.events import Block, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.schedule import schedule
-from tests.operators import ARMED, environment, record, texts, torch, train
+from tests.operators import ARMED, environment, record, torch, train
+from tests.readings import texts
 from tests.test_itt import python
 
 pytestmark = pytest.mark.skipif(not ARMED, reason=f"the collector is not armed: {torch_arm.reason()}")
@@ -51,7 +52,7 @@ def test_operators_and_links_are_those_of_kineto(tmp_path: Path) -> None:
     seen: list[Any] = []
     for mode in ("stream", "kineto"):
         torch.manual_seed(1)
-        memory = record(tmp_path / mode, lambda p: train(5, p), TorchBackend(mode), schedule=ONE_WINDOW)  # type: ignore[arg-type]
+        memory = record(tmp_path / mode, lambda p: train(5, p), TorchBackend(mode), schedule=ONE_WINDOW)
         spans = memory.events(kind=Kind.SPAN)
         spans = spans[np.isin(spans["category"], [strings.category("cpu_op"), strings.category("user_annotation")])]
         operators = Counter(zip(texts(spans), texts(spans, "category"), spans["step"].tolist(), strict=True))
@@ -86,7 +87,7 @@ def test_custom_functions_are_linked(tmp_path: Path) -> None:
             return x * 2
 
         @staticmethod
-        def backward(_: Any, gradient: Any) -> Any:  # type: ignore[override]
+        def backward(_: Any, gradient: Any) -> Any:
             return gradient * 2
 
     def work(_: sc.Profiler) -> None:
@@ -103,7 +104,7 @@ def test_two_graphs_are_not_mixed_up(tmp_path: Path) -> None:
     """Two networks with the same layers, run forward one after the other, are linked each to its own backward."""
 
     def work(_: sc.Profiler) -> None:
-        losses = []
+        losses: list[Any] = []
         for name in ("one", "two"):
             with sc.span(f"forward {name}"):
                 losses.append(torch.nn.functional.linear(torch.ones(1, 3), torch.ones(2, 3, requires_grad=True)).sum())
@@ -131,7 +132,11 @@ def test_another_thread_is_refused_with_a_note(tmp_path: Path) -> None:
     backend = TorchBackend("stream")
 
     def work(profiler: sc.Profiler) -> None:
-        thread = threading.Thread(target=lambda: [profiler.step() for _ in range(3)])
+        def steps() -> None:
+            for _ in range(3):
+                profiler.step()
+
+        thread = threading.Thread(target=steps)
         thread.start()
         thread.join()
         add()
@@ -254,7 +259,7 @@ def test_links_are_found_across_batches(links: list[tuple[int, int]], cuts: list
     starts = {int(f["id"]): (int(f["track"]), int(f["ts"])) for f in flows if f["kind"] == Kind.FLOW_START}
     ends = {int(f["id"]): (int(f["track"]), int(f["ts"])) for f in flows if f["kind"] == Kind.FLOW_END}
     assert sorted((starts[i], ends[i]) for i in ends) == sorted(
-        ((track, 10 * i + 1), (track, 1000 + i)) for i, (track, number) in enumerate(links)
+        ((track, 10 * i + 1), (track, 1000 + i)) for i, (track, _) in enumerate(links)
     )
     assert len(starts) == len(ends) == len(links)
 

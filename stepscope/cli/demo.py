@@ -83,15 +83,20 @@ def demo(arguments: argparse.Namespace) -> int:
 
     training = Training()
     epochs: int = arguments.epochs
-    print(f"A convolutional network learns {len(training.loader.dataset):,} handwritten digits.")  # type: ignore[arg-type]
+    _say(f"A convolutional network learns {len(training.loader.dataset):,} handwritten digits.")  # type: ignore[arg-type]
     modes = list(MODES) if arguments.mode == "both" else [arguments.mode]
     profilers = [_train(training, mode, epochs, directory) for mode in modes]
     accuracy = training.accuracy()
-    print(f"\nThe network recognises {accuracy:.1%} of {len(training.tested)} digits that it has not seen.\n")
+    _say(f"\nThe network recognises {accuracy:.1%} of {len(training.tested)} digits that it has not seen.\n")
     _tell(directory, profilers)
     for profiler in profilers:
         profiler.raise_errors()
     return 0 if accuracy > EXPECTED else 1
+
+
+def _say(text: str) -> None:
+    """Prints at once: what goes to standard error at the same time keeps its place."""
+    print(text, flush=True)
 
 
 def _directory(chosen: Path | None) -> Path:
@@ -114,7 +119,7 @@ def _train(training: Training, name: str, epochs: int, directory: Path) -> Profi
     mode, what = MODES[name]
     details = mode == "kineto"
     total = epochs * training.steps
-    print(f"\n{name} mode: {what}\n{SCHEDULE.plan(total)}")
+    _say(f"\n{name} mode: {what}\n{SCHEDULE.plan(total)}")
     profiler = trace(
         schedule=SCHEDULE,
         backends=[TorchBackend(mode, record_shapes=details, profile_memory=details)],
@@ -133,14 +138,14 @@ def _train(training: Training, name: str, epochs: int, directory: Path) -> Profi
             loss = iteration.loss
             progress.show(f"epoch {iteration.epoch + 1}/{epochs}, step {done}/{total}, loss {loss:.3f}")
     progress.done(f"{epochs} epochs, {total} steps, loss {loss:.3f}, accuracy {training.accuracy():.1%}")
-    print(f"\n{profiler.summary(top=12)}\n{profiler.report()}")
+    _say(f"\n{profiler.summary(top=12)}\n{profiler.report()}")
     return profiler
 
 
 def _tell(directory: Path, profilers: list[Profiler]) -> None:
     """Says what opens the result."""
     trace_file = profilers[0].output.path / "trace.json"
-    print(f"The result is in {opening.shown(directory)}. To see it:")
-    print(f"  TensorBoard  {opening.tensorboard(directory / 'tensorboard')}")
-    print(f"  Perfetto     {opening.perfetto(trace_file)}")
-    print(f"  other forms  {opening.convert(profilers[0].output.path, 'trace.json.gz')}")
+    _say(f"The result is in {opening.shown(directory)}. To see it:")
+    _say(f"  TensorBoard  {opening.tensorboard(directory / 'tensorboard')}")
+    _say(f"  Perfetto     {opening.perfetto(trace_file)}")
+    _say(f"  other forms  {opening.convert(profilers[0].output.path, 'trace.json.gz')}")

@@ -39,6 +39,7 @@ class Training:
 
     def __init__(self, seed: int = 0) -> None:
         torch.manual_seed(seed)
+        torch.set_num_threads(1)  # the tensors are too small for more to help
         # scikit-learn has no types.
         digits: Any = importlib.import_module("sklearn.datasets").load_digits()
         images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16

@@ -1,0 +1,179 @@
+"""Finds the whole frames of a journal file, whatever else is in it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from stepscope.runtime import journal_format as fmt
+from stepscope.runtime.errors import FormatError
+
+Frame = tuple[int, int, bytes]
+"""Type, flags, payload."""
+
+_SCAN_BYTES = 1 << 20
+
+
+class Damage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reader could not use of a journal, so far."""
+
+    header: bool = False
+    """The file's first 20 bytes were damaged; the frames were found without them."""
+    skipped_bytes: int = 0
+    """Bytes passed over between whole frames."""
+    lost_frames: int = 0
+    """Frames that are missing, by their numbers."""
+    undecodable_frames: int = 0
+    """Frames that arrived whole and still make no sense."""
+    lost_names: int = 0
+    """Uses of a name or category whose text was lost."""
+    lost_arguments: int = 0
+    """Events whose arguments were malformed."""
+    torn_bytes: int = 0
+    """Bytes after the last whole frame: a write that was interrupted, or that is going on."""
+
+    def __bool__(self) -> bool:
+        return self != Damage()
+
+
+class FrameReader:
+    """Gives the whole frames of a file one after the other. Memory is bounded by the largest frame.
+
+    Raises:
+        OSError: if the file cannot be opened.
+        FormatError: if it is not a journal, or one of a newer version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.damage = Damage()
+        """What was passed over so far."""
+        self._number = 0
+        self._at = fmt.FILE_HEADER.size
+        # Non-blocking, so that a FIFO of this name is refused below instead of waited for.
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise FormatError(f"{path} is not a regular file")
+            self._sync = self._read_file_header()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the file. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def peek(self) -> Frame | None:
+        """The frame here, if there is a whole one; it is given again by `next`."""
+        found = self._frame_at(self._at)
+        return found[0] if found else None
+
+    def next(self, passed: Callable[[bytes], bool] | None = None) -> Frame | None:
+        """The next whole frame, `None` at the end. More may follow later, if the file grows.
+
+        Args:
+            passed: is shown the beginning of each events frame; the frame is passed over unread when it says so.
+        """
+        self._sync = self._sync or self._read_file_header()
+        start = self._at
+        while self._sync is not None:
+            found = self._frame_at(self._at, passed)
+            if found is not None:
+                frame, number, end = found
+                self._arrived(start, self._at, number, end)
+                if frame is not None:
+                    return frame
+                start = self._at
+            elif not self._find_header(self._at + 1):
+                break
+        # Nothing whole follows. What is left may be a frame that is being written: it is looked at again next time.
+        self._at = start
+        if self._sync is not None:
+            torn = max(os.fstat(self._fd).st_size - start, 0)
+            self.damage = msgspec.structs.replace(self.damage, torn_bytes=torn)
+        return None
+
+    def count_undecodable(self) -> None:
+        """Notes that a whole frame made no sense."""
+        self.damage = msgspec.structs.replace(self.damage, undecodable_frames=self.damage.undecodable_frames + 1)
+
+    def _read_file_header(self) -> bytes | None:
+        """The file's sync word, `None` if the file ends inside its header."""
+        head = os.pread(self._fd, fmt.FILE_HEADER.size + fmt.FRAME_HEADER.size, 0)
+        sync = fmt.decode_file_header(head)
+        if sync is not None:
+            return sync
+        # The first frame's sync word says the same, and its checksum shows whether it can be believed.
+        at = fmt.FILE_HEADER.size
+        sync = head[at : at + 4]
+        if (
+            len(head) == at + fmt.FRAME_HEADER.size
+            and fmt.is_sync_word(sync)
+            and fmt.decode_frame_header(head, at, sync)
+        ):
+            self.damage = Damage(header=True)
+            return sync
+        if len(head) < at and head[: len(fmt.MAGIC)] == fmt.MAGIC[: len(head)]:
+            self.damage = Damage(torn_bytes=len(head))
+            return None
+        raise FormatError(f"{self.path} is not a stepscope journal, or its beginning is destroyed")
+
+    def _frame_at(self, at: int, passed: Callable[[bytes], bool] | None = None) -> tuple[Frame | None, int, int] | None:
+        """(frame, its number, where it ends) if a whole one is there; without the frame if it is passed over."""
+        head = os.pread(self._fd, fmt.FRAME_HEADER.size, at)
+        if self._sync is None or len(head) < fmt.FRAME_HEADER.size:
+            return None
+        found = fmt.decode_frame_header(head, 0, self._sync)
+        if found is None:
+            return None
+        kind, flags, number, length, crc = found
+        body = at + len(head)
+        if body + length > os.fstat(self._fd).st_size:
+            return None
+        if passed is not None and kind == fmt.FrameType.EVENTS:
+            if passed(os.pread(self._fd, min(length, fmt.MAX_EVENTS_HEADER), body)):
+                return None, number, body + length
+        payload = os.pread(self._fd, length, body)
+        if len(payload) != length or zlib.crc32(payload) != crc:
+            return None
+        return (kind, flags, payload), number, body + length
+
+    def _find_header(self, at: int) -> bool:
+        """Moves to the next bytes from `at` on that look like a frame's header."""
+        assert self._sync is not None
+        while True:
+            chunk = os.pread(self._fd, _SCAN_BYTES, at)
+            found = chunk.find(self._sync)
+            while found >= 0:
+                if len(chunk) - found < fmt.FRAME_HEADER.size:
+                    break
+                if fmt.decode_frame_header(chunk, found, self._sync) is not None:
+                    self._at = at + found
+                    return True
+                found = chunk.find(self._sync, found + 1)
+            if len(chunk) < fmt.FRAME_HEADER.size:
+                return False
+            # A header may lie across the border of two chunks.
+            at += found if found > 0 else len(chunk) - len(self._sync) + 1
+
+    def _arrived(self, start: int, found: int, number: int, end: int) -> None:
+        lost = (number - self._number) & 0xFFFFFFFF
+        if lost >= 1 << 31:
+            lost = 0  # an older number: a file put together from parts
+        if found > start or lost or self.damage.torn_bytes:
+            self.damage = msgspec.structs.replace(
+                self.damage,
+                skipped_bytes=self.damage.skipped_bytes + found - start,
+                lost_frames=self.damage.lost_frames + lost,
+                torn_bytes=0,
+            )
+        self._number = number + 1
+        self._at = end

@@ -1,0 +1,178 @@
+"""The records of a journal: what its frames hold, but for events."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.journal_format import FrameType
+from stepscope.runtime.ledger import Ledger
+from stepscope.runtime.plain import plain
+from stepscope.runtime.run import Run
+from stepscope.runtime.window import Step, Window
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+_STEP_BYTES = 24
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose journal this is."""
+
+    name: str
+    anchor: ClockAnchor
+    pid: Int64 = 0
+    host: str = ""
+    rank: Int64 | None = None
+    world_size: Int64 | None = None
+    created_ns: Int64 = 0
+    """Unix time."""
+
+
+class TrackRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One track, as `tracks.Track` has it."""
+
+    id: Id
+    kind: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    pid: Int64
+    tid: Int64
+    parent: Id
+    name: str
+
+
+class MetadataRecord(msgspec.Struct, frozen=True):
+    """The run's metadata as it was then; a later record replaces an earlier one."""
+
+    values: dict[str, Any]
+
+
+class WindowOpened(msgspec.Struct, frozen=True):
+    """Events of this window follow."""
+
+    index: Int64
+    at_ns: Int64
+    """Time of its first event in the journal."""
+
+
+class WindowRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished window, without what only a live one can do."""
+
+    index: Int64
+    profiler: str = ""
+    start_ns: Int64
+    end_ns: Int64
+    steps: bytes = b""
+    """Three 64-bit integers for each step: number, start, end."""
+    complete: bool = False
+    diagnostics: list[str] = []
+    ledger: Ledger = Ledger()
+    metadata: dict[str, Any] = {}
+    wall_start_ns: Int64 = 0
+
+    @property
+    def step_count(self) -> int:
+        """How many steps there are."""
+        return len(self.steps) // _STEP_BYTES
+
+    def _rows(self) -> NDArray[np.int64]:
+        return np.frombuffer(self.steps, "<i8", self.step_count * 3).reshape(-1, 3)
+
+    def window(self) -> Window:
+        """The window as exporters get it."""
+        return Window(
+            index=self.index,
+            profiler=self.profiler,
+            start_ns=self.start_ns,
+            end_ns=self.end_ns,
+            steps=tuple(Step(*row) for row in self._rows().tolist()),
+            complete=self.complete,
+            diagnostics=tuple(self.diagnostics),
+            ledger=self.ledger,
+            metadata=self.metadata,
+            wall_start_ns=self.wall_start_ns,
+        )
+
+
+class CapRecord(msgspec.Struct, frozen=True):
+    """The journal reached its size limit: events are missing from here on."""
+
+    limit_bytes: Int64
+    dropped: Int64
+    """Events left out so far."""
+
+
+class EndRecord(msgspec.Struct, frozen=True):
+    """The journal was closed in order."""
+
+    events: Int64 = 0
+    """Events written."""
+    windows: Int64 = 0
+    """Windows closed."""
+    dropped: Int64 = 0
+    """Events left out because of the size limit."""
+    arguments_cut: Int64 = 0
+    """Events that lost their arguments because these did not fit a frame, or pointed outside their heap."""
+    records_left_out: Int64 = 0
+    """Frames other than events that did not fit the size limit."""
+
+
+def run_record(run: Run, created_ns: int) -> RunRecord:
+    """The facts of a run that its journal keeps."""
+    return RunRecord(
+        name=plain(run.name),
+        anchor=run.anchor,
+        pid=run.pid,
+        host=plain(run.host),
+        rank=run.rank,
+        world_size=run.world_size,
+        created_ns=created_ns,
+    )
+
+
+def window_record(window: Window) -> WindowRecord:
+    """What a journal keeps of a window."""
+    return WindowRecord(
+        index=window.index,
+        profiler=plain(window.profiler),
+        start_ns=window.start_ns,
+        end_ns=window.end_ns,
+        steps=np.array([(step.number, step.start_ns, step.end_ns) for step in window.steps], "<i8").tobytes(),
+        complete=window.complete,
+        diagnostics=plain(list(window.diagnostics)),
+        ledger=msgspec.convert(plain(msgspec.to_builtins(window.ledger)), Ledger),
+        metadata=plain(dict(window.metadata)),
+        wall_start_ns=window.wall_start_ns,
+    )
+
+
+encode_record = msgspec.msgpack.Encoder().encode
+
+_DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
+    FrameType.RUN: msgspec.msgpack.Decoder(RunRecord),
+    FrameType.STRINGS: msgspec.msgpack.Decoder(list[tuple[Id, str]]),
+    FrameType.TRACKS: msgspec.msgpack.Decoder(list[TrackRecord]),
+    FrameType.CLOCK: msgspec.msgpack.Decoder(ClockAnchor),
+    FrameType.METADATA: msgspec.msgpack.Decoder(MetadataRecord),
+    FrameType.WINDOW_OPENED: msgspec.msgpack.Decoder(WindowOpened),
+    FrameType.WINDOW_CLOSED: msgspec.msgpack.Decoder(WindowRecord),
+    FrameType.LEDGER: msgspec.msgpack.Decoder(Ledger),
+    FrameType.CAP: msgspec.msgpack.Decoder(CapRecord),
+    FrameType.END: msgspec.msgpack.Decoder(EndRecord),
+}
+
+
+def is_known(kind: int) -> bool:
+    """Whether `decode_record` knows this type of frame."""
+    return kind in _DECODERS
+
+
+def decode_record(kind: int, payload: bytes) -> Any:
+    """The record of a frame of a known type, `None` if the payload cannot be decoded."""
+    try:
+        return _DECODERS[kind].decode(payload)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
