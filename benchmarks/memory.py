@@ -38,7 +38,7 @@ def _stepscope(scale: Scale) -> Generator[Round]:
 
         def once() -> Sample:
             accounts = Accounts(profiler)
-            sample = _growth(lambda: emit(stepscope.span, scale.events), scale.events)
+            sample = _growth(lambda: emit(stepscope.span, scale.memory_events), scale.memory_events)
             return Sample(sample.value, facts={**sample.facts, **accounts.facts()})
 
         yield once
@@ -49,11 +49,11 @@ def _stepscope_later(scale: Scale) -> Generator[Round]:
     import stepscope
 
     with session() as profiler:
-        emit(stepscope.span, scale.events)
+        emit(stepscope.span, scale.memory_events)
 
         def once() -> Sample:
             accounts = Accounts(profiler)
-            sample = _growth(lambda: emit(stepscope.span, 4 * scale.events), 4 * scale.events)
+            sample = _growth(lambda: emit(stepscope.span, 4 * scale.memory_events), 4 * scale.memory_events)
             return Sample(sample.facts["grown, MB"], facts=accounts.facts())
 
         yield once
@@ -70,20 +70,20 @@ def _torch_operators(scale: Scale) -> Generator[Round]:
 
         def work() -> None:
             with profile:
-                loop(scale.events)
+                loop(scale.memory_events)
 
-        return _growth(work, scale.events)
+        return _growth(work, scale.memory_events)
 
     yield once
 
 
 @contextmanager
 def _viztracer(scale: Scale) -> Generator[Round]:
-    tracer = viztracer(scale.events + 2000)
+    tracer = viztracer(scale.memory_events + 2000)
     tracer.start()
     emit(tracer.log_event, 1000, pause=0)
     try:
-        yield lambda: _growth(lambda: emit(tracer.log_event, scale.events, pause=0), scale.events)
+        yield lambda: _growth(lambda: emit(tracer.log_event, scale.memory_events, pause=0), scale.memory_events)
     finally:
         tracer.stop()
 
@@ -94,7 +94,7 @@ def _opentelemetry(scale: Scale) -> Generator[Round]:
     span: Span = provider.get_tracer("benchmark").start_as_current_span
     emit(span, 1000)
     try:
-        yield lambda: _growth(lambda: emit(span, scale.events // 10), scale.events // 10)
+        yield lambda: _growth(lambda: emit(span, scale.memory_events // 10), scale.memory_events // 10)
     finally:
         provider.shutdown()
 
@@ -102,22 +102,21 @@ def _opentelemetry(scale: Scale) -> Generator[Round]:
 ROWS = (
     Row(
         key="memory.event",
-        what="memory per recorded event, a window of {events:,}",
+        what="memory per recorded event, a window of {memory_events:,}",
         unit="bytes",
         budget=64,
         fresh=True,
         contenders=(
             Contender(Tool.STEPSCOPE, "span", _stepscope),
             Contender(Tool.TORCH, "profile, operators", _torch_operators, every=3),
-            Contender(Tool.VIZTRACER, "log_event", _viztracer, every=2),
-            Contender(Tool.OPENTELEMETRY, "BatchSpanProcessor, drops when full", _opentelemetry, every=2),
+            Contender(Tool.VIZTRACER, "log_event", _viztracer, every=3),
+            Contender(Tool.OPENTELEMETRY, "BatchSpanProcessor, drops when full", _opentelemetry, every=3),
         ),
     ),
     Row(
         key="memory.bound",
-        what="memory that the next {four_times_events:,} events of the same window need",
+        what="memory that the next {four_times_memory_events:,} events of the same window need",
         unit="MB",
-        budget=16,
         fresh=True,
         contenders=(Contender(Tool.STEPSCOPE, "span", _stepscope_later),),
     ),

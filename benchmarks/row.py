@@ -73,7 +73,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     def title(self, scale: Scale) -> str:
         """What was measured at a scale."""
-        return self.what.format_map({**msgspec.structs.asdict(scale), "four_times_events": 4 * scale.events})
+        return self.what.format_map(
+            {**msgspec.structs.asdict(scale), "four_times_memory_events": 4 * scale.memory_events}
+        )
 
     def rounds(self, scale: Scale) -> int:
         """How many rounds are measured."""

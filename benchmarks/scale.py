@@ -15,6 +15,8 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """Calls timed in a round, of operations that take some hundred nanoseconds; slow ones are called less often."""
     events: int
     """Events in the windows and files that are said to have many."""
+    memory_events: int
+    """Events of the window that memory is measured in: so many that they outweigh what is allocated once."""
     operators: int
     """torch operators in the windows of which the cost per operator is measured."""
     table_events: int
@@ -30,14 +32,33 @@ FULL = Scale(
     rounds=11,
     calls=20_000,
     events=500_000,
+    memory_events=500_000,
     operators=100_000,
     table_events=20_000,
     steps=25,
     alternations=21,
 )
 QUICK = Scale(
-    name="quick", rounds=3, calls=10_000, events=50_000, operators=20_000, table_events=2_000, steps=8, alternations=3
+    name="quick",
+    rounds=3,
+    calls=10_000,
+    events=50_000,
+    memory_events=200_000,
+    operators=20_000,
+    table_events=2_000,
+    steps=6,
+    alternations=3,
 )
-SMOKE = Scale(name="smoke", rounds=1, calls=50, events=200, operators=200, table_events=50, steps=1, alternations=1)
+SMOKE = Scale(
+    name="smoke",
+    rounds=1,
+    calls=50,
+    events=200,
+    memory_events=200,
+    operators=200,
+    table_events=50,
+    steps=1,
+    alternations=1,
+)
 
 SCALES = {scale.name: scale for scale in (FULL, QUICK, SMOKE)}

@@ -10,7 +10,7 @@ from benchmarks import loops
 from benchmarks.peers import opentelemetry_provider, peer, torch_profile, viztracer
 from benchmarks.row import Contender, Probe, Round, Row, Sample, Tool
 from benchmarks.scale import Scale
-from benchmarks.session import Accounts, session
+from benchmarks.session import Accounts, scratch, session
 from benchmarks.timing import AsyncLoop, Loop, per_turn, per_turn_in_task
 
 Measure = Callable[[int], Sample]
@@ -31,6 +31,26 @@ def _stepscope(measure_with: Callable[[], Measure]) -> Probe:
             yield once
 
     return probe
+
+
+@contextmanager
+def _without_a_pause(scale: Scale) -> Generator[Round]:
+    import stepscope
+
+    with (
+        scratch() as directory,
+        session(exporters=[stepscope.ChromeTraceExporter(directory / "trace.json")]) as profiler,
+    ):
+        loop = loops.spans(stepscope.span)
+
+        def once() -> Sample:
+            profiler.flush()
+            accounts = Accounts(profiler)
+            sample = per_turn(loop, scale.events)
+            profiler.flush()
+            return Sample(sample.value, sample.baseline, accounts.facts())
+
+        yield once
 
 
 def _torch(measure_with: Callable[[], Measure]) -> Probe:
@@ -129,6 +149,13 @@ ROWS = (
                 _opentelemetry(lambda tracer: _loop(loops.spans(tracer.start_as_current_span))),
             ),
         ),
+    ),
+    Row(
+        key="span.sustained",
+        what="the same {events:,} times without a pause, while a Chrome trace and the journal are written",
+        unit="ns",
+        heavy=True,
+        contenders=(Contender(Tool.STEPSCOPE, "span", _without_a_pause),),
     ),
     Row(
         key="span.argument",

@@ -58,7 +58,7 @@ ROWS = (
         contenders=(
             Contender(Tool.STEPSCOPE, "import stepscope", _imported("stepscope")),
             Contender(Tool.TORCH, "import torch.profiler", _imported("torch.profiler"), every=3),
-            Contender(Tool.VIZTRACER, "import viztracer", _imported("viztracer")),
+            Contender(Tool.VIZTRACER, "import viztracer", _imported("viztracer"), every=2),
             Contender(
                 Tool.OPENTELEMETRY, "import opentelemetry.sdk.trace.export", _imported("opentelemetry.sdk.trace.export")
             ),

@@ -13,7 +13,7 @@ import anyio
 
 from stepscope.exporters.chrome_file import ChromeFile, Layout, about_window
 from stepscope.exporters.output import check_directory
-from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
@@ -115,8 +115,14 @@ class TensorBoardExporter:
         return directory / f"{worker}.{self._stamp}{self._suffix}"
 
     async def _complete_all(self, run: Run) -> None:
+        errors: list[OutputError] = []
         for window in list(self._open):
-            await self._complete(window, {"run": run.name, "metadata": dict(run.metadata())})
+            try:
+                await self._complete(window, {"run": run.name, "metadata": dict(run.metadata())})
+            except OutputError as error:
+                errors.append(error)  # the other files can still be completed
+        if errors:
+            raise errors[0]
 
     async def _complete(self, window: int, args: Mapping[str, Any]) -> None:
         file = self._open.get(window)

@@ -116,6 +116,7 @@ class Hub:
         """Closes a pipeline: sources, last windows, exporters, all within `seconds`."""
         deadline = anyio.current_time() + seconds
         with anyio.CancelScope(deadline=deadline - seconds / 2):
+            await self.drain(final=True)  # what the sources have yet to be told
             await pipeline.close_sources()
         with anyio.CancelScope(deadline=deadline - seconds / 4):
             await self.drain(final=True)

@@ -220,11 +220,9 @@ class JournalWriter:
             self._control(fmt.FrameType.STRINGS, pairs[at : at + fmt.STRINGS_PER_FRAME])
         new = tracks.since(self._next_track)
         for at in range(0, len(new), fmt.STRINGS_PER_FRAME):
-            records = [
-                records.TrackRecord(track.id, int(track.kind), track.pid, track.tid, track.parent, track.name)
-                for track in new[at : at + fmt.STRINGS_PER_FRAME]
-            ]
-            self._control(fmt.FrameType.TRACKS, records)
+            part = new[at : at + fmt.STRINGS_PER_FRAME]
+            rows = [records.TrackRecord(t.id, int(t.kind), t.pid, t.tid, t.parent, t.name) for t in part]
+            self._control(fmt.FrameType.TRACKS, rows)
         return serial, new[-1].id + 1 if new else self._next_track
 
     def _record(self, kind: fmt.FrameType, record: object, sync: bool = False) -> bool:

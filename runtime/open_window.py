@@ -8,7 +8,7 @@ import numpy as np
 
 from stepscope.runtime import strings
 from stepscope.runtime.aggregates import Aggregates
-from stepscope.runtime.events import NO_STEP, Block, Flag, Kind, empty_block
+from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, empty_block
 from stepscope.runtime.intervals import FOREVER, Interval, clip, touching, without
 from stepscope.runtime.ledger import SourceLedger
 from stepscope.runtime.step_marks import StepMark, StepMarks
@@ -30,6 +30,11 @@ class OpenWindow:
         self.cut_short = False
         self.waiting_since: int | None = None
         """When the end became known, in ns."""
+        self.held: list[EventBatch] | None = []
+        """Batches of step marks that wait for something else to happen in the window; `None` once it has.
+
+        The last `step()` of a run may begin a window that never holds anything: no exporter is to hear of it.
+        """
         self.table = Aggregates()
         self.gaps: list[tuple[int, int | None]] = []
         self.superseded: set[int] = set()
@@ -75,6 +80,18 @@ class OpenWindow:
         self.table.update(mine)
         mine.flags.writeable = False
         return mine
+
+    def release(self, batch: EventBatch) -> list[EventBatch]:
+        """What may be exported now that this batch was taken."""
+        if not len(batch):
+            return []
+        if self.held is None:
+            return [batch]
+        self.held.append(batch)
+        if (batch.events["kind"] == Kind.STEP).all():
+            return []
+        held, self.held = self.held, None
+        return held
 
     def take_open(self, open_spans: Block) -> Block:
         """Spans that have not ended when the window closes, cut at its end and flagged; later records are ignored."""

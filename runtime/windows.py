@@ -136,7 +136,7 @@ class Windows:
             for window in self._open:
                 steps = window.step_spans(self._track)
                 if len(steps):
-                    batches.append(self._take(window, STEPS, steps, b""))
+                    batches += window.release(self._take(window, STEPS, steps, b""))
         gaps = events[events["kind"] == Kind.GAP]
         if len(gaps):
             self._dropped.setdefault(source, Counter())["overflow"] += int(gaps["id"].sum())
@@ -146,12 +146,13 @@ class Windows:
             batch = self._take(self._open[0], source, events, args)
             if len(batch) == len(events) and not self._open[0].gaps:  # nothing was left out
                 self._accepted[source] += total
-                return [*batches, batch]
-            whole = [batch]
+                return batches + self._open[0].release(batch)
+            batches += self._open[0].release(batch)
         else:
-            whole = [self._take(window, source, events, args) for window in self._open]
+            for window in self._open:
+                batches += window.release(self._take(window, source, events, args))
         self._account(source, events[events["kind"] != Kind.GAP])
-        return [*batches, *(batch for batch in whole if len(batch))]
+        return batches
 
     def _take(self, window: OpenWindow, source: str, events: Block, args: bytes) -> EventBatch:
         return EventBatch(source, window.index, window.take(source, events), args)
@@ -213,14 +214,15 @@ class Windows:
                 self._by_linger += 1
                 waited = f"closed after {self._linger / 1e9:g} s without waiting longer for {', '.join(sorted(late))}"
                 window.reason = f"{window.reason}; {waited}" if window.reason else waited
-            batches = [EventBatch(RECORDER, window.index, window.take_open(open_spans), b"")]
+            batches = window.release(EventBatch(RECORDER, window.index, window.take_open(open_spans), b""))
             window.trim()
             steps = window.step_spans(self._track, last=True)
-            batches.append(EventBatch(STEPS, window.index, window.take(STEPS, steps) if len(steps) else steps, b""))
+            if len(steps):
+                batches += window.release(self._take(window, STEPS, steps, b""))
             self._open.remove(window)
             self._closed.append(_Closed(window.interval, window.superseded))
             self._closed_count += 1
-            closed.append((window, [batch for batch in batches if len(batch)]))
+            closed.append((window, batches))
         return closed
 
     def waiting(self) -> bool:

@@ -162,7 +162,7 @@ async def test_places_are_refused_with_an_output_error(tmp_path: Path) -> None:
     obstacle.touch()
     exporter = JournalExporter(obstacle / "journal")
     run = conformance.Case(lambda directory: exporter, tmp_path, None, True).run()
-    with pytest.raises(OutputError, match=r"cannot create the journal: Not a directory: .*file/journal"):
+    with pytest.raises(OutputError, match=r"cannot create the file: Not a directory: .*file/journal"):
         await exporter.open(run)
 
 

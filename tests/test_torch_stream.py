@@ -23,9 +23,11 @@ from stepscope.runtime.events import Block, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.schedule import schedule
 from tests.operators import ARMED, environment, record, torch, train
 from tests.readings import texts
+from tests.support import missing
 from tests.test_itt import python
 
-pytestmark = pytest.mark.skipif(not ARMED, reason=f"the collector is not armed: {torch_arm.reason()}")
+if not ARMED:
+    missing("torch with our ITT collector", f"{torch_arm.reason()}.")
 
 ONE_WINDOW = schedule(wait=1, warmup=1, active=2, repeat=1)
 

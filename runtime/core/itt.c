@@ -159,9 +159,10 @@ static Name *find(Scratch *s, const char *text, size_t len, bool whole) {
     }
     s->misses++;
     if (s->names[hash % NAMES].text == NULL) n = &s->names[hash % NAMES];
-    *n = (Name){{.extra1 = OURS}, NULL, hash, (uint32_t)len, strings_intern(text, len),
+    uint32_t name = strings_intern(text, len);
+    const String *kept = strings_get(name); /* a name that was cut or mended never matches, and is looked up each time */
+    *n = (Name){{.text = kept->text, .extra1 = OURS}, kept->text, hash, kept->len, name,
                 is_operator(text, len) ? operator_category : annotation_category, kind_of(text, len)};
-    n->handle.text = n->text = strings_get(n->name)->text; /* a name that was cut or mended is looked up each time */
     return n;
 }
 
