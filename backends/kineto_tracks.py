@@ -60,6 +60,8 @@ class KinetoTracks:
     def _learn(self) -> None:
         for track in tracks.since(self._known):
             self._known = track.id + 1
+            if track.pid != os.getpid():
+                continue  # another backend's device
             if track.kind is TrackKind.THREAD:
                 self._threads[track.pid, track.tid] = track.id
             elif track.kind is TrackKind.PROCESS:

@@ -12,7 +12,7 @@ import anyio
 from stepscope.exporters.chrome_file import ChromeFile, Dialect, Form, Layout, about_window
 from stepscope.exporters.output import check_directory
 from stepscope.exporters.rotation import fill, numbered
-from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
@@ -202,8 +202,14 @@ class ChromeTraceExporter:
         return self._open[key]
 
     async def _complete_all(self, run: Run) -> None:
+        errors: list[OutputError] = []
         for key in list(self._open):
-            await self._complete(key, {"run": run.name, "metadata": dict(run.metadata())})
+            try:
+                await self._complete(key, {"run": run.name, "metadata": dict(run.metadata())})
+            except OutputError as error:
+                errors.append(error)  # the other files can still be completed
+        if errors:
+            raise errors[0]
 
     async def _complete(self, key: int, args: Mapping[str, Any]) -> None:
         series = self._open[key]

@@ -154,7 +154,7 @@ class Hub:
             if _core.changing(0) > 0 and not final:
                 return True
             for pipeline in self._pipelines:
-                await pipeline.take_messages()
+                pipeline.take_messages()
             await self._route(until)
             if any(pipeline.closable() for pipeline in self._pipelines):
                 spans = self._recorder.open_spans()
@@ -191,6 +191,7 @@ class Hub:
                 await pipeline.relieve()
         for pipeline in self._pipelines:
             pipeline.take_watermark(until)
+            await pipeline.take_deliveries(until)
 
 
 def _loop_name() -> str:

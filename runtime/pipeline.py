@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
@@ -81,6 +82,7 @@ class Pipeline:
         self._ended = anyio.Event()
         self._scope = anyio.CancelScope()
         self._flushes: list[Future[None]] = []
+        self._delivered: deque[tuple[int, Message]] = deque()
         self._batches = self._loop_ns = 0
 
     async def run(self) -> None:
@@ -93,12 +95,19 @@ class Pipeline:
 
     # called by the hub, in this order
 
-    async def take_messages(self) -> None:
-        """Handles what is in the inbox."""
+    def take_messages(self) -> None:
+        """Handles what is in the inbox; what backends delivered waits for the step marks of its time."""
         for message in self.inbox.take():
-            self._handle(message)
-            if isinstance(message, Delivery):
-                await self.relieve()
+            if isinstance(message, Delivery | Watermark | Dropped):
+                self._delivered.append((clock.now(), message))
+            else:
+                self._handle(message)
+
+    async def take_deliveries(self, until: int) -> None:
+        """Routes what backends had delivered by `until`: all steps that began by then are known."""
+        while self._delivered and self._delivered[0][0] <= until:
+            self._handle(self._delivered.popleft()[1])
+            await self.relieve()
 
     def take_block(self, events: Block, args: bytes) -> None:
         """Routes a block of the recorder."""
@@ -134,14 +143,14 @@ class Pipeline:
 
     def settle(self) -> None:
         """Answers flushes when no window waits any more: what came before them is with the exporters."""
-        if self._flushes and not self._windows.waiting():
+        if self._flushes and not self._windows.waiting() and not self._delivered:
             for future in self._flushes:
                 self._spawn(partial(self._flushed, future))
             self._flushes.clear()
 
     def busy(self) -> bool:
         """Whether the hub should look again soon."""
-        return self._windows.waiting() or bool(self._flushes)
+        return self._windows.waiting() or bool(self._flushes) or bool(self._delivered)
 
     # inside
 

@@ -81,7 +81,7 @@ class Source:
         """What the backend makes of a batch of the recorder, such as links between its events."""
         block: Block | None = None
         derive = self._derive
-        if derive is None or not self.open:
+        if derive is None:
             return None
 
         def call() -> None:
@@ -95,11 +95,12 @@ class Source:
         """Closes the backend."""
         if not self.open:
             return
-        self.open = False
         try:
             await self.backend.aclose()
         except Exception as error:
             self.keep("aclose", error)
+        finally:
+            self.open = False  # not before: until then what it delivers is waited for
 
     def _guard(self, what: str, call: Callable[[], None]) -> bool:
         try:

@@ -66,8 +66,8 @@ def test_a_script_runs_as_without_us(name: str, tmp_path: Path) -> None:
     script.parent.mkdir()
     script.write_text(PROGRAMS[name])
     (script.parent / "neighbour.py").touch()
-    plain = python(script, "a", "--wait", "-h", cwd=tmp_path)
-    traced = stepscope("run", "--quiet", "--out", "run", script, "a", "--wait", "-h", cwd=tmp_path)
+    plain = python(script, "a", "--wait", "--", "-h", cwd=tmp_path)
+    traced = stepscope("run", "--quiet", "--out", "run", script, "a", "--wait", "--", "-h", cwd=tmp_path)
     assert (traced.returncode, traced.stdout, traced.stderr) == (plain.returncode, plain.stdout, plain.stderr)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,24 @@ def test_every_example_has_a_test() -> None:
 def test_examples_stay_short(path: Path) -> None:
     """An example shows one thing on one screen."""
     assert len(path.read_text().splitlines()) <= 50
+
+
+def test_readme(tmp_path: Path) -> None:
+    """The README's programs run as they are printed, and are short."""
+    programs: list[str] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(programs) == 2
+    for program in programs:
+        assert len(program.splitlines()) <= 20
+        done = subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=tmp_path, capture_output=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        assert b"forward" in done.stdout
+
+
+def test_links_of_the_documents_lead_somewhere() -> None:
+    """A page that was renamed must not leave readers in front of a closed door."""
+    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} leads to {target}"
 
 
 def test_quickstart(tmp_path: Path) -> None:

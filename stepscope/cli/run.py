@@ -83,8 +83,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     torch.add_argument("--with-stack", action="store_true", help="record Python functions (kineto)")
     torch.add_argument("--no-torch", action="store_true", help="record no operators")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module, as for python -m")
-    parser.add_argument("program", metavar="script.py", help="the program")
-    parser.add_argument("arguments", metavar="args", nargs=argparse.REMAINDER, help="its arguments")
+    # Not REMAINDER, which would take options before the program as well, or lose a `--` behind it.
+    parser.add_argument("program", metavar="script.py", nargs=argparse.PARSER, help="the program, and its arguments")
     parser.set_defaults(function=run, command="run", parser=parser)
 
 
@@ -94,15 +94,17 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         OutputError: if the run's directory cannot be written; the program has not begun then.
     """
-    if not arguments.module and not Path(arguments.program).exists():
+    words: list[str] = arguments.program
+    program, *rest = words[1:] if words[0] == "--" and len(words) > 1 else words
+    if not arguments.module and not Path(program).exists():
         parser: argparse.ArgumentParser = arguments.parser
-        parser.error(f"there is no file {arguments.program}")
+        parser.error(f"there is no file {program}")
     arm()
-    traced = TracedProgram.of(arguments)
+    traced = TracedProgram.of(arguments, program, rest)
     owner = os.getpid()
     traced.profiler.start()
     try:
-        outcome = script.run(arguments.program, arguments.arguments, module=arguments.module)
+        outcome = script.run(program, rest, module=arguments.module)
     finally:
         # A child that the program forked and that comes back here has nothing of this to end.
         if os.getpid() == owner:

@@ -40,9 +40,8 @@ class TracedProgram(msgspec.Struct, frozen=True):
     """What is written, by exporter."""
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace) -> TracedProgram:
+    def of(cls, arguments: argparse.Namespace, program: str, rest: list[str]) -> TracedProgram:
         """Makes the profiler; wrong arguments end the process, as argparse does it."""
-        program: str = arguments.program
         name: str = arguments.name or (program if arguments.module else Path(program).stem) or "run"
         chosen = _schedule(arguments)
         backend = None if arguments.no_torch else _backend(arguments)
@@ -57,7 +56,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
             exporters=exporters,
             name=name,
             output_dir=directory,
-            metadata={"command": [program, *arguments.arguments]},
+            metadata={"command": [program, *rest]},
             options=PATIENT,
         )
         watch = TorchImport(steps.attach)
