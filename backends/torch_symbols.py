@@ -29,7 +29,7 @@ _DESTROY = "_ZN5torch8autograd8profiler14ProfilerResultD1Ev"
 _MAKE = "_ZN5torch8autograd8profiler14ProfilerResultC1Ev"
 
 _TRIED = ("2.13.",)
-"""Versions of torch whose kineto results were tried with the calls that bypass torch's binding."""
+"""Versions of torch that were tried with the calls that bypass torch's binding; no others are called so."""
 _COMPARED = 256
 """Bytes of a node that are searched for its number; nodes are larger."""
 
@@ -140,8 +140,8 @@ def _function(library: str, name: str, returns: Any, *takes: Any) -> Any:
 
 
 def _enable_numbers(torch: Any) -> None:
-    if sys.platform != "linux":
-        raise BackendError(f"not tried on {sys.platform}")
+    if sys.platform != "linux" or not str(torch.__version__).startswith(_TRIED):
+        raise BackendError(f"not tried with torch {torch.__version__} on {sys.platform}")
     peek = _function("libtorch_cpu.so", _PEEK, c_uint64)
     grad = _function("libc10.so", _GRAD, c_bool)
     excluded = _function("libc10.so", _EXCLUDED, c_bool, c_uint16)

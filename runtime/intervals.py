@@ -67,7 +67,8 @@ def clip(events: Block, intervals: list[Interval]) -> Block:
     # Few events cross a border: only these are looked at interval by interval.
     crossing = known & long & ~whole & (last > start)
     if not crossing.any():
-        return events[whole]
+        inside: Block = events[whole]
+        return inside
     return join_blocks([events[whole], *_cut(events[crossing], intervals)])
 
 

@@ -117,7 +117,9 @@ class StepMarks:
         marks = marks[: len(following)]
         self._spans += len(marks)
         block = empty_block(len(marks))
-        nests = (marks["track"] != 0) & (marks["track"] == following["track"]) & (marks["parent"] == following["parent"])
+        nests = (
+            (marks["track"] != 0) & (marks["track"] == following["track"]) & (marks["parent"] == following["parent"])
+        )
         block["ts"], block["dur"], block["step"] = marks["ts"], following["ts"] - marks["ts"], marks["number"]
         block["track"] = np.where(nests, marks["track"], fallback_track)
         block["parent"] = np.where(nests, marks["parent"], 0)

@@ -248,4 +248,3 @@ class Windows:
             dropped={source: dict(reasons) for source, reasons in self._dropped.items()},
             watermarks=dict(self._watermarks),
         )
-

@@ -164,7 +164,9 @@ def test_a_directory_removed_while_it_is_written(tmp_path: Path) -> None:
     assert len(list(gone.glob("*.pt.trace.json"))) == 1
 
 
-@pytest.mark.parametrize("argument", [object(), [object()], {1: 2}, range(10**6), "x" * 10**6, 10**400, np.float32(1.5)])
+@pytest.mark.parametrize(
+    "argument", [object(), [object()], {1: 2}, range(10**6), "x" * 10**6, 10**400, np.float32(1.5)]
+)
 def test_any_argument_is_kept_or_named(argument: object, output_dir: Path) -> None:
     """Nothing that a span is given raises, and nothing large is kept whole."""
     memory = sc.MemoryExporter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -236,3 +237,27 @@ def test_progress(terminal: bool, expected: str) -> None:
         progress.show(text)
     progress.done("end")
     assert screen.text == expected
+
+
+def test_progress_of_work_that_says_nothing() -> None:
+    """Long work shows that it goes on, and leaves the terminal as it was."""
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 1
+        return now
+
+    seen = threading.Event()
+
+    class Watched(Screen):
+        def write(self, text: str) -> int:
+            if "reading" in text:
+                seen.set()
+            return super().write(text)
+
+    screen: Any = Watched(True)
+    with Progress(screen, clock).during("reading"):
+        assert seen.wait(60)
+    assert screen.text.startswith("\r\x1b[Kreading, ")
+    assert screen.text.endswith("\r\x1b[K")

@@ -53,11 +53,15 @@ def test_examples_stay_short(path: Path) -> None:
 
 def test_readme(tmp_path: Path) -> None:
     """The README's programs run as they are printed, and are short."""
-    programs: list[str] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    programs: list[str] = re.findall(
+        r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     assert len(programs) == 2
     for program in programs:
         assert len(program.splitlines()) <= 20
-        done = subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=tmp_path, capture_output=True, timeout=100)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", program], cwd=tmp_path, capture_output=True, timeout=100
+        )
         assert done.returncode == 0, done.stderr
         assert b"forward" in done.stdout
 

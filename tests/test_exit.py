@@ -16,7 +16,12 @@ from stepscope.runtime.window import Window
 def run(script: str, directory: Path, *, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Runs a script in a process of its own, with warnings as errors."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], cwd=directory, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "error", "-c", script],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == code, done.stderr
     return done
@@ -49,7 +54,12 @@ with sc.span("work"):
 
 @pytest.mark.parametrize(
     ("ending", "code"),
-    [("", 0), ("sys.exit(3)", 3), ("raise RuntimeError('mine')", 1), ("threading.Thread(target=lambda: None).start()", 0)],
+    [
+        ("", 0),
+        ("sys.exit(3)", 3),
+        ("raise RuntimeError('mine')", 1),
+        ("threading.Thread(target=lambda: None).start()", 0),
+    ],
 )
 def test_a_trace_left_open_is_closed_at_exit(ending: str, code: int, tmp_path: Path) -> None:
     """Nobody called stop(): the window is delivered all the same, and the files are whole."""

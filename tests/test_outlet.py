@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def closed(index: int = 0) -> Window:
 
 
 @asynccontextmanager
-async def running(exporter: MemoryExporter, path: Path, max_bytes: int = 1 << 20) -> AsyncIterator[Outlet]:
+async def running(exporter: MemoryExporter, path: Path, max_bytes: int = 1 << 20) -> AsyncGenerator[Outlet]:
     """An outlet whose task runs, and ends with the block."""
     outlet = Outlet(exporter, run_facts(path), max_bytes, clock.now)
     async with anyio.create_task_group() as tasks:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_blocks
 from stepscope.runtime.messages import WindowEnds
+from stepscope.runtime.open_window import STEPS
 from stepscope.runtime.step_marks import StepMark
-from stepscope.runtime.windows import RECORDER, STEPS, Windows
+from stepscope.runtime.windows import RECORDER, Windows
 from tests.blocks import gap_block, instant_block, mark_block, span_block
 
 NONE = span_block()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.backends.torch import Mode, TorchBackend
-from stepscope.backends.torch_arm import arm
 from stepscope.cli import opening
 from stepscope.cli.progress import Progress
 from stepscope.exporters.chrome import ChromeTraceExporter
@@ -76,7 +75,6 @@ def demo(arguments: argparse.Namespace) -> int:
     if missing:
         raise StepscopeError(f"{' and '.join(missing)} cannot be imported; install them: pip install 'stepscope[demo]'")
     directory = _directory(arguments.out)
-    arm()
     # Kineto reports each start and stop of itself on standard error otherwise.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     from stepscope.demo.digits import Training

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 PLAIN_INTERVAL = 5.0
@@ -42,12 +44,27 @@ class Progress:
         self._write(text, False)
         self._pending = False
 
-    def clear(self) -> None:
-        """Takes away a line that would be rewritten."""
-        if self._pending:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-            self._pending = False
+    @contextmanager
+    def during(self, text: str) -> Iterator[None]:
+        """Says every second that a block of work, which cannot say how far it is, still goes on."""
+        done = threading.Event()
+        began = self._clock()
+
+        def tick() -> None:
+            while not done.wait(1):
+                self.show(f"{text}, {self._clock() - began:.0f} s")
+
+        thread = threading.Thread(target=tick, name="stepscope progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            if self._pending:
+                self._stream.write("\r\x1b[K")
+                self._stream.flush()
+                self._pending = False
 
     def _write(self, text: str, rewritten: bool) -> None:
         # \r and "erase to the end of the line" (ECMA-48 EL) let this line take the place of the one before.

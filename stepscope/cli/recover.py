@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli import opening
+from stepscope.cli.progress import Progress
 from stepscope.exporters.repair import repair_chrome
 from stepscope.exporters.rotation import PART
 from stepscope.runtime.errors import FormatError, ProfilerStateError
@@ -58,7 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not directory.exists():
         arguments.parser.error(f"there is no {directory}")
     try:
-        recovered = recover(directory, arguments.out, force=arguments.force, remove_session=arguments.remove_session)
+        with Progress().during(f"recovering {opening.shown(directory)}"):
+            recovered = recover(
+                directory, arguments.out, force=arguments.force, remove_session=arguments.remove_session
+            )
     except ProfilerStateError as error:
         raise ProfilerStateError(f"{error} (--force)") from error
     print(recovered.text())

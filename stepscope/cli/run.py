@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stepscope.backends.torch_arm import arm
 from stepscope.cli import script
 from stepscope.cli.traced_program import TracedProgram
 
@@ -99,7 +98,6 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.module and not Path(program).exists():
         parser: argparse.ArgumentParser = arguments.parser
         parser.error(f"there is no file {program}")
-    arm()
     traced = TracedProgram.of(arguments, program, rest)
     owner = os.getpid()
     traced.profiler.start()

@@ -12,6 +12,7 @@ from stepscope.backends.torch import TorchBackend
 from stepscope.cli import opening
 from stepscope.cli.late_torch import LateTorch
 from stepscope.cli.optimizer_steps import OptimizerSteps
+from stepscope.cli.progress import Progress
 from stepscope.cli.torch_import import TorchImport
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
@@ -68,7 +69,8 @@ class TracedProgram(msgspec.Struct, frozen=True):
         """Closes everything; what was recorded is on disk then."""
         self.watch.forget()
         self.steps.detach()
-        self.profiler.close()
+        with Progress().during("the program has ended; writing what was recorded"):
+            self.profiler.close()
 
     def tell(self) -> None:
         """Prints the table, the report and what opens the result."""
