@@ -36,7 +36,7 @@ FULL = Scale(
     operators=100_000,
     table_events=20_000,
     steps=25,
-    alternations=21,
+    alternations=31,
 )
 QUICK = Scale(
     name="quick",

@@ -22,7 +22,7 @@ from stepscope.runtime.events import Kind, empty_block
 Factory = Callable[[Path], Exporter]
 """Makes a fresh exporter that writes into a directory, which exists."""
 ReadBack = Callable[[Exporter, Path], Iterable[str]]
-"""Reads the output of a closed exporter: the names of all spans in it, in any order. Raises if it is not well formed."""
+"""Names of all spans in the output of a closed exporter, in any order. Raises if the output is not well formed."""
 
 
 class Case(msgspec.Struct, frozen=True):

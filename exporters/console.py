@@ -96,7 +96,9 @@ class ConsoleExporter:
 
     async def aclose(self) -> None:
         if self._title:
-            await self._show(self._progress(), last=True)
+            now = self._statistics
+            windows = f"{now.windows} window" + ("" if now.windows == 1 else "s")
+            await self._show(f"{self._title}: {windows}, {now.events:,} events, {now.dropped:,} dropped", last=True)
             self._title = ""
 
     def _count(self, batch: EventBatch) -> None:

@@ -27,7 +27,7 @@ VERSION = 1
 FILE_HEADER = struct.Struct("<8sHH4sI")
 """Magic, version, zero, sync word of the file's frames, CRC-32 of the bytes before."""
 FRAME_HEADER = struct.Struct("<4sBBHIIII")
-"""Sync word, type, flags, zero, frame number, length of the payload, CRC-32 of the payload, CRC-32 of the bytes before."""
+"""Sync word, type, flags, zero, number, length of the payload, CRC-32 of the payload, CRC-32 of the bytes before."""
 EVENTS_HEADER = struct.Struct("<qqiIIH2x")
 """First `ts`, last `ts + dur`, window, events, bytes of arguments, bytes of the source's name."""
 

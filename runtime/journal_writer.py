@@ -1,4 +1,4 @@
-"""Writes a journal: every call that returns has handed its frames to the kernel, so that a killed process keeps them."""
+"""Writes a journal: a call that returns has handed its frames to the kernel, so that a killed process keeps them."""
 
 from __future__ import annotations
 

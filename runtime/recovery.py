@@ -7,23 +7,23 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from stepscope.runtime.journal_frames import Damage
 
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.events import Block, EventBatch, Kind
 from stepscope.runtime.formats import run_of
+from stepscope.runtime.journal_frames import Damage
 from stepscope.runtime.journal_ids import IdMap
 from stepscope.runtime.journal_reader import JournalReader
 from stepscope.runtime.journal_records import CapRecord
 from stepscope.runtime.journal_writer import JournalWriter
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.leftovers import Keys, Leftovers, UnfinishedWindow
+from stepscope.runtime.output import SESSION_FILE
 from stepscope.runtime.run import Run, this_host
 from stepscope.runtime.session_files import SessionFiles
 from stepscope.runtime.window import Window
 
-SESSION_FILE = "session"
 RECOVERED = "journal.recovered"
 _MAX_NOTE = 1 << 16
 
@@ -66,11 +66,12 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
     def text(self) -> str:
         """The same in words, some lines."""
+        session = self.session or "no session directory"
         lines = [
             f"recovered to {self.journal}",
             f"  {self.windows} windows, {self.unfinished} of them unfinished",
             f"  {self.events:,} events from {self.source or 'no journal'}",
-            f"  {self.from_rings:,} events and {self.open_spans:,} open spans from {self.session or 'no session directory'}",
+            f"  {self.from_rings:,} events and {self.open_spans:,} open spans from {session}",
         ]
         lines += [f"  {self.dropped:,} events had not fitted the rings"] if self.dropped else []
         if self.damage:

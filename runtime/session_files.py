@@ -56,7 +56,7 @@ class RingContent(msgspec.Struct, frozen=True):
     """What a ring file still holds."""
 
     events: Block
-    """Oldest first, those included that were taken out already and not overwritten since. Ids are the dead process's."""
+    """Oldest first; those that were taken out already and not overwritten since too. Ids are the dead process's."""
     args: bytearray
     gaps: Block
     """Where events were dropped and that was not reported yet: `id` says how many. `ts` 0: after the last event."""

@@ -200,7 +200,9 @@ static PyObject *decode_value(uint8_t type, const char *value, size_t len) {
     PyObject *json = PyImport_ImportModule("json");
     PyObject *decoded = json ? PyObject_CallMethod(json, "loads", "O", text) : NULL;
     Py_XDECREF(json);
-    if (!decoded && PyErr_ExceptionMatches(PyExc_ValueError)) return PyErr_Clear(), text; /* not JSON: shown as it is */
+    /* No JSON, or nested too deeply, in a damaged file: shown as it is. */
+    if (!decoded && (PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_RecursionError)))
+        return PyErr_Clear(), text;
     Py_DECREF(text);
     return decoded;
 }

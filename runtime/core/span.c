@@ -177,7 +177,8 @@ static PyObject *span_exit(SpanObject *s, PyObject *const *args, Py_ssize_t n) {
     if (!s->entered) Py_RETURN_NONE;
     PyObject *error = n && args[0] != Py_None ? args[0] : NULL;
     Thread *t = thread_current_object();
-    if (t && s->outer) {
+    /* Which of several entries it is; also, a task that goes on in this thread brings its stack. */
+    if (t && (s->outer || s->open.stack->owner != t->serial)) {
         const Stack *stack = stack_of_object(t);
         if (!stack) return NULL;
         choose(s, stack);
@@ -278,9 +279,10 @@ PyObject *span_py_counter(PyObject *self, PyObject *const *args, Py_ssize_t n, P
 
 PyObject *span_py_flow(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys) {
     if (check_name(args, n, 3, "flow(name, id, phase, /, *, category=...) takes a name, an id and a phase") < 0) return NULL;
-    const char *phase = PyUnicode_Check(args[2]) ? PyUnicode_AsUTF8(args[2]) : "";
-    uint8_t kind = !phase ? 0 : !strcmp(phase, "start") ? KIND_FLOW_START : !strcmp(phase, "step") ? KIND_FLOW_STEP
-                 : !strcmp(phase, "end") ? KIND_FLOW_END : 0;
+    static const char *const phases[] = {"start", "step", "end"};
+    uint8_t kind = 0;
+    for (int i = 0; i < 3; i++)
+        if (PyUnicode_Check(args[2]) && !PyUnicode_CompareWithASCIIString(args[2], phases[i])) kind = (uint8_t)(KIND_FLOW_START + i);
     if (!kind) return PyErr_Format(PyExc_ValueError, "phase must be 'start', 'step' or 'end', got %R", args[2]);
     if (!PyLong_Check(args[1])) return PyErr_Format(PyExc_TypeError, "id of a flow must be an int, got %R", args[1]);
     Event event = {.kind = kind, .category = default_category, .id = PyLong_AsUnsignedLongLongMask(args[1])};

@@ -19,18 +19,10 @@ def shown(path: Path) -> str:
 
 
 def tensorboard(logdir: Path) -> str:
-    """The command that shows a directory of runs in TensorBoard, as it works in this shell."""
-    command = f"--logdir {shlex.quote(shown(logdir))}"
-    beside = Path(sys.executable).with_name("tensorboard")
-    if shutil.which("tensorboard") is not None:
-        command = f"tensorboard {command}"
-    elif beside.is_file():
-        command = f"{shlex.quote(shown(beside))} {command}"
-    else:
-        command = f"{shlex.quote(sys.executable)} -m tensorboard.main {command}"
-    missing = [name for name in ("tensorboard", "torch_tb_profiler") if importlib.util.find_spec(name) is None]
-    if missing:
-        return f"pip install tensorboard torch-tb-profiler && {command}"
+    """The command that shows a directory of runs in TensorBoard."""
+    command = f"{_program('tensorboard', 'tensorboard.main')} --logdir {shlex.quote(shown(logdir))}"
+    if any(importlib.util.find_spec(name) is None for name in ("tensorboard", "torch_tb_profiler")):
+        return f"{shlex.quote(sys.executable)} -m pip install tensorboard torch-tb-profiler && {command}"
     return command
 
 
@@ -41,4 +33,13 @@ def perfetto(trace: Path) -> str:
 
 def convert(journal: Path, target: str) -> str:
     """The command that writes a journal in another format."""
-    return f"stepscope convert {shlex.quote(shown(journal))} {shlex.quote(target)}"
+    return f"{_program('stepscope', 'stepscope')} convert {shlex.quote(shown(journal))} {shlex.quote(target)}"
+
+
+def _program(name: str, module: str) -> str:
+    """How a program of this Python is called in this shell, whether or not its environment is activated."""
+    beside = Path(sys.executable).with_name(name)
+    found = shutil.which(name)
+    if found is not None and (not beside.exists() or Path(found).samefile(beside)):
+        return name
+    return shlex.quote(shown(beside)) if beside.exists() else f"{shlex.quote(sys.executable)} -m {module}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -45,7 +45,7 @@ class Progress:
         self._pending = False
 
     @contextmanager
-    def during(self, text: str) -> Iterator[None]:
+    def during(self, text: str) -> Generator[None]:
         """Says every second that a block of work, which cannot say how far it is, still goes on."""
         done = threading.Event()
         began = self._clock()

@@ -1,0 +1,86 @@
+"""The recorder's session: its directory, its memory, and settings that are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepscope.runtime import _core
+from stepscope.runtime.options import Options
+from stepscope.runtime.recorder import recorder
+from tests.recording import run_program
+
+
+def test_a_full_session_directory(small_disk: Path) -> None:
+    """Where the file system of the rings is full, recording goes on in private memory instead of ending the process."""
+    ((seen, opened, failed),) = run_program(
+        """
+        work = lambda: [instant("x") for _ in range(60_000)]
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with span("open"):
+            opened = len(recorder.open_spans())
+        seen = sum(len(events) for events, _ in recorder.drain()[1])
+        tell([seen, opened, _core.counts()["rings_failed"] > 0])
+        """,
+        options=f"session_dir={str(small_disk)!r}",
+    )
+    assert (seen, opened, failed) == (180_001, 1, True)
+
+
+def test_a_million_spans_need_no_memory() -> None:
+    """Neither spans nor names nor arguments leave anything behind once they are drained."""
+    ((growth, rings),) = run_program("""
+        def resident():
+            with open("/proc/self/statm") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+        def work(rounds):
+            for _ in range(rounds):
+                for number in range(5_000):
+                    with span("outer", number=number, text="text"):
+                        with span("inner"):
+                            pass
+                recorder.drain()
+        work(10)
+        before = resident()
+        work(100)
+        tell([resident() - before, recorder.statistics().rings])
+    """)
+    assert growth < 4 << 20 and rings == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("/tmp", 64, 1, "drop_all"), "overflow must be 'drop_newest' or 'drop_oldest', got 'drop_all'"),
+        (("/tmp", 100, 1, "drop_newest"), "slots must be a power of two from 64 to 16777216, got 100"),
+        (("/" + "x" * 4000, 64, 1, "drop_newest"), "directory name is too long"),
+        (("/does/not/exist", 64, 1, "drop_newest"), "No such file"),
+    ],
+)
+def test_a_session_that_cannot_be_opened(arguments: tuple[str, int, int, str], message: str) -> None:
+    """Wrong settings are named, and another attempt may follow."""
+    (texts,) = run_program(f"""
+        from stepscope.runtime import _core
+        pid = os.fork()  # a child has no session yet
+        if pid:
+            sys.exit(os.waitpid(pid, 0)[1])
+        try:
+            _core.open(*{arguments!r})
+        except (ValueError, OSError) as error:
+            tell([str(error)])
+        recorders.recorder(Options())
+        os._exit(0)
+    """)
+    assert message in texts[0]
+
+
+def test_one_session_at_a_time() -> None:
+    """A second session beside the recorder's is refused."""
+    recorder(Options())
+    with pytest.raises(RuntimeError, match="a session is open already"):
+        _core.open("/tmp", 64, 1, "drop_newest")
