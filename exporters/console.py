@@ -88,7 +88,7 @@ class ConsoleExporter:
         state = "" if window.complete else ", incomplete"
         length = human_time(max(window.end_ns - window.start_ns, 0))
         steps = f"{len(window.steps)} step" + ("" if len(window.steps) == 1 else "s")
-        lines = [f"{self._title}: window {window.index + 1} ended: {steps} in {length}{state}"]
+        lines = [f"{self._title}: window {window.index} ended: {steps} in {length}{state}"]
         lines += [f"  {printable(reason)}" for reason in window.diagnostics]
         if self._top and window.actions is not None:
             lines.append(window.summary().table(self._sort_by, self._top))

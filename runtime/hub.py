@@ -161,13 +161,14 @@ class Hub:
                 until = self._take()
                 if _core.changing(0) > 0 and not final:
                     return True
+                for pipeline in self._pipelines:
+                    pipeline.take_messages()  # a whole change may have passed since they were taken before
                 for events, _ in self._held:
                     # What has ended since the reading comes as a whole span.
                     spans = spans[~np.isin(spans["id"], events["id"])]
                 await self._route(until)
                 for pipeline in self._pipelines:
-                    if pipeline.closable():
-                        pipeline.close_windows(spans)
+                    pipeline.close_windows(spans)
             for pipeline in self._pipelines:
                 pipeline.settle()
             return False

@@ -37,6 +37,12 @@ class Dropped(msgspec.Struct, frozen=True):
     at: int
 
 
+class SourceEnded(msgspec.Struct, frozen=True):
+    """A backend has delivered its last."""
+
+    source: str
+
+
 class WindowBegins(msgspec.Struct, frozen=True):
     """A window begins with this step."""
 
@@ -87,5 +93,5 @@ class Spawn(msgspec.Struct, frozen=True):
 
 
 Message: TypeAlias = (
-    Delivery | Watermark | Dropped | WindowBegins | WindowEnds | ActionChanged | Paused | Resumed | Flush | Spawn
+    Delivery | Watermark | Dropped | SourceEnded | WindowBegins | WindowEnds | ActionChanged | Paused | Resumed | Flush | Spawn
 )

@@ -27,7 +27,7 @@ class OpenWindow:
         self.end: int | None = None
         self.complete = True
         self.reason = ""
-        self.cut_short = False
+        self.cut_short = self.ready = False
         self.waiting_since: int | None = None
         """When the end became known, in ns."""
         self.held: list[EventBatch] | None = []

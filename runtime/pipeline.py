@@ -26,6 +26,7 @@ from stepscope.runtime.messages import (
     Message,
     Paused,
     Resumed,
+    SourceEnded,
     Spawn,
     Watermark,
     WindowBegins,
@@ -98,7 +99,7 @@ class Pipeline:
     def take_messages(self) -> None:
         """Handles what is in the inbox; what backends delivered waits for the step marks of its time."""
         for message in self.inbox.take():
-            if isinstance(message, Delivery | Watermark | Dropped):
+            if isinstance(message, Delivery | Watermark | Dropped | SourceEnded):
                 self._delivered.append((clock.now(), message))
             else:
                 self._handle(message)
@@ -131,7 +132,7 @@ class Pipeline:
     def close_windows(self, open_spans: Block) -> None:
         """Closes the windows that are ready."""
         start = clock.now()
-        for window, batches in self._windows.finish(open_spans, clock.now()):
+        for window, batches in self._windows.finish(open_spans):
             if window.empty:
                 continue
             for batch in batches:
@@ -162,6 +163,8 @@ class Pipeline:
                 self._windows.watermark(message.source, message.at)
             case Dropped():
                 self._windows.source_dropped(message.source, message.reason, message.count, message.at)
+            case SourceEnded():
+                self._windows.remove_source(message.source)
             case WindowBegins():
                 self._windows.open(message.mark)
             case WindowEnds():
@@ -280,7 +283,7 @@ class Pipeline:
         """Closes the backends; what they deliver now still counts."""
         for source in self.sources:
             await source.aclose()
-            self._windows.remove_source(source.name)
+            self.inbox.put(SourceEnded(source.name))
 
     def statistics(self) -> PipelineStatistics:
         """Accounts so far."""

@@ -192,22 +192,24 @@ class Windows:
     # closing
 
     def closable(self, now: int) -> bool:
-        """Whether some window has waited long enough."""
-        return any(self._ready(window, now) for window in self._open)
+        """Whether some window has waited long enough; `finish` closes those that have, and no others."""
+        for window in self._open:
+            window.ready = window.ready or self._ready(window, now)
+        return any(window.ready for window in self._open)
 
     def _ready(self, window: OpenWindow, now: int) -> bool:
         if window.end is None or window.waiting_since is None or self._watermarks.get(RECORDER, 0) < window.end:
             return False
         return min(self._watermarks.values()) >= window.end or now - window.waiting_since >= self._linger
 
-    def finish(self, open_spans: Block, now: int) -> list[tuple[OpenWindow, list[EventBatch]]]:
-        """Closes the windows that are ready. `open_spans` were read after the last block but one was routed.
+    def finish(self, open_spans: Block) -> list[tuple[OpenWindow, list[EventBatch]]]:
+        """Closes the windows that `closable` found. `open_spans` were read after it, and before the latest blocks.
 
         Returns:
             Each closed window with its last batches.
         """
         closed: list[tuple[OpenWindow, list[EventBatch]]] = []
-        for window in [window for window in self._open if self._ready(window, now)]:
+        for window in [window for window in self._open if window.ready]:
             end = window.interval[1]
             late = [source for source, at in self._watermarks.items() if at < end]
             if late:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_blocks
 from stepscope.runtime.messages import WindowEnds
-from stepscope.runtime.open_window import STEPS
+from stepscope.runtime.open_window import STEPS, OpenWindow
 from stepscope.runtime.step_marks import StepMark
 from stepscope.runtime.windows import RECORDER, Windows
 from tests.blocks import gap_block, instant_block, mark_block, span_block
@@ -32,9 +32,14 @@ def events_of(batches: list[EventBatch], source: str = RECORDER) -> Block:
     return join_blocks([NONE, *(batch.events for batch in batches if batch.source == source)])
 
 
+def finished(state: Windows, open_spans: Block = NONE, now: int = 0) -> list[tuple[OpenWindow, list[EventBatch]]]:
+    state.closable(now)
+    return state.finish(open_spans)
+
+
 def finish(state: Windows, until: int, open_spans: Block = NONE, now: int = 0) -> list[tuple[int, list[EventBatch]]]:
     state.watermark(RECORDER, until)
-    return [(window.index, batches) for window, batches in state.finish(open_spans, now)]
+    return [(window.index, batches) for window, batches in finished(state, open_spans, now)]
 
 
 def test_events_belong_to_the_window_and_step_of_their_timestamp() -> None:
@@ -72,7 +77,7 @@ def test_linger_closes_a_window_that_a_source_holds_up() -> None:
     assert state.next_deadline() == 1050
     assert finish(state, 500, now=1049) == []
     state.watermark(RECORDER, 500)
-    ((window, _),) = state.finish(NONE, 1050)
+    ((window, _),) = finished(state, NONE, 1050)
     assert "device" in window.reason
     assert state.route("device", instant_block(60, 70), b"") == []
     stats = state.statistics()
@@ -137,7 +142,7 @@ def test_a_gap_of_the_ring_is_counted_in_its_window() -> None:
     assert Kind.GAP in events_of(batches)["kind"]
     close(state, 100)
     state.watermark(RECORDER, 100)
-    ((window, _),) = state.finish(NONE, 0)
+    ((window, _),) = finished(state)
     ledger = window.ledger()[RECORDER]
     assert (ledger.produced, ledger.accepted, ledger.dropped) == (18, 1, {"overflow": 17})
 
@@ -161,7 +166,7 @@ def test_marks_of_other_profilers_are_not_mine() -> None:
     assert state.route(RECORDER, mark_block(SERIAL + 1, (30, 6)), b"") == []
     close(state, 100)
     state.watermark(RECORDER, 100)
-    ((window, _),) = state.finish(NONE, 0)
+    ((window, _),) = finished(state)
     assert [step.number for step in window.steps()] == [0]
 
 
@@ -177,7 +182,7 @@ def test_the_step_that_the_last_call_began_counts_only_if_it_holds_something(
         state.route(RECORDER, instant_block(event_at), b"")
     close(state, 60, cut_short=True)
     state.watermark(RECORDER, 100)
-    ((window, _),) = state.finish(NONE, 0)
+    ((window, _),) = finished(state)
     assert [step.number for step in window.steps()] == steps
 
 

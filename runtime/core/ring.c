@@ -228,6 +228,7 @@ Thread *thread_current(void) {
     if (current) return current;
     char name[64] = "thread";
     pthread_getname_np(pthread_self(), name, sizeof name);
+    if (syscall(SYS_gettid) == getpid()) strcpy(name, "MainThread"); /* as Python names it; the system, as the program */
     return thread_start(name, strlen(name));
 }
 
