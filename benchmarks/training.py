@@ -17,7 +17,6 @@ from benchmarks.row import Contender, Probe, Round, Row, Sample, Tool
 from benchmarks.scale import Scale
 from benchmarks.session import Accounts, scratch
 
-
 Traced = Callable[[], AbstractContextManager[Callable[[], object]]]
 """Starts a tool, gives the step to run under it, and stops it."""
 

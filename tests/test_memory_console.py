@@ -160,7 +160,7 @@ def test_console_shows_the_table_of_a_window(tmp_path: Path) -> None:
                 pass
             profiler.step()
     text = stream.getvalue()
-    assert "run: window 1 ended: 3 steps in " in text
+    assert "run: window 0 ended: 3 steps in " in text
     assert "Self %" in text
     assert "2 of 3 rows are not shown" in text
     assert text.splitlines()[-1].startswith("run: 1 window, ")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
@@ -15,111 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime import strings, tracks
-from stepscope.runtime.errors import FormatError, ProfilerStateError
-from stepscope.runtime.events import EventBatch, Flag, Kind
+from stepscope.runtime.events import Flag, Kind
 from stepscope.runtime.formats import replay_into, run_of
 from stepscope.runtime.journal_reader import JournalReader
-from stepscope.runtime.recorder import process_identity
-from stepscope.runtime.recovery import Recovery, is_running, recover
-from stepscope.runtime.window import Window
+from stepscope.runtime.recovery import recover
+from tests.crashes import BODY, MIDWAY, START, Crash, batches, names, open_names, windows
 from tests.journals import described
-
-START = """
-import asyncio, os, signal, sys, threading
-import stepscope as sc
-from stepscope.runtime import _core
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-profiler = sc.trace(output_dir=sys.argv[1], name="crashing", metadata={"model": "m"}, options=sc.Options(
-    session_dir=sys.argv[2], drain_interval=float(sys.argv[3]), close_timeout=30.0))
-"""
-
-
-class Crash:
-    """A program that is run until it kills itself, and what it leaves."""
-
-    def __init__(self, tmp_path: Path) -> None:
-        self.run = tmp_path / "run"
-        self.session = tmp_path / "session"
-        self.session.mkdir()
-
-    def of(self, program: str, *, drain_interval: float = 0.05) -> Crash:
-        """Runs the program after the lines of START."""
-        source = START + textwrap.dedent(program)
-        command = [sys.executable, "-c", source, str(self.run), str(self.session), str(drain_interval)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert result.returncode == -signal.SIGKILL, result.stderr
-        return self
-
-    def recover(self) -> Recovery:
-        """Recovers it."""
-        return recover(self.run)
-
-    def directory(self) -> Path:
-        """The session directory that the program used."""
-        (found,) = self.session.iterdir()
-        return found
 
 
 @pytest.fixture
 def crash(tmp_path: Path) -> Crash:
     """A program to be killed."""
     return Crash(tmp_path)
-
-
-def batches(path: Path) -> list[EventBatch]:
-    """All batches of a journal that must be undamaged and complete."""
-    with JournalReader(path) as reader:
-        found = [item for item in reader if isinstance(item, EventBatch)]
-        assert not reader.damage
-        assert reader.end is not None
-    return found
-
-
-def windows(path: Path) -> list[Window]:
-    """All windows of a journal."""
-    with JournalReader(path) as reader:
-        return [item for item in reader if isinstance(item, Window)]
-
-
-def names(path: Path, kind: Kind = Kind.SPAN) -> Counter[str]:
-    """How often each name occurs among the events of a kind."""
-    return Counter(
-        strings.name_of(event) for batch in batches(path) for event in batch.events[batch.events["kind"] == int(kind)]
-    )
-
-
-def open_names(path: Path) -> list[str]:
-    """Names of the spans that had not ended, outermost first."""
-    return [
-        strings.name_of(event) for batch in batches(path) for event in batch.events if event["flags"] & int(Flag.OPEN)
-    ]
-
-
-BODY = """
-profiler.start()
-for number in range(40):
-    with sc.span("forward", number=number, text="ü" * number):
-        with sc.span("inner"):
-            pass
-    sc.instant("instant")
-    sc.counter("counter", number / 2)
-    {between}
-    profiler.step()
-with sc.span("outer"):
-    with sc.span("done"):
-        pass
-    with sc.span("innermost", key="lost with its end"):
-        die()
-"""
-
-
-MIDWAY = "number == 20 and profiler.flush()"
 
 
 @pytest.mark.parametrize("between", ["pass", "number % 10 == 5 and profiler.flush()"])
@@ -415,92 +323,3 @@ async def test_the_result_converts_to_valid_json(crash: Crash) -> None:
     assert any(event["name"] == "innermost" for event in events)
     assert replayed.windows == 1
     assert replayed.unfinished == 0
-
-
-def test_a_living_process_is_left_alone(tmp_path: Path) -> None:
-    """Recovery of a run that goes on is refused, unless it is forced; another process of that number does not count."""
-    run, session = tmp_path / "run", tmp_path / "session"
-    run.mkdir()
-    session.mkdir()
-    identity = process_identity()
-    (run / "session").write_text(json.dumps({"directory": str(session), **identity}))
-    with pytest.raises(ProfilerStateError, match=f"process {os.getpid()} .* still runs"):
-        recover(run)
-    assert recover(run, force=True).from_rings == 0
-    (run / "session").write_text(json.dumps({"directory": str(session), **identity, "start_time": 1}))
-    assert recover(run).windows == 0
-
-
-def test_a_zombie_does_not_run(tmp_path: Path) -> None:
-    """A killed process that its parent has not waited for records nothing any more."""
-    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
-        start = process_identity(process.pid)["start_time"]
-        assert is_running(process.pid, start)
-        assert not is_running(process.pid, start + 1)
-        process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert not is_running(process.pid, start)
-    assert not is_running(process.pid, start)
-
-
-def test_nothing_to_recover_is_said(tmp_path: Path) -> None:
-    """A directory without anything, or with something else, is an error that says so."""
-    with pytest.raises(FormatError, match="nothing to recover"):
-        recover(tmp_path)
-    (tmp_path / "session").write_text("{not json")
-    (tmp_path / "journal").write_text("no journal, but long enough to be one: " * 5)
-    with pytest.raises(FormatError, match=r"nothing to recover.*session cannot be read.*not a stepscope journal"):
-        recover(tmp_path)
-
-
-def test_links_in_the_session_are_not_followed(crash: Crash) -> None:
-    """A session directory that leads elsewhere gives a note, not another file's content."""
-    crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
-    directory = crash.directory()
-    for name in ("ring-00000", "strings"):
-        (directory / name).rename(crash.run / name)
-        (directory / name).symlink_to(crash.run / name)
-    recovery = crash.recover()
-    assert len([note for note in recovery.notes if "symbolic links" in note]) >= 2
-    directory.rename(crash.run / "elsewhere")
-    directory.symlink_to(crash.run / "elsewhere")
-    assert any("is not a session directory" in note for note in crash.recover().notes)
-
-
-@pytest.fixture(scope="module")
-def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A crashed run with its session directory, to be damaged in copies."""
-    place = tmp_path_factory.mktemp("left")
-    Crash(place).of(BODY.format(between="number == 7 and profiler.flush()"), drain_interval=1000.0)
-    return place
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["ring-00000", "stacks", "strings", "tracks"]),
-            st.sampled_from([0, 8, 12, 16, 24, 64, 72, 80, 128, 136]) | st.integers(0, 12_000),
-            st.binary(min_size=1, max_size=16),
-        ),
-        min_size=1,
-        max_size=8,
-    ),
-    st.none() | st.integers(0, 20_000),
-)
-def test_damaged_sessions_are_survived(left_behind: Path, acts: list[tuple[str, int, bytes]], cut: int | None) -> None:
-    """Whatever is in the files of a session, recovery ends, with a journal that can be read."""
-    (directory,) = (left_behind / "session").iterdir()
-    originals = {path: path.read_bytes() for path in directory.iterdir()}
-    try:
-        for name, at, junk in acts:
-            with open(directory / name, "r+b") as file:
-                file.seek(at)
-                file.write(junk)
-        if cut is not None:
-            os.truncate(directory / acts[0][0], cut)
-        recovery = recover(left_behind / "run")
-        assert names(recovery.journal)["forward"] >= 8 or recovery.notes
-        assert all(batch.window == 0 for batch in batches(recovery.journal))
-    finally:
-        for path, data in originals.items():
-            path.write_bytes(data)

@@ -1,0 +1,113 @@
+"""Recovery leaves living processes alone, believes nothing, and says what it cannot use."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.runtime.errors import FormatError, ProfilerStateError
+from stepscope.runtime.recorder import process_identity
+from stepscope.runtime.recovery import is_running, recover
+from tests.crashes import BODY, MIDWAY, Crash, batches, names
+
+
+@pytest.fixture
+def crash(tmp_path: Path) -> Crash:
+    """A program to be killed."""
+    return Crash(tmp_path)
+
+
+def test_a_living_process_is_left_alone(tmp_path: Path) -> None:
+    """Recovery of a run that goes on is refused, unless it is forced; another process of that number does not count."""
+    run, session = tmp_path / "run", tmp_path / "session"
+    run.mkdir()
+    session.mkdir()
+    identity = process_identity()
+    (run / "session").write_text(json.dumps({"directory": str(session), **identity}))
+    with pytest.raises(ProfilerStateError, match=f"process {os.getpid()} .* still runs"):
+        recover(run)
+    assert recover(run, force=True).from_rings == 0
+    (run / "session").write_text(json.dumps({"directory": str(session), **identity, "start_time": 1}))
+    assert recover(run).windows == 0
+
+
+def test_a_zombie_does_not_run(tmp_path: Path) -> None:
+    """A killed process that its parent has not waited for records nothing any more."""
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+        start = process_identity(process.pid)["start_time"]
+        assert is_running(process.pid, start)
+        assert not is_running(process.pid, start + 1)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not is_running(process.pid, start)
+    assert not is_running(process.pid, start)
+
+
+def test_nothing_to_recover_is_said(tmp_path: Path) -> None:
+    """A directory without anything, or with something else, is an error that says so."""
+    with pytest.raises(FormatError, match="nothing to recover"):
+        recover(tmp_path)
+    (tmp_path / "session").write_text("{not json")
+    (tmp_path / "journal").write_text("no journal, but long enough to be one: " * 5)
+    with pytest.raises(FormatError, match=r"nothing to recover.*session cannot be read.*not a stepscope journal"):
+        recover(tmp_path)
+
+
+def test_links_in_the_session_are_not_followed(crash: Crash) -> None:
+    """A session directory that leads elsewhere gives a note, not another file's content."""
+    crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
+    directory = crash.directory()
+    for name in ("ring-00000", "strings"):
+        (directory / name).rename(crash.run / name)
+        (directory / name).symlink_to(crash.run / name)
+    recovery = crash.recover()
+    assert len([note for note in recovery.notes if "symbolic links" in note]) >= 2
+    directory.rename(crash.run / "elsewhere")
+    directory.symlink_to(crash.run / "elsewhere")
+    assert any("is not a session directory" in note for note in crash.recover().notes)
+
+
+@pytest.fixture(scope="module")
+def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A crashed run with its session directory, to be damaged in copies."""
+    place = tmp_path_factory.mktemp("left")
+    Crash(place).of(BODY.format(between="number == 7 and profiler.flush()"), drain_interval=1000.0)
+    return place
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["ring-00000", "stacks", "strings", "tracks"]),
+            st.sampled_from([0, 8, 12, 16, 24, 64, 72, 80, 128, 136]) | st.integers(0, 12_000),
+            st.binary(min_size=1, max_size=16),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.none() | st.integers(0, 20_000),
+)
+def test_damaged_sessions_are_survived(left_behind: Path, acts: list[tuple[str, int, bytes]], cut: int | None) -> None:
+    """Whatever is in the files of a session, recovery ends, with a journal that can be read."""
+    (directory,) = (left_behind / "session").iterdir()
+    originals = {path: path.read_bytes() for path in directory.iterdir()}
+    try:
+        for name, at, junk in acts:
+            with open(directory / name, "r+b") as file:
+                file.seek(at)
+                file.write(junk)
+        if cut is not None:
+            os.truncate(directory / acts[0][0], cut)
+        recovery = recover(left_behind / "run")
+        assert names(recovery.journal)["forward"] >= 8 or recovery.notes
+        assert all(batch.window == 0 for batch in batches(recovery.journal))
+    finally:
+        for path, data in originals.items():
+            path.write_bytes(data)
