@@ -19,8 +19,7 @@ def section(report: Report) -> str:
     parts = [
         f"{machine.processor}, {machine.cores} cores, {machine.kernel}, {machine.python}; {versions}."
         + (f" Not installed: {', '.join(absent)}." if absent else ""),
-        f"The run was {report.scale} and took {report.seconds:.0f} s; before it, {machine.load:.1f} processes of others "
-        "ran on this machine.",
+        f"Scale: {report.scale}, {report.seconds:.0f} s. Load average just before: {machine.load:.1f}.",
         table.markdown(report),
         "Seen besides (medians):",
         table.notes(report),

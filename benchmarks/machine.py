@@ -22,7 +22,7 @@ class Machine(msgspec.Struct, frozen=True):
     packages: dict[str, str]
     """Versions; empty for what is not installed."""
     load: float
-    """Processes that ran or waited on average in the minute before; these were not ours."""
+    """Load average of the minute before: what else ran, or had just run."""
 
     @classmethod
     def this(cls) -> Machine:

@@ -64,7 +64,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     fresh: bool = False
     """Whether each round needs a new process."""
     heavy: bool = False
-    """Whether a round takes seconds, so that five of them must do."""
+    """Whether a round takes seconds, so that few must do."""
     alternating: bool = False
     """Whether a round is one alternation, of which more are needed than of other rounds."""
     contenders: tuple[Contender, ...] = ()
@@ -81,7 +81,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         """How many rounds are measured."""
         if self.alternating:
             return scale.alternations
-        return min(scale.rounds, 5) if self.fresh or self.heavy else scale.rounds
+        few = (scale.rounds + 1) // 2
+        return min(few, 5) if self.fresh or self.heavy else scale.rounds
 
     def better(self, value: float, than: float) -> float | None:
         """How many times better one value is than another, below 1 if it is worse; `None` where noise is below 0."""

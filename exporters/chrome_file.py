@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 
@@ -172,9 +172,10 @@ class ChromeFile:
         if run.rank is not None:
             # HTA takes the first `"rank": <n>` of the text, space included, for the rank of the file.
             keys["distributedInfo"] = {"rank": run.rank, "world_size": run.world_size or run.rank + 1}
-            known = added.pop("distributedInfo", None)
+            known: Any = added.pop("distributedInfo", None)
             if isinstance(known, dict):
-                keys["distributedInfo"] |= {key: value for key, value in known.items() if key != "rank"}
+                given = cast(dict[str, Any], known)
+                keys["distributedInfo"] |= {key: value for key, value in given.items() if key != "rank"}
         keys |= about
         keys["deviceProperties"] = added.pop("deviceProperties", [])
         keys |= {key: value for key, value in added.items() if key not in (*keys, "traceEvents")}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from pathlib import PurePath
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -56,7 +56,7 @@ class _Plain:
         if isinstance(value, PurePath):
             return self.of(str(value), depth)
         if depth >= MAX_DEPTH or self._left < 0:
-            return f"<{type(value).__name__}>"
+            return f"<{type(cast(object, value)).__name__}>"
         return self._inside(value, depth + 1)
 
     def _inside(self, value: Any, depth: int) -> Any:
@@ -67,10 +67,11 @@ class _Plain:
         if isinstance(value, msgspec.Struct):
             return self.of(msgspec.structs.asdict(value), depth)
         if isinstance(value, Mapping):
-            return {self._key(key): self.of(item, depth) for key, item in value.items()}
+            pairs: Any = value.items()
+            return {self._key(key): self.of(item, depth) for key, item in pairs}
         if isinstance(value, (Sequence, AbstractSet)) and not isinstance(value, (bytes, bytearray, memoryview)):
-            return [self.of(item, depth) for item in value]
-        return f"<{type(value).__name__}>"
+            return [self.of(item, depth) for item in cast(Iterable[Any], value)]
+        return f"<{type(cast(object, value)).__name__}>"
 
     def _key(self, key: Any) -> str:
         made = self.of(key, MAX_DEPTH - 2)

@@ -93,5 +93,15 @@ class Spawn(msgspec.Struct, frozen=True):
 
 
 Message: TypeAlias = (
-    Delivery | Watermark | Dropped | SourceEnded | WindowBegins | WindowEnds | ActionChanged | Paused | Resumed | Flush | Spawn
+    Delivery
+    | Watermark
+    | Dropped
+    | SourceEnded
+    | WindowBegins
+    | WindowEnds
+    | ActionChanged
+    | Paused
+    | Resumed
+    | Flush
+    | Spawn
 )

@@ -70,13 +70,13 @@ class Output:
                 error.errno, f"cannot write the run to {self.path}: {error.strerror}; choose another output_dir"
             ) from error
 
-    def announce(self, session: Path) -> None:
-        """Notes where the rings are, for `stepscope recover`.
+    def announce(self, session: Path, profiler: int) -> None:
+        """Notes where the rings are, and the number of the profiler in them, for `stepscope recover`.
 
         Raises:
             OutputError: if the note cannot be written, as on a full disk.
         """
-        note = json.dumps({"directory": str(session), **process_identity()})
+        note = json.dumps({"directory": str(session), "profiler": profiler, **process_identity()})
         try:
             (self.path / SESSION_FILE).write_text(note)
         except OSError as error:
@@ -135,4 +135,5 @@ class Output:
         # On a loop of its own, so that it can be called from callbacks and coroutines alike.
         with anyio.from_thread.start_blocking_portal(name="stepscope export") as portal:
             portal.call(replay)
-        return path
+        written = getattr(exporter, "path", path)  # a journal does not overwrite another
+        return written if isinstance(written, Path) else path

@@ -114,7 +114,7 @@ class Profiler(Stepping):
             anchor=self._anchor,
             metadata=self._metadata.snapshot,
         )
-        self.output.announce(self._recorder.directory)
+        self.output.announce(self._recorder.directory, self._serial)
         self._hub = hub.acquire(self._recorder)
         wake = self._hub.wake
         self._pipeline = self._hub.add(
@@ -304,8 +304,7 @@ def close_all() -> None:
 def _forked() -> None:
     """In a forked child the parent's profilers are inert: the child neither records nor writes for them."""
     for profiler in list(_alive):
-        profiler._live = False
-        profiler._state = "inert"
+        profiler.become_inert()
     _alive.clear()
 
 

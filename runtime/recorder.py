@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
+import stat
 import tempfile
 import threading
 from pathlib import Path
@@ -19,6 +21,11 @@ from stepscope.runtime import _core
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import EVENT_DTYPE, Block
 from stepscope.runtime.options import Options
+
+log = logging.getLogger("stepscope")
+
+KEPT_LEFTOVERS = 8
+"""Sessions of killed processes that are kept for `stepscope recover`; older ones are removed."""
 
 DRAIN_LIMIT = 1 << 18
 """Events taken at a time: a block of 16 MiB at most."""
@@ -111,8 +118,27 @@ def _make_directory(wanted: str | None) -> Path:
             problems.append(f"{place}: {error.strerror}")
             continue
         (directory / "process.json").write_text(json.dumps(process_identity()))
+        _sweep(Path(place), directory)
         return directory
     raise OutputError(f"no directory for the session can be made ({'; '.join(problems)}); set Options.session_dir")
+
+
+def _sweep(place: Path, own: Path) -> None:
+    """Removes what processes left that were killed long ago, but for the latest: a job that crashes and restarts for
+    ever must not fill the memory with rings."""
+    left: list[tuple[float, Path]] = []
+    for directory in place.glob("stepscope-*"):
+        try:
+            about = directory.lstat()
+            if directory == own or not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+                continue
+            identity = json.loads((directory / "process.json").read_text())
+            if process_identity(int(identity["pid"])) != identity:
+                left.append((about.st_mtime, directory))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.debug("%s is left alone: %s", directory, error)
+    for _, directory in sorted(left)[:-KEPT_LEFTOVERS]:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def process_identity(pid: int | None = None) -> dict[str, int]:
@@ -122,8 +148,8 @@ def process_identity(pid: int | None = None) -> dict[str, int]:
     """
     pid = pid or os.getpid()
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        start = int(stat.rpartition(")")[2].split()[19])
+        fields = Path(f"/proc/{pid}/stat").read_text()
+        start = int(fields.rpartition(")")[2].split()[19])
     except OSError:
         start = 0
     return {"pid": pid, "start_time": start}

@@ -46,7 +46,7 @@ class Stepping(_core.StepCounter):
         self._window_first: int | None = None
         self._pauses = 0
         self._ignored = self._windows = self._recorded_steps = self._open_steps = 0
-        self._cost_ns = 0
+        self._cost_ns: int = 0
         self._pipeline: Pipeline | None = None
         self._recorder: Recorder | None = None
 
@@ -96,6 +96,11 @@ class Stepping(_core.StepCounter):
                 self._pipeline.inbox.put(Resumed(clock.now()))
                 self._recorder.want(self._serial, self._action.records)
                 _core.changing(-1)
+
+    def become_inert(self) -> None:
+        """In a forked child: neither records nor writes any more. Every call returns and does nothing."""
+        self._live = False
+        self._state = "inert"
 
     def _begin_steps(self) -> None:
         self._state = "running"

@@ -47,7 +47,8 @@ static bool scope_of(const ContextScope *scope, const PyObject *context) {
 static bool running_task(uint32_t *name, int64_t *number) {
     PyObject *found = task_lookup ? PyObject_CallNoArgs(task_lookup) : Py_NewRef(Py_None), *text;
     long long value = 0;
-    bool is_task = found && found != Py_None && PyArg_ParseTuple(found, "UL", &text, &value) && (*name = strings_intern_object(text));
+    bool is_task = found && found != Py_None && PyArg_ParseTuple(found, "UL", &text, &value) &&
+                   (*name = strings_intern_object(text));
     *number = value;
     if (PyErr_Occurred()) {
         count_one(&g_counts.lookups_failed);
@@ -60,15 +61,20 @@ static bool running_task(uint32_t *name, int64_t *number) {
 static uint64_t parent_in(const ContextScope *inherited) {
     if (!inherited || inherited->forks != forks) return 0;
     /* The stack of a thread that has ended may be another's by now. */
-    return inherited->stack->owner == inherited->owner ? stack_top(inherited->stack) : inherited->parent;
+    return stack_owner(inherited->stack) == inherited->owner ? stack_top(inherited->stack) : inherited->parent;
 }
 
-static ContextScope *scope_new(Thread *t, PyObject *context, ContextScope *inherited, bool is_task, uint32_t name, int64_t number) {
+static bool same_task(const ContextScope *scope, uint32_t name, int64_t number) {
+    return scope && scope->forks == forks && scope->task && scope->name == name && scope->number == number;
+}
+
+static ContextScope *scope_new(Thread *t, PyObject *context, ContextScope *inherited, bool is_task, uint32_t name,
+                               int64_t number) {
     ContextScope *scope = PyObject_New(ContextScope, &ScopeType);
     if (!scope) return NULL;
     *scope = (ContextScope){.ob_base = scope->ob_base, .stack = t->stack, .owner = t->serial, .parent = parent_in(inherited),
                             .name = name, .number = number, .forks = forks};
-    if (is_task && inherited && inherited->forks == forks && inherited->task && inherited->name == name && inherited->number == number) {
+    if (is_task && same_task(inherited, name, number)) {
         /* A context run by hand inside the task that it was copied in. */
         scope->shared = Py_NewRef(inherited->shared ? inherited->shared : (PyObject *)inherited);
         scope->stack = inherited->stack;
@@ -90,7 +96,8 @@ static ContextScope *scope_find(Thread *t, PyThreadState *state) {
     PyObject *value = NULL;
     uint32_t name = 0;
     int64_t number = 0;
-    if (PyContextVar_Get(variable, NULL, &value) < 0 || scope_of((ContextScope *)value, state->context)) return (ContextScope *)value;
+    if (PyContextVar_Get(variable, NULL, &value) < 0 || scope_of((ContextScope *)value, state->context))
+        return (ContextScope *)value;
     bool is_task = running_task(&name, &number);
     /* A signal handler that records may have run in between, and made the scope. */
     Py_CLEAR(value);
@@ -114,8 +121,10 @@ static Stack *look_up(Thread *t, PyThreadState *state) {
         count_one(&g_counts.lookups_failed);
         return t->stack;
     }
-    if (scope->task) scope->stack->owner = t->serial; /* a loop may go on in another thread */
-    else {
+    if (scope->task) {
+        /* A loop may go on in another thread. */
+        atomic_store_explicit(&scope->stack->owner, t->serial, memory_order_relaxed);
+    } else {
         scope->stack = t->stack;
         if (atomic_load_explicit(&t->stack->depth, memory_order_relaxed) == 0) t->stack->parent = scope->parent;
     }

@@ -114,12 +114,13 @@ typedef struct {
     uint16_t category, flags;
 } Frame;
 typedef struct {
-    uint32_t used, track;
+    _Atomic uint32_t used;
+    uint32_t track;
     _Atomic uint32_t depth;  /* may exceed STACK_FRAMES; frames above are not kept */
     uint32_t index;
     _Atomic uint64_t pushes; /* changes before a frame is overwritten: readers check it */
     uint64_t parent;         /* parent of the outermost span (of another task or thread) */
-    uint64_t owner;          /* serial of the Thread that pushes and pops here */
+    _Atomic uint64_t owner;  /* serial of the Thread that pushes and pops here */
     _Atomic uint64_t gone;   /* spans without a frame that another thread left */
     uint64_t zero[2];
     Frame frames[STACK_FRAMES];
@@ -133,6 +134,7 @@ typedef struct {             /* an entered span; all that its record needs, what
     uint16_t category;
 } Open;
 struct Thread;
+static inline uint64_t stack_owner(const Stack *stack) { return atomic_load_explicit(&stack->owner, memory_order_relaxed); }
 Stack *stack_new(struct Thread *owner, uint32_t track);
 void stack_free(Stack *stack);
 int stack_open(const char *directory);

@@ -23,7 +23,8 @@
 
 typedef struct { /* layout read by runtime/session_files.py */
     char magic[8];
-    uint32_t version, slots, track, alive;
+    uint32_t version, slots, track;
+    _Atomic uint32_t alive;
     int64_t tid;
     char pad0[32];
     _Atomic uint64_t head, reserve, produced;   /* writer: slots published, slots about to be written, serial */
@@ -426,7 +427,8 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
     if (plan_at == planned) trim_idle();
     Py_END_ALLOW_THREADS
     taken_bytes += (out.count - out.gaps) * sizeof(Event) + out.args_len;
-    if (_PyBytes_Resize(&events, (Py_ssize_t)(out.count * sizeof(Event))) < 0 || _PyBytes_Resize(&args, (Py_ssize_t)out.args_len) < 0) {
+    if (_PyBytes_Resize(&events, (Py_ssize_t)(out.count * sizeof(Event))) < 0 ||
+        _PyBytes_Resize(&args, (Py_ssize_t)out.args_len) < 0) {
         Py_XDECREF(events);
         Py_XDECREF(args);
         return NULL;

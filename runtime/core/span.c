@@ -178,7 +178,7 @@ static PyObject *span_exit(SpanObject *s, PyObject *const *args, Py_ssize_t n) {
     PyObject *error = n && args[0] != Py_None ? args[0] : NULL;
     Thread *t = thread_current_object();
     /* Which of several entries it is; also, a task that goes on in this thread brings its stack. */
-    if (t && (s->outer || s->open.stack->owner != t->serial)) {
+    if (t && (s->outer || stack_owner(s->open.stack) != t->serial)) {
         const Stack *stack = stack_of_object(t);
         if (!stack) return NULL;
         choose(s, stack);
@@ -282,7 +282,8 @@ PyObject *span_py_flow(PyObject *self, PyObject *const *args, Py_ssize_t n, PyOb
     static const char *const phases[] = {"start", "step", "end"};
     uint8_t kind = 0;
     for (int i = 0; i < 3; i++)
-        if (PyUnicode_Check(args[2]) && !PyUnicode_CompareWithASCIIString(args[2], phases[i])) kind = (uint8_t)(KIND_FLOW_START + i);
+        if (PyUnicode_Check(args[2]) && !PyUnicode_CompareWithASCIIString(args[2], phases[i]))
+            kind = (uint8_t)(KIND_FLOW_START + i);
     if (!kind) return PyErr_Format(PyExc_ValueError, "phase must be 'start', 'step' or 'end', got %R", args[2]);
     if (!PyLong_Check(args[1])) return PyErr_Format(PyExc_TypeError, "id of a flow must be an int, got %R", args[1]);
     Event event = {.kind = kind, .category = default_category, .id = PyLong_AsUnsignedLongLongMask(args[1])};

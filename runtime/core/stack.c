@@ -71,9 +71,9 @@ Stack *stack_new(Thread *owner, uint32_t track) {
     atomic_store_explicit(&s->depth, 0, memory_order_release);
     atomic_store_explicit(&s->gone, 0, memory_order_relaxed);
     s->parent = 0;
-    s->owner = owner->serial;
+    atomic_store_explicit(&s->owner, owner->serial, memory_order_relaxed);
     s->track = track;
-    s->used = 1;
+    atomic_store_explicit(&s->used, 1, memory_order_release);
     return s;
 }
 
@@ -84,8 +84,8 @@ void stack_free(Stack *s) {
         if (!(s->frames[i].flags & FRAME_DEAD)) count_one(&g_counts.spans_abandoned);
     pthread_mutex_lock(&lock);
     atomic_store_explicit(&s->depth, 0, memory_order_release);
-    s->used = 0;
-    s->owner = 0;
+    atomic_store_explicit(&s->used, 0, memory_order_relaxed);
+    atomic_store_explicit(&s->owner, 0, memory_order_relaxed);
     spare[spares++] = s;
     pthread_mutex_unlock(&lock);
 }
@@ -156,7 +156,7 @@ void span_close(Thread *thread, const Open *open, int64_t end, uint8_t flags, ui
     if (!s->track) return; /* opened before this process was forked: it is its parent's */
     int64_t dur = end - open->ts, child = 0;
     uint32_t depth = atomic_load_explicit(&s->depth, memory_order_relaxed);
-    bool mine = s->owner == thread->serial;
+    bool mine = stack_owner(s) == thread->serial;
     bool kept = open->depth < STACK_FRAMES;
     bool top = mine && depth == open->depth + 1 && (!kept || s->frames[open->depth].id == open->id);
     uint32_t at = top ? open->depth : STACK_FRAMES;
@@ -211,7 +211,7 @@ PyObject *stack_py_open_spans(PyObject *self, PyObject *unused) {
     Event events[STACK_FRAMES];
     for (uint32_t i = 0, n = atomic_load_explicit(&total, memory_order_acquire); all && i < n; i++) {
         const Stack *s = &chunks[i / CHUNK][i % CHUNK];
-        if (!s->used) continue;
+        if (!atomic_load_explicit(&s->used, memory_order_acquire)) continue;
         uint32_t depth = copy_stable(s, frames), count = 0;
         for (uint32_t d = 0; d < depth; d++) {
             const Frame *f = &frames[d];

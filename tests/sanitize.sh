@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Runs the tests of the native core with a sanitizer compiled into it.
+# usage: tests/sanitize.sh [address|thread] [pytest arguments]
+#   address: AddressSanitizer and UndefinedBehaviorSanitizer (a minute); thread: ThreadSanitizer (two minutes)
+#   PYTHON: interpreter with what the tests need, .venv's if not given; CC: gcc
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+python=$(realpath --no-symlinks "${PYTHON:-.venv/bin/python}")
+cc=${CC:-gcc}
+kind=address
+case "${1:-}" in address | thread) kind=$1 && shift ;; esac
+nouns=(span span_order strings arguments argument_bounds instant ring session stack tasks contexts decorate
+  decorate_generators step_counter signal aggregates chrome_encoder)
+library() { "$cc" -print-file-name="lib$1.so"; }
+# The interpreter is not instrumented, so the sanitizer's library must be loaded before it.
+if [ "$kind" = address ]; then
+  nouns+=(fork)
+  flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+  preload="$(library asan) $(library ubsan)"
+  # Python's own allocator hides what was freed; what the interpreter never frees is no leak of ours.
+  export PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=8:abort_on_error=1
+  export UBSAN_OPTIONS=print_stacktrace=1
+  run=()
+else
+  # Without fork: ThreadSanitizer cannot start threads in a child. With addresses where it expects them.
+  flags=-fsanitize=thread
+  preload=$(library tsan)
+  run=(setarch --addr-no-randomize)
+fi
+
+# In a copy, so that the core that is in use stays as it is.
+copy=$(mktemp -d)
+trap 'rm -rf "$copy"' EXIT
+tar cf - --exclude=__pycache__ --exclude='*.so' pyproject.toml README.md stepscope runtime backends exporters tests |
+  tar xf - -C "$copy"
+cd "$copy"
+CC="$cc" CFLAGS="$flags -fno-omit-frame-pointer" \
+  "$python" -W ignore -c "from setuptools import setup; setup()" -q build_ext --inplace
+files=()
+for noun in "${nouns[@]}"; do files+=("tests/test_$noun.py"); done
+LD_PRELOAD="$preload" PYTHONPATH="$copy" \
+  "${run[@]}" "$python" -m pytest -q -p no:cacheprovider --capture=sys "${files[@]}" "$@"
