@@ -13,8 +13,8 @@ from stepscope.runtime import tracks
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_blocks
 from stepscope.runtime.intervals import FOREVER, clip, ends, has_duration
-from stepscope.runtime.journal_format import gather_arguments, heap_arguments
-from stepscope.runtime.journal_reader import JournalReader
+from stepscope.runtime.journal.format import gather_arguments, heap_arguments
+from stepscope.runtime.journal.reader import JournalReader
 
 STEPS = "steps"
 """Source of what the runtime itself adds to a journal; a replay gets its own."""

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
-from stepscope.runtime.journal_frames import Damage
 
 from stepscope.backends.playback import Playback, Recording
 from stepscope.runtime import clock as process_clock
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.errors import BackendError, ClosedError, FormatError
 from stepscope.runtime.events import Block
-from stepscope.runtime.journal_reader import JournalReader
+from stepscope.runtime.journal.frames import Damage
+from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.sink import BackendReport, Sink
 
 _LOOK = 0.02

@@ -12,7 +12,7 @@ import anyio
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.journal_writer import Fsync, JournalWriter
+from stepscope.runtime.journal.writer import Fsync, JournalWriter
 
 
 class JournalExporter:

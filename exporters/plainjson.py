@@ -67,8 +67,7 @@ class _Plain:
         if isinstance(value, msgspec.Struct):
             return self.of(msgspec.structs.asdict(value), depth)
         if isinstance(value, Mapping):
-            pairs: Any = value.items()
-            return {self._key(key): self.of(item, depth) for key, item in pairs}
+            return {self._key(key): self.of(item, depth) for key, item in cast(Any, value).items()}
         if isinstance(value, (Sequence, AbstractSet)) and not isinstance(value, (bytes, bytearray, memoryview)):
             return [self.of(item, depth) for item in cast(Iterable[Any], value)]
         return f"<{type(cast(object, value)).__name__}>"

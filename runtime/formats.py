@@ -8,13 +8,13 @@ from pathlib import Path
 
 import anyio
 import msgspec
-from stepscope.runtime.journal_frames import Damage
 
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.events import EventBatch, Kind
-from stepscope.runtime.journal_format import time_range
-from stepscope.runtime.journal_reader import JournalItem, JournalReader
+from stepscope.runtime.journal.format import time_range
+from stepscope.runtime.journal.frames import Damage
+from stepscope.runtime.journal.reader import JournalItem, JournalReader
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Step, Window
 

@@ -22,7 +22,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What a full ring does. Either way it is counted, and shown as a gap."""
     session_dir: str | None = None
     """Where rings live; default: a private directory in /dev/shm, or the temporary directory where there is none."""
-    drain_interval: PositiveFloat = 0.05
+    drain_interval: PositiveFloat = 0.25
     """Longest time between two drains; rings that are half full call for one at once."""
     inbox_bytes: Annotated[int, msgspec.Meta(ge=1)] = 256 << 20
     """What backends may have waiting for the loop."""

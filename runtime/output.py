@@ -15,7 +15,7 @@ import anyio.from_thread
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.errors import OutputError, ProfilerStateError
 from stepscope.runtime.formats import exporter_for, replay_into, run_of
-from stepscope.runtime.journal_reader import JournalReader
+from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.recorder import process_identity

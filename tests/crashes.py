@@ -11,8 +11,8 @@ from pathlib import Path
 
 from stepscope.runtime import strings
 from stepscope.runtime.events import EventBatch, Flag, Kind
-from stepscope.runtime.journal_reader import JournalReader
-from stepscope.runtime.recovery import Recovery, recover
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.recovery.recover import Recovery, recover
 from stepscope.runtime.window import Window
 
 START = """

@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from stepscope.runtime.journal_frames import Damage
 
 from stepscope.exporters.specimens import run_in, window_of
 from stepscope.runtime import _core, strings
-from stepscope.runtime import journal_format as fmt
 from stepscope.runtime.events import EventBatch, Flag, Kind, empty_block
-from stepscope.runtime.journal_reader import JournalItem, JournalReader
-from stepscope.runtime.journal_writer import JournalWriter
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.frames import Damage
+from stepscope.runtime.journal.reader import JournalItem, JournalReader
+from stepscope.runtime.journal.writer import JournalWriter
 
 Described = tuple[Any, ...]
 """One event in words: names instead of ids, arguments decoded."""

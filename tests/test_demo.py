@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.runtime.journal_reader import JournalReader
+from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.window import Window
 from tests.commands import python, stepscope
 from tests.support import require

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.runtime.journal_reader import JournalReader
+from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.window import Window
 
 

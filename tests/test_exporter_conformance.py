@@ -25,7 +25,7 @@ from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.runtime import strings
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import Kind
-from stepscope.runtime.journal_reader import JournalReader
+from stepscope.runtime.journal.reader import JournalReader
 
 
 def journal_spans(exporter: Exporter, directory: Path) -> Iterable[str]:

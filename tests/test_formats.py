@@ -13,8 +13,8 @@ from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import Kind, empty_block, join_blocks
 from stepscope.runtime.formats import exporter_for, known, register, replay_into, run_of
-from stepscope.runtime.journal_reader import JournalReader
-from stepscope.runtime.journal_writer import JournalWriter
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.writer import JournalWriter
 from tests.journals import described, events_of, write_journal
 
 

@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.exporters.specimens import ODD_NAMES, batch_of, every_kind, run_in, spans, window_of
-from stepscope.runtime import journal_format as fmt
-from stepscope.runtime import journal_records as records
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import ClosedError, FormatError
 from stepscope.runtime.events import EVENT_DTYPE, EventBatch, Flag, Kind, empty_block
-from stepscope.runtime.journal_ids import LOST_NAME
-from stepscope.runtime.journal_reader import JournalReader
-from stepscope.runtime.journal_writer import JournalWriter
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import records as records
+from stepscope.runtime.journal.ids import LOST_NAME
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.ledger import Ledger, SourceLedger
 from stepscope.runtime.window import Window
 from tests.journals import HandMade, batch_with_arguments, described, events_of, read_journal, write_journal

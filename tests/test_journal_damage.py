@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.exporters.specimens import batch_of, spans
-from stepscope.runtime import journal_format as fmt
-from stepscope.runtime import journal_records as records
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch, empty_block
-from stepscope.runtime.journal_ids import LOST_NAME
-from stepscope.runtime.journal_reader import JournalReader
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import records as records
+from stepscope.runtime.journal.ids import LOST_NAME
+from stepscope.runtime.journal.reader import JournalReader
 from tests.journals import (
     Described,
     HandMade,

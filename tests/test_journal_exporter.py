@@ -17,11 +17,11 @@ import pytest
 
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
-from stepscope.runtime import journal_records as records
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events import EventBatch
-from stepscope.runtime.journal_reader import JournalReader
-from stepscope.runtime.journal_writer import JournalWriter
+from stepscope.runtime.journal import records as records
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.window import Step, Window
 from tests.journals import events_of, read_journal
 

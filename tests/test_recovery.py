@@ -18,8 +18,8 @@ from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import Flag, Kind
 from stepscope.runtime.formats import replay_into, run_of
-from stepscope.runtime.journal_reader import JournalReader
-from stepscope.runtime.recovery import recover
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.recovery.recover import recover
 from tests.crashes import BODY, MIDWAY, START, Crash, batches, names, open_names, windows
 from tests.journals import described
 

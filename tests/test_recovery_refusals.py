@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.recorder import process_identity
-from stepscope.runtime.recovery import is_running, recover
+from stepscope.runtime.recovery.recover import is_running, recover
 from tests.crashes import BODY, MIDWAY, Crash, batches, names
 
 

@@ -22,7 +22,7 @@ from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.intervals import ends
-from stepscope.runtime.journal_reader import JournalReader
+from stepscope.runtime.journal.reader import JournalReader
 from stepscope.trace import trace
 from tests.journals import batch_with_arguments, described, write_journal
 

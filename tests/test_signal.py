@@ -15,7 +15,7 @@ import pytest
 
 from stepscope.runtime._core import counter, instant, span
 from stepscope.runtime.events import Kind
-from stepscope.runtime.session_files import SessionFiles
+from stepscope.runtime.recovery.session_files import SessionFiles
 from tests.recording import PREAMBLE, check_self_times, recording, run_program
 from tests.support import ROOT
 

@@ -21,7 +21,7 @@
 #define PAGE_SLOTS 64   /* a page of 4096 bytes */
 #define BACKED_SLOTS 1024 /* backed by the file system at a time */
 
-typedef struct { /* layout read by runtime/session_files.py */
+typedef struct { /* layout read by runtime/recovery/session_files.py */
     char magic[8];
     uint32_t version, slots, track;
     _Atomic uint32_t alive;

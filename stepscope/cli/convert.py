@@ -13,7 +13,7 @@ from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.formats import Replayed, exporter_for, known, replay_into, run_of
-from stepscope.runtime.journal_reader import JournalReader
+from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 

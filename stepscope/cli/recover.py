@@ -11,7 +11,7 @@ from stepscope.cli.progress import Progress
 from stepscope.exporters.repair import repair_chrome
 from stepscope.exporters.rotation import PART
 from stepscope.runtime.errors import FormatError, ProfilerStateError
-from stepscope.runtime.recovery import Recovery, recover
+from stepscope.runtime.recovery.recover import Recovery, recover
 
 DESCRIPTION = """\
 Makes one complete journal of what a run left when its process died: its journal, and what its threads had recorded

@@ -19,8 +19,8 @@ import numpy as np
 from stepscope.runtime import _core, strings
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EVENT_DTYPE, NO_STEP, Block, Flag, Kind, empty_block, join_blocks
-from stepscope.runtime.journal_ids import IdMap
-from stepscope.runtime.journal_records import TrackRecord
+from stepscope.runtime.journal.ids import IdMap
+from stepscope.runtime.journal.records import TrackRecord
 
 MAX_RINGS = 4096
 MAX_SLOTS = 1 << 24

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.journal_format import FrameType
+from stepscope.runtime.journal.format import FrameType
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.plain import plain
 from stepscope.runtime.run import Run

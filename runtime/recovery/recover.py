@@ -12,16 +12,16 @@ from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.events import Block, EventBatch, Kind
 from stepscope.runtime.formats import run_of
-from stepscope.runtime.journal_frames import Damage
-from stepscope.runtime.journal_ids import IdMap
-from stepscope.runtime.journal_reader import JournalReader
-from stepscope.runtime.journal_records import CapRecord
-from stepscope.runtime.journal_writer import JournalWriter
+from stepscope.runtime.journal.frames import Damage
+from stepscope.runtime.journal.ids import IdMap
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.records import CapRecord
+from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.ledger import Ledger
-from stepscope.runtime.leftovers import Keys, Leftovers, UnfinishedWindow
 from stepscope.runtime.output import SESSION_FILE
+from stepscope.runtime.recovery.leftovers import Keys, Leftovers, UnfinishedWindow
+from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.run import Run, this_host
-from stepscope.runtime.session_files import SessionFiles
 from stepscope.runtime.window import Window
 
 RECOVERED = "journal.recovered"

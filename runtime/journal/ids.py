@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import Block, Flag
-from stepscope.runtime.journal_format import heap_arguments
-from stepscope.runtime.journal_records import TrackRecord
+from stepscope.runtime.journal.format import heap_arguments
+from stepscope.runtime.journal.records import TrackRecord
 
 LOST_NAME = "(name lost)"
 """Shown for a name whose text is missing from the file."""

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from stepscope.runtime import journal_format as fmt
-from stepscope.runtime import journal_records as records
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import EventBatch
-from stepscope.runtime.journal_frames import Damage, FrameReader
-from stepscope.runtime.journal_ids import IdMap
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import records as records
+from stepscope.runtime.journal.frames import Damage, FrameReader
+from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.window import Window
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.runtime import journal_format as fmt
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal import format as fmt
 
 Frame = tuple[int, int, bytes]
 """Type, flags, payload."""

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.intervals import FOREVER, ends
-from stepscope.runtime.journal_ids import IdMap
+from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.ledger import Ledger, SourceLedger
 from stepscope.runtime.open_window import STEPS, OpenWindow
-from stepscope.runtime.session_files import SessionFiles
+from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.step_marks import StepMark
 from stepscope.runtime.window import Window
 

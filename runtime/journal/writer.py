@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from stepscope.runtime import journal_format as fmt
-from stepscope.runtime import journal_records as records
 from stepscope.runtime import strings, tracks
-from stepscope.runtime.append_file import AppendFile
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import EventBatch
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import records as records
+from stepscope.runtime.journal.append_file import AppendFile
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.plain import plain
 from stepscope.runtime.run import Run

@@ -1,0 +1,1 @@
+"""The journal: an append-only, framed, checksummed file of everything that a run recorded."""
