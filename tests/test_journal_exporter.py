@@ -210,12 +210,19 @@ async def test_a_slow_disk_does_not_hold_up_the_loop(tmp_path: Path) -> None:
     os.dup2(write_end, descriptor)
     os.close(write_end)
     taken = 0
+    written = anyio.Event()
+
+    async def export() -> None:
+        await exporter.export(batch_of(spans(["x"] * 5000)))
+        written.set()
+
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(exporter.export, batch_of(spans(["x"] * 5000)))
-        while taken < 5000 * 64:
+        tasks.start_soon(export)
+        while not written.is_set():
             await anyio.lowlevel.checkpoint()
             with contextlib.suppress(BlockingIOError):
                 taken += len(os.read(read_end, 1 << 16))
+    assert taken > 4 * (1 << 16)
     await exporter.aclose()
     os.close(read_end)
 

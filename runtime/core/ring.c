@@ -42,6 +42,7 @@ struct Ring {
     uint64_t refused_at;               /* tail when no other ring could be had */
     uint64_t backed, backed_end;       /* slots below have memory; all have when it is as far as `backed_end` */
     bool oldest, clean, idle, anonymous;
+    atomic_bool trimming;
     uint32_t index;
     int64_t last_ts;                   /* consumer: when the event before a gap ended */
     uint64_t goal, goal_produced;      /* consumer: as far as the drain under way goes */
@@ -149,7 +150,7 @@ static bool drained_whole(const Ring *r) {
 static Ring *ring_take(uint32_t limit) {
     for (uint32_t i = idle_count; i-- > 0;) {
         Ring *r = idle[i];
-        if (!drained_whole(r)) continue;
+        if (atomic_load(&r->trimming) || !drained_whole(r)) continue;
         memmove(&idle[i], &idle[i + 1], (--idle_count - i) * sizeof *idle);
         r->idle = false;
         return r;
@@ -175,13 +176,21 @@ static void ring_leave(Ring *r) {
     idle[idle_count++] = r;
 }
 
-/* After a burst: memory of rings that nobody uses goes back to the system, but for a few. */
+/* After a burst: memory of rings that nobody uses goes back to the system, but for a few. That takes a while, so
+ * threads that need a ring do not wait for it. */
 static void trim_idle(void) {
-    pthread_mutex_lock(&lock);
-    for (uint32_t i = 0; i + KEPT_IDLE < idle_count; i++)
-        if (!idle[i]->clean && !idle[i]->anonymous && drained_whole(idle[i]))
-            idle[i]->clean = madvise(idle[i]->data, ring_slots * sizeof(Event), MADV_REMOVE) == 0;
-    pthread_mutex_unlock(&lock);
+    for (;;) {
+        Ring *r = NULL;
+        pthread_mutex_lock(&lock);
+        for (uint32_t i = 0; i + KEPT_IDLE < idle_count && !r; i++)
+            if (!idle[i]->clean && !idle[i]->anonymous && drained_whole(idle[i])) r = idle[i];
+        if (r) r->clean = true, atomic_store(&r->trimming, true);
+        pthread_mutex_unlock(&lock);
+        if (!r) return;
+        /* Where the file system cannot give it back, the memory is merely asked for again. */
+        madvise(r->data, (r->mask + 1) * sizeof(Event), MADV_REMOVE);
+        atomic_store(&r->trimming, false);
+    }
 }
 
 static void thread_end(void *value) {
@@ -487,13 +496,10 @@ static void after_fork_child(void) {
     step_after_fork();
 }
 
-PyObject *ring_py_after_fork(PyObject *self, PyObject *unused) {
-    after_fork_child();
-    Py_RETURN_NONE;
-}
+/* Nothing is left to do after the handlers below, which also know of forks that Python does not hear of. */
+PyObject *ring_py_after_fork(PyObject *self, PyObject *unused) { Py_RETURN_NONE; }
 
 int ring_init(void) {
-    /* Also for forks that Python does not hear of. */
     if (pthread_key_create(&thread_key, thread_end) || pthread_atfork(before_fork, after_fork_parent, after_fork_child)) {
         PyErr_SetString(PyExc_RuntimeError, "no thread key is left in this process");
         return -1;
