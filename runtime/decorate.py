@@ -22,6 +22,8 @@ def decorate(span: _core.span, function: F) -> F:
         TypeError: if it is not callable.
     """
     wrapper: Any
+    if isinstance(function, classmethod | staticmethod):
+        return type(function)(decorate(span, function.__func__))
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -62,11 +64,11 @@ def _resumed(span: _core.span, inner: Generator[Any, Any, Any]) -> Generator[Any
     resume: Callable[[], Any] = functools.partial(next, inner)
     try:
         while True:
-            try:
-                with span.copy():
+            with span.copy():
+                try:
                     item = resume()
-            except StopIteration as stop:
-                return stop.value
+                except StopIteration as stop:
+                    return stop.value  # inside the span: ending is no error
             try:
                 sent = yield item
             except GeneratorExit:
@@ -84,11 +86,11 @@ async def _resumed_async(span: _core.span, inner: AsyncGenerator[Any, Any]) -> A
     resume: Callable[[], Any] = inner.__anext__
     try:
         while True:
-            try:
-                with span.copy():
+            with span.copy():
+                try:
                     item = await resume()
-            except StopAsyncIteration:
-                return
+                except StopAsyncIteration:
+                    return  # inside the span: ending is no error
             try:
                 sent = yield item
             except GeneratorExit:

@@ -135,7 +135,7 @@ def test_exporters_are_chosen(tmp_path: Path) -> None:
     arguments = ("--exporter", "tensorboard", "--exporter", "console", "--out", "run")
     done = stepscope("run", *arguments, "p.py", cwd=tmp_path)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["journal", "tensorboard"]
-    assert "p: window 1 ended" in done.stderr
+    assert "p: window 0 ended" in done.stderr
     assert "--logdir run/tensorboard" in done.stderr
 
 

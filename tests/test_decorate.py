@@ -15,8 +15,6 @@ from stepscope.runtime._core import span
 from stepscope.runtime.events import Flag
 from tests.recording import Log, check_self_times, recording
 
-to_be_decorated = pytest.mark.xfail(reason="a class method cannot be decorated after it became one")
-
 
 def flags(log: Log, name: str) -> list[Flag]:
     """Flags of the spans of a name, in the order in which they ended."""
@@ -56,7 +54,6 @@ def test_recursion_and_errors() -> None:
     check_self_times(log.spans)
 
 
-@to_be_decorated
 def test_methods() -> None:
     """Of an instance, of a class and static ones, decorated before or after they become such."""
 
