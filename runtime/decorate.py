@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, TypeVar
 
 from stepscope.runtime import _core
@@ -33,19 +33,9 @@ def decorate(span: _core.span, function: F) -> F:
 
         wrapper = coroutine
     elif inspect.isasyncgenfunction(function):
-
-        @functools.wraps(function)
-        def async_generator(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-            return _resumed_async(span, function(*args, **kwargs))
-
-        wrapper = async_generator
+        wrapper = _async_generator(span, function)
     elif inspect.isgeneratorfunction(function):
-
-        @functools.wraps(function)
-        def generator(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            return _resumed(span, function(*args, **kwargs))
-
-        wrapper = generator
+        wrapper = _generator(span, function)
     elif callable(function):
 
         @functools.wraps(function)
@@ -59,48 +49,64 @@ def decorate(span: _core.span, function: F) -> F:
     return wrapper  # type: ignore[no-any-return]
 
 
-def _resumed(span: _core.span, inner: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Runs a generator, each resumption in a span; send, throw, close and the return value pass through."""
-    resume: Callable[[], Any] = functools.partial(next, inner)
-    try:
+def _generator(span: _core.span, function: Callable[..., Generator[Any, Any, Any]]) -> Callable[..., Any]:
+    """A generator function whose every resumption is a span; send, throw, close and the return value pass through."""
+
+    @functools.wraps(function)
+    def generator(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        inner = function(*args, **kwargs)
+        resume: Callable[..., Any] = inner.__next__
+        given: tuple[Any, ...] = ()
         while True:
             with span.copy():
                 try:
-                    item = resume()
+                    item = resume(*given)
                 except StopIteration as stop:
                     return stop.value  # inside the span: ending is no error
+                finally:
+                    given = ()  # what was sent or thrown is not kept alive
             try:
-                sent = yield item
+                given = ((yield item),)
             except GeneratorExit:
+                with span.copy():
+                    inner.close()
                 raise
             except BaseException as error:
-                resume = functools.partial(inner.throw, error)
+                resume, given = inner.throw, (error,)
             else:
-                resume = functools.partial(inner.send, sent)
-    finally:
-        inner.close()
+                resume = inner.send
+
+    return generator
 
 
-async def _resumed_async(span: _core.span, inner: AsyncGenerator[Any, Any]) -> AsyncGenerator[Any, Any]:
-    """The same for an async generator."""
-    resume: Callable[[], Any] = inner.__anext__
-    try:
+def _async_generator(span: _core.span, function: Callable[..., AsyncGenerator[Any, Any]]) -> Callable[..., Any]:
+    """The same for an async generator function."""
+
+    @functools.wraps(function)
+    async def generator(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        inner = function(*args, **kwargs)
+        resume: Callable[..., Any] = inner.__anext__
+        given: tuple[Any, ...] = ()
         while True:
             with span.copy():
                 try:
-                    item = await resume()
+                    item = await resume(*given)
                 except StopAsyncIteration:
                     return  # inside the span: ending is no error
+                finally:
+                    given = ()
             try:
-                sent = yield item
+                given = ((yield item),)
             except GeneratorExit:
+                with span.copy():
+                    await inner.aclose()
                 raise
             except BaseException as error:
-                resume = functools.partial(inner.athrow, error)
+                resume, given = inner.athrow, (error,)
             else:
-                resume = functools.partial(inner.asend, sent)
-    finally:
-        await inner.aclose()
+                resume = inner.asend
+
+    return generator
 
 
 _core.set_decorator(decorate)
