@@ -22,8 +22,10 @@ def decorate(span: _core.span, function: F) -> F:
         TypeError: if it is not callable.
     """
     wrapper: Any
-    if isinstance(function, classmethod | staticmethod):
-        return type(function)(decorate(span, function.__func__))
+    method: Any = function
+    if isinstance(method, classmethod | staticmethod):
+        rewrap: Any = type(method)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        return rewrap(decorate(span, method.__func__))  # type: ignore[no-any-return]  # pyright: ignore
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
