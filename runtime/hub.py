@@ -17,7 +17,7 @@ import anyio.from_thread
 import numpy as np
 
 from stepscope.runtime import _core
-from stepscope.runtime.events import Block
+from stepscope.runtime.events import Block, Kind, join_blocks
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.recorder import Recorder
 
@@ -181,6 +181,10 @@ class Hub:
     async def _route(self, until: int) -> None:
         """Routes what is held, except events that began while it was drained: steps that began then may be missing."""
         held, self._held = self._held, []
+        # A block may hold events of steps whose marks are in a later one.
+        marks = join_blocks(events[events["kind"] == Kind.STEP] for events, _ in held)
+        for pipeline in self._pipelines:
+            pipeline.take_marks(marks)
         for events, args in held:
             new = events["ts"] > until
             if new.any():

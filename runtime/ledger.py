@@ -27,11 +27,8 @@ class OutputLedger(msgspec.Struct, frozen=True):
     exported: int = 0
     dropped: dict[str, int] = {}
     """By reason: `queue` (its queue was full), `error` (it raised), `closed` (deadline passed), `cap` (size limit)."""
-
-    @property
-    def in_flight(self) -> int:
-        """Events neither exported nor dropped yet."""
-        return self.offered - self.exported - sum(self.dropped.values())
+    in_flight: int = 0
+    """Events neither exported nor dropped yet: offered = exported + dropped + in flight."""
 
 
 class Ledger(msgspec.Struct, frozen=True):

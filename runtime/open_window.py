@@ -39,6 +39,8 @@ class OpenWindow:
         self.gaps: list[tuple[int, int | None]] = []
         self.superseded: set[int] = set()
         """Spans that were written as open when the window closed: their later records are not news."""
+        self.events = 0
+        """Events and gaps taken, steps apart."""
         self.marks = StepMarks(first)
         self._latest = first.ts
         self._accepted: Counter[str] = Counter()
@@ -75,6 +77,7 @@ class OpenWindow:
             self.count_dropped(source, "overflow", int(own["id"].sum()))
             counted -= int(gaps.sum())
         self._accepted[source] += counted
+        self.events += 0 if source == STEPS else int((mine["kind"] != Kind.STEP).sum())
         mine["step"] = self.marks.steps_at(mine["ts"])
         self._latest = max(self._latest, int(mine["ts"].max()))
         self.table.update(mine)

@@ -202,7 +202,7 @@ class Outlet:
 
     def ledger(self, window: int) -> OutputLedger:
         """Accounts of one window."""
-        return OutputLedger(self._offered[window], self._exported[window], dict(self._dropped.get(window, {})))
+        return _ledger(self._offered[window], self._exported[window], self._dropped.get(window, Counter()))
 
     def _with_own(self, window: Window) -> Ledger:
         ledger = window.ledger
@@ -216,7 +216,7 @@ class Outlet:
         first = self.errors[0] if self.errors else None
         return OutletStatistics(
             name=self.name,
-            ledger=OutputLedger(sum(self._offered.values()), sum(self._exported.values()), dict(dropped)),
+            ledger=_ledger(sum(self._offered.values()), sum(self._exported.values()), dropped),
             batches=self._batches,
             waiting_batches=len(self._queue),
             waiting_bytes=self._bytes,
@@ -225,3 +225,7 @@ class Outlet:
             first_error="" if first is None else f"{type(first).__name__}: {first}",
             busy_ns=self._busy,
         )
+
+
+def _ledger(offered: int, exported: int, dropped: Counter[str]) -> OutputLedger:
+    return OutputLedger(offered, exported, dict(dropped), offered - exported - dropped.total())

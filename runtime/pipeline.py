@@ -82,6 +82,8 @@ class Pipeline:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._ended = anyio.Event()
         self._scope = anyio.CancelScope()
+        self.notes: deque[str] = deque(maxlen=16)
+        """What there was to say of windows, the latest."""
         self._flushes: list[Future[None]] = []
         self._delivered: deque[tuple[int, Message]] = deque()
         self._batches = self._loop_ns = 0
@@ -109,6 +111,10 @@ class Pipeline:
         while self._delivered and self._delivered[0][0] <= until:
             self._handle(self._delivered.popleft()[1])
             await self.relieve()
+
+    def take_marks(self, marks: Block) -> None:
+        """Takes the step marks, of all profilers, that the recorder held."""
+        self._windows.take_marks(marks)
 
     def take_block(self, events: Block, args: bytes) -> None:
         """Routes a block of the recorder."""
@@ -217,8 +223,9 @@ class Pipeline:
         if not window.complete:
             notes.append(f"incomplete: the window ended after {len(steps)} steps, before the schedule's end of it")
         sources = window.ledger()
-        if not any(source.accepted for name, source in sources.items() if name != "steps"):
+        if not window.events:
             notes.append("empty: nothing but step marks was recorded; were spans, operators or a backend active?")
+        self.notes.extend(f"window {window.index}: {note}" for note in notes)
         anchor = self.run_facts.anchor
         finished = Window(
             index=window.index,

@@ -255,6 +255,8 @@ class Profiler(Stepping):
             notes += explain(
                 self.schedule, steps, recorded=self._recorded_steps, open_steps=self._open_steps, first=self._first_step
             )
+        if self._pipeline is not None:
+            notes += tuple(self._pipeline.notes)
         if self._ignored:
             notes += (f"steps ignored: step() was called {self._ignored} times while the profiler was not running",)
         return notes
@@ -265,6 +267,7 @@ class Profiler(Stepping):
         return TrustReport(
             name=self.name,
             statistics=self.statistics(),
+            output_dir=str(self.output.path),
             anchor=self._anchor,
             anchor_now=clock.ClockAnchor.read(),
             backends=reports,

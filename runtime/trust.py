@@ -23,6 +23,8 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
     """Read when the run was opened."""
     anchor_now: ClockAnchor
     """Read for this report."""
+    output_dir: str
+    """Directory of the run, where its journal is."""
     backends: Mapping[str, BackendReport]
     diagnostics: tuple[str, ...]
 
@@ -35,10 +37,11 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def _lines(self) -> Iterator[str]:
         stats, pipeline = self.statistics, self.statistics.pipeline
-        yield f"state     {stats.state}, {stats.steps} steps, {stats.windows} windows"
+        yield f"state     {stats.state}, {_count(stats.steps, 'step')}, {_count(stats.windows, 'window')}"
         if pipeline is None or stats.recorder is None:
             yield "recorded  nothing: the profiler was not started"
             return
+        yield f"run       {self.output_dir}"
         windows = pipeline.windows
         accepted = sum(windows.accepted.values())
         detail = ", ".join(f"{count:,} by {source}" for source, count in windows.accepted.items() if count)
@@ -60,10 +63,11 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
             yield f"output    {output.name}: {ledger.exported:,} of {ledger.offered:,} events{tail}{flight}{error}"
         anchor = self.anchor
         if anchor is not None:
+            # + 0.0: a difference of nothing is not shown as -0.0.
             drift = self.anchor_now.wall_ns - anchor.wall(self.anchor_now.monotonic_ns)
             yield (
                 f"clock     CLOCK_MONOTONIC, set to wall time within {anchor.error_ns / 1000:.1f} us; "
-                f"wall time has moved by {drift / 1000:+.1f} us against it since"
+                f"wall time has moved by {round(drift / 1000, 1) + 0.0:+.1f} us against it since"
             )
         for name, report in self.backends.items():
             mode = f" ({report.mode})" if report.mode else ""
@@ -75,3 +79,7 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
         for output in pipeline.exporters:
             yield f"          {output.busy_ns / 1e6:.2f} ms waited for {output.name}"
         yield from (f"why       {note}" for note in self.diagnostics)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -154,18 +154,24 @@ class Windows:
         self._account(source, events[events["kind"] != Kind.GAP])
         return batches
 
+    def take_marks(self, marks: Block) -> None:
+        """Takes step marks ahead of the events between them; those that are known already change nothing."""
+        own = marks[marks["id"] == self._serial]
+        for window in self._open if len(own) else ():
+            window.add_marks(own)
+
     def _take(self, window: OpenWindow, source: str, events: Block, args: bytes) -> EventBatch:
+        if source == STEPS:
+            self._seen[STEPS] += len(events)
+            self._accepted[STEPS] += len(events)
         return EventBatch(source, window.index, window.take(source, events), args)
 
     def _without_foreign_marks(self, events: Block) -> Block:
         marks = events["kind"] == Kind.STEP
         if not marks.any():
             return events
-        own = marks & (events["id"] == self._serial)
-        if own.any():
-            for window in self._open:
-                window.add_marks(events[own])
-        foreign = marks & ~own
+        self.take_marks(events[marks])
+        foreign = marks & (events["id"] != self._serial)
         return events[~foreign] if foreign.any() else events
 
     def _account(self, source: str, events: Block) -> None:
