@@ -98,7 +98,8 @@ def test_an_error_is_one_line(tmp_path: Path) -> None:
 
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     """`stepscope ... | head` ends quietly."""
-    record(tmp_path / "run")
+    journal = record(tmp_path / "run")
+    journal.write_bytes(journal.read_bytes()[:-10])
     program = (
         "import os, subprocess, sys; r, w = os.pipe(); os.close(r); "
         "done = subprocess.run([sys.executable, '-m', 'stepscope', 'recover', 'run'], stdout=w, stderr=subprocess.PIPE); "
@@ -158,6 +159,39 @@ def test_convert_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.Capt
     assert "journal" in capsys.readouterr().err
 
 
+def test_convert_takes_the_newest_and_says_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of several journals the newest is read, as recover does it, or what was recovered since."""
+    run = tmp_path / "run"
+    record(run, 1)
+    record(run, 2)
+    assert main(["convert", str(run), str(tmp_path / "out.json")]) == 0
+    assert spans(tmp_path / "out.json") == ["work 0", "work 1"]
+    assert re.search(r"reading .*run/journal-2 \(not journal: name one", capsys.readouterr().err)
+    newest = run / "journal-2"
+    newest.write_bytes(newest.read_bytes()[:-10])
+    assert main(["recover", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert f"from {newest}" in said and "not used, name one to recover it: journal\n" in said
+    assert main(["convert", str(run), str(tmp_path / "again.json")]) == 0
+    assert "run/journal.recovered" in capsys.readouterr().err
+    record(run, 3)
+    assert main(["convert", str(run), str(tmp_path / "third.json")]) == 0
+    assert "run/journal-3 (not journal-2, journal:" in capsys.readouterr().err
+
+
+def test_convert_names_directories_with_a_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever names the directory above a run is led to it."""
+    record(tmp_path / "demo" / "stream")
+    record(tmp_path / "demo" / "deep" / "rank0")
+    for command in (
+        ["convert", str(tmp_path / "demo"), str(tmp_path / "out.json")],
+        ["recover", str(tmp_path / "demo")],
+    ):
+        assert main(command) == 1
+        said = capsys.readouterr().err
+        assert str(tmp_path / "demo" / "stream") in said and str(tmp_path / "demo" / "deep" / "rank0") in said
+
+
 # recover
 
 KILLED = """
@@ -178,11 +212,16 @@ def test_recover_brings_back_a_killed_run(tmp_path: Path) -> None:
     assert stepscope("run", "--out", "run", "killed.py", cwd=tmp_path).returncode == -9
     done = stepscope("recover", "--remove-session", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "1 open spans" in done.stdout
+    assert "1 open span from" in done.stdout
     json.loads((tmp_path / "run" / "trace.json").read_text())
     assert stepscope("convert", "run/journal.recovered", "out.json", cwd=tmp_path).returncode == 0
     assert spans(tmp_path / "out.json") == ["before", "not ended"]
     assert not (tmp_path / "run" / "session").exists()
+    again = stepscope("recover", "run", cwd=tmp_path)
+    assert again.returncode == 1 and "--force" in again.stderr
+    assert stepscope("convert", "run", "same.json", cwd=tmp_path).stderr.startswith("reading run/journal.recovered")
+    assert spans(tmp_path / "same.json") == ["before", "not ended"]
+    assert stepscope("recover", "--force", "run", cwd=tmp_path).returncode == 0
 
 
 def test_recover_leaves_a_running_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,6 +241,14 @@ def test_recover_without_anything(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["recover", str(tmp_path)]) == 1
     assert "nothing to recover" in capsys.readouterr().err
     assert usage_error("recover", tmp_path / "missing") == 2
+
+
+def test_a_run_that_ended_has_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A whole journal is not written a second time."""
+    record(tmp_path / "run")
+    assert main(["recover", str(tmp_path / "run")]) == 1
+    assert "nothing to recover" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["journal"]
 
 
 # progress

@@ -41,6 +41,7 @@ def complete(path: Path, name: str) -> list[tuple[float, float]]:
 
 PROGRAMS = {
     "arguments": "import sys; print(sys.argv, __name__, __file__, __spec__, sys.path[0])",
+    "names": "print(sorted(globals()), type(__builtins__), __cached__, __loader__.path, __annotations__)",
     "code": "import sys; sys.exit(3)",
     "negative code": "import sys; sys.exit(-1)",
     "message": "import sys; sys.exit('it did not work')",
@@ -68,6 +69,20 @@ def test_a_script_runs_as_without_us(name: str, tmp_path: Path) -> None:
     (script.parent / "neighbour.py").touch()
     plain = python(script, "a", "--wait", "--", "-h", cwd=tmp_path)
     traced = stepscope("run", "--quiet", "--out", "run", script, "a", "--wait", "--", "-h", cwd=tmp_path)
+    assert (traced.returncode, traced.stdout, traced.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+@pytest.mark.parametrize("typed", ["program.py", "./program.py", "../here/program.py"])
+def test_a_relative_path_is_shown_as_without_us(typed: str, tmp_path: Path) -> None:
+    """The script's file name, its own and in tracebacks, is the one that Python gives; at exit it is still there."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "program.py").write_text(
+        "import atexit, sys\nmine = 1\nprint(sys.argv, __file__)\n"
+        "atexit.register(lambda: print(sys.modules['__main__'].mine))\n1 / 0"
+    )
+    plain = python(typed, cwd=here)
+    traced = stepscope("run", "--quiet", "--out", "run", typed, cwd=here)
     assert (traced.returncode, traced.stdout, traced.stderr) == (plain.returncode, plain.stdout, plain.stderr)
 
 
@@ -192,7 +207,7 @@ def test_a_whole_program_is_one_window(tmp_path: Path) -> None:
     require("torch")
     (tmp_path / "train.py").write_text(TRAINING)
     done = stepscope("run", "--out", "run", "--mode", "stream", "train.py", cwd=tmp_path)
-    assert "closed, 12 steps, 1 windows" in done.stderr
+    assert "closed, 12 steps, 1 window" in done.stderr
     assert len(complete(tmp_path / "run" / "trace.json", "aten::addmm")) == 12
 
 

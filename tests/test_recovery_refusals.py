@@ -71,7 +71,21 @@ def test_links_in_the_session_are_not_followed(crash: Crash) -> None:
     assert len([note for note in recovery.notes if "symbolic links" in note]) >= 2
     directory.rename(crash.run / "elsewhere")
     directory.symlink_to(crash.run / "elsewhere")
-    assert any("is not a session directory" in note for note in crash.recover().notes)
+    assert any("is not a session directory" in note for note in recover(crash.run, force=True).notes)
+
+
+def test_a_better_recovery_is_kept(crash: Crash) -> None:
+    """What was recovered from the rings is not replaced when they are gone, unless that is forced."""
+    crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
+    better = recover(crash.run, remove_session=True).journal
+    kept = better.read_bytes()
+    with pytest.raises(FormatError, match="exists, and the session directory is gone"):
+        recover(crash.run)
+    assert better.read_bytes() == kept
+    poorer = recover(crash.run, better.with_name("other"))
+    assert names(poorer.journal)["forward"] < names(better)["forward"] == 40
+    recover(crash.run, force=True)
+    assert names(better) == names(poorer.journal)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +119,7 @@ def test_damaged_sessions_are_survived(left_behind: Path, acts: list[tuple[str, 
                 file.write(junk)
         if cut is not None:
             os.truncate(directory / acts[0][0], cut)
-        recovery = recover(left_behind / "run")
+        recovery = recover(left_behind / "run", force=True)
         assert names(recovery.journal)["forward"] >= 8 or recovery.notes
         assert all(batch.window == 0 for batch in batches(recovery.journal))
     finally:

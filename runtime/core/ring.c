@@ -5,7 +5,7 @@
  * step in `dur` meanwhile), and numbers of dropped events are used up: so the consumer sees exactly how many are
  * missing and where, whatever the overflow policy. `produced` is stored last: an event below it was published
  * before or is lost, one that is being written is neither. */
-#include "core.h"
+#include "ring.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -14,43 +14,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define HEADER 4096
-#define MAX_RINGS 4096
-#define PAYLOAD 62
 #define KEPT_IDLE 2
 #define PAGE_SLOTS 64   /* a page of 4096 bytes */
 #define BACKED_SLOTS 1024 /* backed by the file system at a time */
-
-typedef struct { /* layout read by runtime/recovery/session_files.py */
-    char magic[8];
-    uint32_t version, slots, track;
-    _Atomic uint32_t alive;
-    int64_t tid;
-    char pad0[32];
-    _Atomic uint64_t head, reserve, produced;   /* writer: slots published, slots about to be written, serial */
-    char pad1[40];
-    _Atomic uint64_t tail;                      /* consumer */
-    _Atomic uint64_t serial;                    /* consumer: serial of the next event expected */
-    _Atomic uint32_t signalled;
-} Header;
-
-struct Ring {
-    Header *header;
-    Event *data;
-    uint64_t head, tail_seen, serial;  /* the writer's own */
-    uint64_t mask, limit, limit_low;
-    uint64_t refused_at;               /* tail when no other ring could be had */
-    uint64_t backed, backed_end;       /* slots below have memory; all have when it is as far as `backed_end` */
-    bool oldest, clean, idle, anonymous;
-    atomic_bool trimming;
-    uint32_t index;
-    int64_t last_ts;                   /* consumer: when the event before a gap ended */
-    uint64_t goal, goal_produced;      /* consumer: as far as the drain under way goes */
-    _Atomic uint64_t lost;             /* consumer */
-};
-
-typedef struct { char bytes[PAYLOAD]; uint8_t kind, zero; } More;
-_Static_assert(sizeof(More) == sizeof(Event) && offsetof(More, kind) == offsetof(Event, kind), "slots have one shape");
 
 atomic_int g_recording;
 static Ring *rings[MAX_RINGS], *idle[MAX_RINGS];
@@ -67,9 +33,6 @@ static atomic_int session_open;
 static int wake_fd = -1;
 static __thread Thread *current __attribute__((tls_model("initial-exec")));
 static __thread bool ended __attribute__((tls_model("initial-exec")));
-static uint64_t taken_bytes;
-static Ring *plan[MAX_RINGS];          /* consumer: rings of the drain under way */
-static uint32_t planned, plan_at;
 
 bool file_reserve(int fd, uint64_t from, uint64_t bytes) {
     int failed;
@@ -178,7 +141,7 @@ static void ring_leave(Ring *r) {
 
 /* After a burst: memory of rings that nobody uses goes back to the system, but for a few. That takes a while, so
  * threads that need a ring do not wait for it. */
-static void trim_idle(void) {
+void rings_trim(void) {
     for (;;) {
         Ring *r = NULL;
         pthread_mutex_lock(&lock);
@@ -335,70 +298,11 @@ bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t a
     return true;
 }
 
-typedef struct { Event *events; size_t count, room, gaps; char *args; size_t args_len, args_room; } Out;
-
-static uint64_t put_gap(Out *out, const Ring *r, int64_t until, uint64_t missing, uint32_t name) {
-    int64_t from = r->last_ts && r->last_ts < until ? r->last_ts : until;
-    out->events[out->count++] = (Event){.ts = from, .dur = until - from, .id = missing, .name = name, .track = r->header->track,
-                                        .step = -1, .kind = KIND_GAP};
-    out->gaps++;
-    return missing;
-}
-
-/* Copies what was published when the drain began, then drops what a writer that overwrites has overwritten since. */
-static bool drain_ring(Ring *r, Out *out, uint32_t gap_name) {
-    Header *h = r->header;
-    uint64_t tail = atomic_load_explicit(&h->tail, memory_order_relaxed);
-    uint64_t expected = atomic_load_explicit(&h->serial, memory_order_relaxed);
-    uint64_t missing = 0;
-    bool whole = true;
-    while (tail < r->goal) {
-        if (out->count + 2 > out->room) { whole = false; break; }
-        Event e = r->data[tail & r->mask];
-        atomic_thread_fence(memory_order_acquire);
-        uint64_t reserve = atomic_load_explicit(&h->reserve, memory_order_relaxed);
-        if (reserve > tail + r->mask + 1 && r->oldest) { tail = reserve - (r->mask + 1); continue; }
-        if (e.kind == KIND_MORE) { tail++; continue; }
-        uint64_t more = 0;
-        if (e.args_len && !(e.flags & FLAG_ARG_INLINE)) {
-            more = (e.args_len + PAYLOAD - 1) / PAYLOAD;
-            if (out->args_len + e.args_len > out->args_room) { whole = false; break; }
-            for (uint64_t i = 0; i < more; i++) {
-                const More *m = (const More *)&r->data[(tail + 1 + i) & r->mask];
-                uint64_t left = e.args_len - i * PAYLOAD;
-                memcpy(out->args + out->args_len + i * PAYLOAD, m->bytes, left < PAYLOAD ? left : PAYLOAD);
-            }
-            atomic_thread_fence(memory_order_acquire);
-            reserve = atomic_load_explicit(&h->reserve, memory_order_relaxed);
-            if (reserve > tail + r->mask + 1 && r->oldest) { tail = reserve - (r->mask + 1); continue; }
-            e.args_at = (uint32_t)out->args_len;
-            out->args_len += e.args_len;
-        }
-        uint64_t serial = expected + (uint32_t)((uint32_t)e.step - (uint32_t)expected);
-        if (serial != expected) missing += put_gap(out, r, e.ts, serial - expected, gap_name);
-        expected = serial + 1;
-        e.step = e.kind == KIND_STEP ? (int32_t)e.dur : -1;
-        if (e.kind == KIND_STEP) e.dur = 0;
-        r->last_ts = e.ts + e.dur;
-        out->events[out->count++] = e;
-        tail += 1 + more;
-    }
-    /* Dropped at the very end, with nothing written after them yet. */
-    if (whole && r->goal_produced > expected && (whole = out->count < out->room)) {
-        missing += put_gap(out, r, clock_now(), r->goal_produced - expected, gap_name);
-        expected = r->goal_produced;
-    }
-    atomic_store_explicit(&h->serial, expected, memory_order_release);
-    atomic_store_explicit(&r->lost, atomic_load_explicit(&r->lost, memory_order_relaxed) + missing, memory_order_release);
-    atomic_store_explicit(&h->tail, tail, memory_order_release);
-    return whole;
-}
-
-/* What this drain takes, so that it ends however fast threads write. Rings that were left come first: their threads
+/* What a drain takes, so that it ends however fast threads write. Rings that were left come first: their threads
  * have gone on in others, and so the events of each thread stay in order. */
-static void plan_drain(void) {
+uint32_t rings_to_drain(Ring **plan) {
+    uint32_t planned = 0;
     pthread_mutex_lock(&lock);
-    plan_at = planned = 0;
     for (uint32_t i = 0; i < idle_count; i++) plan[planned++] = idle[i];
     for (uint32_t i = 0, n = atomic_load(&ring_count); i < n; i++)
         if (!rings[i]->idle) plan[planned++] = rings[i];
@@ -409,40 +313,7 @@ static void plan_drain(void) {
         plan[i]->goal = atomic_load_explicit(&h->head, memory_order_acquire);
     }
     pthread_mutex_unlock(&lock);
-}
-
-PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
-    size_t limit = PyLong_AsSize_t(limit_object), slots = 0;
-    if (PyErr_Occurred()) return NULL;
-    if (plan_at == planned) plan_drain();
-    for (uint32_t i = plan_at; i < planned; i++) {
-        uint64_t used = plan[i]->goal - atomic_load(&plan[i]->header->tail);
-        slots += (used > ring_slots ? ring_slots : used) + 4;
-    }
-    if (limit < 1024) limit = 1024;
-    if (slots > limit) slots = limit;
-    if (slots < 1024) slots = 1024;
-    PyObject *events = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(slots * sizeof(Event)));
-    PyObject *args = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(slots * PAYLOAD + MAX_ARGS_BYTES));
-    if (!events || !args) {
-        Py_XDECREF(events);
-        Py_XDECREF(args);
-        return NULL;
-    }
-    Out out = {(Event *)PyBytes_AS_STRING(events), 0, slots, 0, PyBytes_AS_STRING(args), 0, slots * PAYLOAD + MAX_ARGS_BYTES};
-    uint32_t gap_name = strings_intern("dropped", 7);
-    Py_BEGIN_ALLOW_THREADS
-    while (plan_at < planned && drain_ring(plan[plan_at], &out, gap_name)) plan_at++;
-    if (plan_at == planned) trim_idle();
-    Py_END_ALLOW_THREADS
-    taken_bytes += (out.count - out.gaps) * sizeof(Event) + out.args_len;
-    if (_PyBytes_Resize(&events, (Py_ssize_t)(out.count * sizeof(Event))) < 0 ||
-        _PyBytes_Resize(&args, (Py_ssize_t)out.args_len) < 0) {
-        Py_XDECREF(events);
-        Py_XDECREF(args);
-        return NULL;
-    }
-    return Py_BuildValue("(NNO)", events, args, plan_at == planned ? Py_False : Py_True);
+    return planned;
 }
 
 PyObject *ring_py_statistics(PyObject *self, PyObject *unused) {
@@ -460,7 +331,7 @@ PyObject *ring_py_statistics(PyObject *self, PyObject *unused) {
         alive += h->alive;
     }
     return Py_BuildValue("{sIsIsKsKsKsKsK}", "rings", n, "threads", alive, "produced", produced, "drained", drained, "dropped",
-                         dropped, "waiting", waiting, "bytes", (unsigned long long)taken_bytes);
+                         dropped, "waiting", waiting, "bytes", (unsigned long long)drain_bytes());
 }
 
 static void fork_phase(int phase) {
@@ -487,8 +358,8 @@ static void after_fork_child(void) {
     ended = false;
     pthread_setspecific(thread_key, NULL);
     atomic_store(&ring_count, 0);
-    idle_count = planned = plan_at = 0;
-    taken_bytes = 0;
+    idle_count = 0;
+    drain_after_fork();
     if (wake_fd >= 0) close(wake_fd);
     wake_fd = -1;
     memset(&g_counts, 0, sizeof g_counts);

@@ -19,12 +19,12 @@ from stepscope.runtime.journal.records import CapRecord
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.output import SESSION_FILE
+from stepscope.runtime.recovery.journals import RECOVERED, Journals, below
 from stepscope.runtime.recovery.leftovers import Keys, Leftovers, UnfinishedWindow
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.run import Run, this_host
 from stepscope.runtime.window import Window
 
-RECOVERED = "journal.recovered"
 _MAX_NOTE = 1 << 16
 
 
@@ -69,11 +69,11 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
         session = self.session or "no session directory"
         lines = [
             f"recovered to {self.journal}",
-            f"  {self.windows} windows, {self.unfinished} of them unfinished",
-            f"  {self.events:,} events from {self.source or 'no journal'}",
-            f"  {self.from_rings:,} events and {self.open_spans:,} open spans from {session}",
+            f"  {_count(self.windows, 'window')}, {self.unfinished} of them unfinished",
+            f"  {_count(self.events, 'event')} from {self.source or 'no journal'}",
+            f"  {_count(self.from_rings, 'event')} and {_count(self.open_spans, 'open span')} from {session}",
         ]
-        lines += [f"  {self.dropped:,} events had not fitted the rings"] if self.dropped else []
+        lines += [f"  {_count(self.dropped, 'event')} had not fitted the rings"] if self.dropped else []
         if self.damage:
             lost = ", ".join(
                 f"{name} {value:,}" for name, value in msgspec.structs.asdict(self.damage).items() if value
@@ -97,13 +97,16 @@ def recover(
 
     Args:
         directory: the run's directory, or one journal.
-        out: the new journal; default `journal.recovered` in the run's directory. Replaced if it exists.
-        force: recover although the process still runs; what it records meanwhile may be missing.
+        out: the new journal; default `journal.recovered` in the run's directory. Replaced if it exists and the
+            session directory, from which it was made, is still there.
+        force: recover although the process still runs (what it records meanwhile may be missing), and replace a
+            journal that was recovered when there was more to recover from.
         remove_session: delete the run's rings and its `session` file afterwards, which frees the memory they take.
 
     Raises:
         ProfilerStateError: if the process still runs.
-        FormatError: if there is nothing to recover.
+        FormatError: if there is nothing to recover: no journal and no session directory, or a journal that is whole;
+            or if the new journal exists and the session directory is gone.
         OSError: if files cannot be read.
         OutputError: if the new journal cannot be written.
     """
@@ -111,21 +114,30 @@ def recover(
     given = place if place.is_file() else None
     place = place.parent if given else place
     notes: list[str] = []
-    note = _read_note(place / SESSION_FILE, notes)
+    note = read_note(place / SESSION_FILE, notes)
     if note is not None and not force and is_running(note.pid, note.start_time):
         raise ProfilerStateError(
             f"process {note.pid} that writes {place} still runs; wait for its end, stop it, or force the recovery"
         )
     session = _open_session(note, notes)
-    journal = given or _find_journal(place, note, notes)
+    journals = Journals.of(place)
+    notes += journals.unusable
+    journal = given or journals.newest(note.pid if note else None)
+    if given is None and (others := journals.others(journal)):
+        notes.append(f"not used, name one to recover it: {others}")
     if journal is None and session is None:
         raise FormatError(
-            f"nothing to recover in {place}: no journal, and no session directory. {' '.join(notes)}".strip()
+            f"nothing to recover in {place}: no journal, and no session directory. {' '.join([*notes, below(place)])}".strip()
         )
     ids = IdMap()
     if session is not None:
         session.load_ids(ids)
     target = Path(out) if out is not None else place / RECOVERED
+    if session is None and not force and target.exists():
+        raise FormatError(
+            f"{target} exists, and the session directory is gone: a new recovery could lose what it holds; "
+            "name another file for the new one, or force its replacement"
+        )
     writer = JournalWriter(target.with_name(f".{target.name}.{os.getpid()}"), max_bytes=1 << 62)
     reader = None if journal is None else JournalReader(journal, ids)
     try:
@@ -134,6 +146,8 @@ def recover(
         work = _Recovering(writer, run, Leftovers(session, ids), note.profiler if note else 0)
         if reader is not None:
             work.copy(reader)
+            if note is None and work.whole and reader.end is not None and not reader.damage:
+                raise FormatError(f"nothing to recover in {place}: {reader.path} is whole, its run ended in order")
         work.add_leftovers()
         writer.write_metadata(dict(run.metadata()))
         writer.close()
@@ -176,6 +190,11 @@ class _Recovering:
         self._open: dict[int, UnfinishedWindow] = {}
         self._last_index = -1
         self._last_end = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether every window so far has its end."""
+        return not self._open
 
     def copy(self, reader: JournalReader) -> None:
         for item in reader:
@@ -274,7 +293,16 @@ def _run(place: Path, reader: JournalReader | None, note: SessionNote | None) ->
     )
 
 
-def _read_note(path: Path, notes: list[str]) -> SessionNote | None:
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def read_note(path: Path, notes: list[str]) -> SessionNote | None:
+    """What a `session` file says, `None` if there is none; why it cannot be read is added to `notes`.
+
+    Raises:
+        OSError: if the system refuses.
+    """
     try:
         with path.open("rb") as file:
             return msgspec.json.decode(file.read(_MAX_NOTE), type=SessionNote)
@@ -293,23 +321,3 @@ def _open_session(note: SessionNote | None, notes: list[str]) -> SessionFiles | 
     except (FormatError, OSError, ValueError) as error:
         notes.append(f"the session directory {note.directory} cannot be used: {error}")
         return None
-
-
-def _find_journal(place: Path, note: SessionNote | None, notes: list[str]) -> Path | None:
-    """The journal of the process that the note names; without a note the newest one."""
-    best: tuple[int, Path] | None = None
-    for path in sorted(place.glob("journal*")):
-        if path.name == RECOVERED or not path.is_file():
-            continue
-        try:
-            with JournalReader(path) as reader:
-                record = reader.run
-        except (FormatError, OSError) as error:
-            notes.append(f"{path}: {error}")
-            continue
-        if note is not None and record is not None and record.pid != note.pid:
-            continue
-        created = record.created_ns if record else 0
-        if best is None or created >= best[0]:
-            best = (created, path)
-    return best[1] if best else None

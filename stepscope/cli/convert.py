@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 import anyio
 
+from stepscope.cli import opening
 from stepscope.cli.progress import Progress
 from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.formats import Replayed, exporter_for, known, replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.output import SESSION_FILE
+from stepscope.runtime.recovery.journals import RECOVERED, Journals, below
+from stepscope.runtime.recovery.recover import read_note
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 
@@ -22,6 +27,8 @@ examples:
   stepscope convert runs/exp1 trace.json                  for https://ui.perfetto.dev
   stepscope convert runs/exp1/journal second.json.gz --window 1
   stepscope convert runs/exp1 tb/worker.pt.trace.json     for tensorboard --logdir tb
+
+In the directory of a run, journal.recovered is taken unless a journal is newer, then the newest of several journals.
 
 exit codes: 0 written, 1 failed, 2 wrong usage
 """
@@ -54,16 +61,16 @@ def convert(arguments: argparse.Namespace) -> int:
     """
     parser: argparse.ArgumentParser = arguments.parser
     source: Path = arguments.source
-    if source.is_dir():
-        source /= "journal"
     try:
         exporter = _Counting(exporter_for(arguments.target, arguments.format))
     except ValueError as error:
         parser.error(str(error))
+    if source.is_dir():
+        source = _journal_in(source)
     if arguments.target.exists() and source.exists() and arguments.target.samefile(source):
         parser.error("OUT is IN: give the output another name")
     replayed = anyio.run(_replay, source, exporter, arguments.target.absolute().parent, arguments.window)
-    exporter.progress.done(f"{replayed.events:,} events of {_windows(replayed)} written to {arguments.target}")
+    exporter.progress.done(f"{_events(replayed.events)} of {_windows(replayed)} written to {arguments.target}")
     if replayed.damage:
         print(f"the journal is damaged, this could not be used: {_damage(replayed)}")
     return 0
@@ -75,6 +82,27 @@ async def _replay(source: Path, exporter: _Counting, directory: Path, window: in
     if window is not None and not replayed.windows:
         raise FormatError(f"{source} has no window {window}; 0 is the first")
     return replayed
+
+
+def _journal_in(directory: Path) -> Path:
+    """The journal that is meant by a directory: the one that `recover` takes, or what it made of it. Says which."""
+    journals = Journals.of(directory)
+    notes = list(journals.unusable)
+    note = read_note(directory / SESSION_FILE, notes)
+    chosen = (journals.newest(note.pid) if note else None) or journals.newest()
+    recovered = directory / RECOVERED
+    if recovered.is_file() and (chosen is None or recovered.stat().st_mtime_ns >= chosen.stat().st_mtime_ns):
+        chosen = recovered
+    if chosen is None:
+        raise FormatError(f"{directory} has no journal. {' '.join([*notes, below(directory)])}".strip())
+    others = journals.others(chosen)
+    beside = f" (not {others}: name one to convert it)" if others else ""
+    print(f"reading {opening.shown(chosen)}{beside}", file=sys.stderr)
+    return chosen
+
+
+def _events(number: int) -> str:
+    return "1 event" if number == 1 else f"{number:,} events"
 
 
 def _windows(replayed: Replayed) -> str:
@@ -107,7 +135,7 @@ class _Counting:
     async def export(self, batch: EventBatch) -> None:
         await self._exporter.export(batch)
         self._events += len(batch)
-        self.progress.show(f"{self._events:,} events")
+        self.progress.show(_events(self._events))
 
     async def close_window(self, window: Window) -> None:
         await self._exporter.close_window(window)

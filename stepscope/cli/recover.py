@@ -24,7 +24,10 @@ examples:
   stepscope recover runs/exp1
   stepscope recover runs/exp1 --out exp1.journal && stepscope convert exp1.journal trace.json
 
-exit codes: 0 recovered, 1 nothing to recover, or the process still runs, 2 wrong usage
+Of several journals the newest is taken. A run that ended in order has nothing to recover: convert it.
+
+exit codes: 0 recovered, 1 nothing to recover, the process still runs, or journal.recovered exists and what it was made
+from does not, 2 wrong usage
 """
 
 
@@ -40,7 +43,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="directory of the run, or its journal")
     parser.add_argument("--out", metavar="FILE", type=Path, help="journal to write (default: journal.recovered in DIR)")
-    parser.add_argument("--force", action="store_true", help="although the process still runs")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="although the process still runs, or FILE exists and what it was made from is gone",
+    )
     parser.add_argument(
         "--remove-session", action="store_true", help="then delete what the run had in memory, which frees it"
     )
@@ -51,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:
-        FormatError: if there is nothing to recover.
+        FormatError: if there is nothing to recover, or a recovered journal would be replaced by a poorer one.
         ProfilerStateError: if the process still runs.
         OSError: if files cannot be read or written.
     """
@@ -65,6 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
             )
     except ProfilerStateError as error:
         raise ProfilerStateError(f"{error} (--force)") from error
+    except FormatError as error:
+        if "force its replacement" in str(error):
+            raise FormatError(f"{error} (--out, --force)") from error
+        raise
     print(recovered.text())
     if directory.is_dir():
         _repair_traces(directory, recovered)

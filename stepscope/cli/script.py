@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
+import importlib.util
+import io
 import os
+import pkgutil
 import runpy
 import sys
 from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 
 import msgspec
 
@@ -50,7 +55,7 @@ def run(program: str, arguments: Sequence[str], *, module: bool) -> Outcome:
         if module:
             runpy.run_module(program, run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(program, run_name="__main__")
+            _run_path(program)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return Outcome((end.code or 0) & 0xFF)
@@ -60,6 +65,37 @@ def run(program: str, arguments: Sequence[str], *, module: bool) -> Outcome:
     except BaseException as error:
         return Outcome(1, error)
     return Outcome(0)
+
+
+def _run_path(program: str) -> None:
+    """Runs a script as `__main__`; `runpy` runs the rest: directories, zip files and compiled code.
+
+    `runpy` is not enough for scripts: it names them in `__file__` and in tracebacks as they were typed, where the
+    interpreter gives the absolute path, and takes `__main__` away from what runs at exit.
+    """
+    if pkgutil.get_importer(program) is not None:
+        runpy.run_path(program, run_name="__main__")
+        return
+    path = _absolute(program)
+    with io.open_code(path) as file:
+        source = file.read()
+    if source.startswith(importlib.util.MAGIC_NUMBER):
+        runpy.run_path(program, run_name="__main__")
+        return
+    main = ModuleType("__main__")
+    names = vars(main)
+    names.update(__builtins__=builtins, __file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    if "__annotations__" in vars(sys.modules["__main__"]):  # whether it is there depends on Python's version
+        names["__annotations__"] = {}
+    sys.modules["__main__"] = main
+    exec(compile(source, path, "exec", dont_inherit=True), names)
+
+
+def _absolute(program: str) -> str:
+    """The path as the interpreter makes it absolute: `.`, `..` and links stay. Source: `_Py_abspath` in CPython."""
+    if os.path.isabs(program):
+        return program
+    return os.path.join(os.getcwd(), program)
 
 
 def _without_own(trace: TracebackType | None) -> TracebackType | None:

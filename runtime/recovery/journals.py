@@ -1,0 +1,64 @@
+"""The journals of a run's directory, and which of them is meant when only the directory is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal.reader import JournalReader
+
+RECOVERED = "journal.recovered"
+_MAX_NAMED = 8
+
+
+class Journals(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in a directory, `journal.recovered` apart."""
+
+    found: tuple[tuple[Path, int | None], ...]
+    """Newest first, each with the id of the process that wrote it; `None` = its first frame is damaged."""
+    unusable: tuple[str, ...]
+    """What bears the name of a journal and is none, and why."""
+
+    @classmethod
+    def of(cls, place: Path) -> Journals:
+        """Looks at `journal`, `journal-2`, ... in a directory.
+
+        Raises:
+            OSError: if a file vanishes meanwhile.
+        """
+        found: list[tuple[int, Path, int | None]] = []
+        unusable: list[str] = []
+        for path in sorted(place.glob("journal*")):
+            if path.name == RECOVERED or not path.is_file():
+                continue
+            try:
+                with JournalReader(path) as reader:
+                    record = reader.run
+            except (FormatError, OSError) as error:
+                unusable.append(f"{path}: {error}")
+                continue
+            # Without its first frame, a journal is as new as its last write.
+            created = record.created_ns if record else path.stat().st_mtime_ns
+            found.append((created, path, record.pid if record else None))
+        found.sort(reverse=True)
+        return cls(found=tuple((path, pid) for _, path, pid in found), unusable=tuple(unusable))
+
+    def newest(self, pid: int | None = None) -> Path | None:
+        """The newest one; with `pid`, of those that this process wrote or may have written."""
+        return next((path for path, writer in self.found if pid is None or writer is None or writer == pid), None)
+
+    def others(self, chosen: Path | None) -> str:
+        """Names of those that are not this one, newest first; empty if there are none."""
+        return ", ".join(path.name for path, _ in self.found if path != chosen)
+
+
+def below(place: Path) -> str:
+    """Names the directories in this one, one or two levels down, that have a journal; empty if none has."""
+    paths = (*place.glob("*/journal*"), *place.glob("*/*/journal*"))
+    having = sorted({path.parent for path in paths if path.is_file() and Journals.of(path.parent).found})
+    if not having:
+        return ""
+    more = f" and {len(having) - _MAX_NAMED} more" if len(having) > _MAX_NAMED else ""
+    return f"name one of the directories in it that have a journal: {', '.join(map(str, having[:_MAX_NAMED]))}{more}"
