@@ -56,14 +56,16 @@ def test_readme(tmp_path: Path) -> None:
     programs: list[str] = re.findall(
         r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
     )
-    assert len(programs) == 2
+    assert len(programs) == 3
     for program in programs:
-        assert len(program.splitlines()) <= 20
+        assert len(program.splitlines()) <= 25
+        if "import torch" in program:
+            require("torch")
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", program], cwd=tmp_path, capture_output=True, timeout=100
         )
         assert done.returncode == 0, done.stderr
-        assert b"forward" in done.stdout
+        assert b"forward" in done.stdout or b"recorded" in done.stdout
 
 
 def test_links_of_the_documents_lead_somewhere() -> None:
