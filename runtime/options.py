@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from typing import Annotated, Literal
 
 import msgspec
@@ -36,3 +37,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Whether the run is journaled to its output directory (crash safety, `Window.export`)."""
     journal_max_bytes: Annotated[int, msgspec.Meta(ge=1 << 16)] = 8 << 30
     """Size at which the journal stops, with a marker and a count."""
+
+    def __post_init__(self) -> None:
+        """Checks every value, which msgspec does only for what it decodes.
+
+        Raises:
+            ValueError: naming the field, the value and what it should be.
+        """
+        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
+            value = getattr(self, name)
+            try:
+                msgspec.convert(value, hint)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"Options.{name} is {value!r}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -27,6 +28,11 @@ from stepscope.runtime.source import Producer
 from stepscope.runtime.stepping import Stepping
 from stepscope.runtime.summary import Summary
 from stepscope.runtime.trust import TrustReport
+
+log = logging.getLogger("stepscope")
+
+OVERRUN = 0.4
+"""Seconds that closing may take beyond `Options.close_timeout` before the loop is given up."""
 
 
 class ProfilerStatistics(msgspec.Struct, frozen=True):
@@ -173,7 +179,13 @@ class Profiler(Stepping):
             self._state = "closed"
         _alive.discard(self)
         if self._hub is not None and self._pipeline is not None:
-            self._hub.call(self._hub.remove, self._pipeline, self.options.close_timeout)
+            done = self._hub.start(self._hub.remove, self._pipeline, self.options.close_timeout)
+            try:
+                done.result(self.options.close_timeout + OVERRUN)
+            except FutureTimeoutError:
+                # An exporter blocks the loop. It is left to itself: the caller's deadline counts.
+                log.error("profiler %r did not close in time: something blocks its loop", self.name)
+                return
             self.output.finish()
             self._hub = None
             hub.release()

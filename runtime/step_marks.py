@@ -43,6 +43,11 @@ class StepMarks:
         return self._count
 
     @property
+    def pending(self) -> bool:
+        """Whether a step has ended whose span was not asked for yet."""
+        return self._count - self._spans > 1
+
+    @property
     def last(self) -> StepMark:
         """The latest mark."""
         mark = self._marks[self._count - 1]

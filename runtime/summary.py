@@ -147,6 +147,9 @@ class Summary(msgspec.Struct, frozen=True):
             raise ValueError(f"unknown format {format!r}: it must be one of {', '.join(FORMATS)}")
         return {"table": self.table, "markdown": self.markdown, "json": self.json}[format](sort_by, top)
 
+    def __str__(self) -> str:
+        return self.table()
+
     def table(self, sort_by: str = "self", top: int | None = 20) -> str:
         """Aligned columns for a terminal; long names lose their middle. See `render` for what is raised."""
         return self._text(sort_by, top, text_table, (_shortener(NAME_WIDTH), _shortener(CATEGORY_WIDTH)), "{}")

@@ -49,6 +49,8 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
         dropped = {
             f"{source} {why}": n for source, reasons in windows.dropped.items() for why, n in reasons.items() if n
         }
+        for output in pipeline.exporters:
+            dropped |= {f"at {output.name} ({reason})": count for reason, count in output.ledger.dropped.items()}
         lost = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
         yield f"dropped   {lost or 'nothing'}"
         cut = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in stats.recorder.cut.items() if count)

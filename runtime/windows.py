@@ -8,13 +8,14 @@ delivered past the window's end, or when the linger time is over.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from stepscope.runtime.events import Block, EventBatch, Kind
-from stepscope.runtime.intervals import Interval, Mask, touching, touching_any
+from stepscope.runtime.events import Block, EventBatch, Kind, join_blocks
+from stepscope.runtime.intervals import Interval, Mask, ends, has_duration, touching, touching_any
 from stepscope.runtime.messages import WindowEnds
 from stepscope.runtime.open_window import STEPS, OpenWindow
 from stepscope.runtime.step_marks import StepMark
@@ -134,8 +135,8 @@ class Windows:
             if not len(events):
                 return []
             for window in self._open:
-                steps = window.step_spans(self._track)
-                if len(steps):
+                if window.marks.pending:
+                    steps = window.step_spans(self._track)
                     batches += window.release(self._take(window, STEPS, steps, b""))
         gaps = events[events["kind"] == Kind.GAP]
         if len(gaps):
@@ -149,16 +150,19 @@ class Windows:
                 return batches + self._open[0].release(batch)
             batches += self._open[0].release(batch)
         else:
-            for window in self._open:
-                batches += window.release(self._take(window, source, events, args))
+            for window, part in _divide(self._open, events):
+                batches += window.release(self._take(window, source, part, args))
         self._account(source, events[events["kind"] != Kind.GAP])
         return batches
 
     def take_marks(self, marks: Block) -> None:
         """Takes step marks ahead of the events between them; those that are known already change nothing."""
         own = marks[marks["id"] == self._serial]
+        own = own[np.argsort(own["ts"], kind="stable")]
         for window in self._open if len(own) else ():
-            window.add_marks(own)
+            first, end = np.searchsorted(own["ts"], window.interval)
+            if first < end:
+                window.add_marks(own[first:end])
 
     def _take(self, window: OpenWindow, source: str, events: Block, args: bytes) -> EventBatch:
         if source == STEPS:
@@ -176,9 +180,7 @@ class Windows:
 
     def _account(self, source: str, events: Block) -> None:
         """Tells accepted, superseded, late and outside apart, when not all of a block was accepted."""
-        left: Mask = np.ones(len(events), np.bool_)
-        for window in self._open:
-            left &= ~touching_any(events, window.recorded)
+        left: Mask = ~touching_any(events, [part for window in self._open for part in window.recorded])
         self._accepted[source] += int((~left).sum())
         late: Mask = np.zeros(len(events), np.bool_)
         known: Mask = np.zeros(len(events), np.bool_)
@@ -227,10 +229,10 @@ class Windows:
             steps = window.step_spans(self._track, last=True)
             if len(steps):
                 batches += window.release(self._take(window, STEPS, steps, b""))
-            self._open.remove(window)
             self._closed.append(_Closed(window.interval, window.superseded))
             self._closed_count += 1
             closed.append((window, batches))
+        self._open = [window for window in self._open if not window.ready]
         return closed
 
     def waiting(self) -> bool:
@@ -256,3 +258,20 @@ class Windows:
             dropped={source: dict(reasons) for source, reasons in self._dropped.items()},
             watermarks=dict(self._watermarks),
         )
+
+
+def _divide(windows: list[OpenWindow], events: Block) -> Iterator[tuple[OpenWindow, Block]]:
+    """The events that each of several windows may hold, in one pass: a backlog may hold thousands of windows."""
+    events = events[np.argsort(events["ts"], kind="stable")]
+    ts, last = events["ts"], ends(events)
+    borders = np.unique([border for window in windows for border in window.interval])
+    long = events[
+        has_duration(events) & (np.searchsorted(borders, ts, "right") != np.searchsorted(borders, last, "right"))
+    ]
+    for window in windows:
+        start, end = window.interval
+        first, stop = np.searchsorted(ts, (start, end))
+        before = long[(long["ts"] < start) & (ends(long) > start)]
+        part = join_blocks([before, events[first:stop]]) if len(before) else events[first:stop]
+        if len(part):
+            yield window, part

@@ -53,7 +53,7 @@ def trace(
         TypeError: if an argument is not what it should be.
         ValueError: if two backends or two exporters have one name.
     """
-    chosen = options or Options()
+    chosen = Options() if options is None else options
     if not isinstance(chosen, Options):
         raise TypeError(f"options must be stepscope.Options, got {type(chosen).__name__}: {chosen!r}")
     if not isinstance(name, str) or not name:

@@ -181,3 +181,16 @@ def test_wrong_options_name_the_field() -> None:
     """Unknown fields are refused where they are given."""
     with pytest.raises(TypeError, match="unknown_field"):
         sc.Options(unknown_field=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ring_bytes", -1), ("ring_slots", 7), ("drain_interval", 0), ("drain_interval", "x"), ("overflow", "x"),
+        ("queue_bytes", 0), ("close_timeout", -1), ("linger", math.nan), ("journal", "yes"),
+    ],
+)  # fmt: skip
+def test_options_out_of_range_are_named(field: str, value: object) -> None:
+    """At construction, with the field and the value."""
+    with pytest.raises(ValueError, match=f"Options.{field} is"):
+        sc.Options(**{field: value})  # type: ignore[arg-type]
