@@ -84,7 +84,7 @@ hta: $(HTA_VENV)/stamp
 $(HTA_VENV)/stamp:
 	@echo "making $(HTA_VENV) (once)"
 	@$(PYTHON) -m venv $(HTA_VENV)
-	@$(HTA_VENV)/bin/python -m pip --disable-pip-version-check --quiet install numpy "pandas<3" networkx plotly pydot ipywidgets
+	@$(HTA_VENV)/bin/python -m pip --disable-pip-version-check --quiet install numpy "pandas<3" networkx plotly pydot ipywidgets pyyaml
 	@$(HTA_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps HolisticTraceAnalysis==0.5.0
 	@touch $@
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from stepscope.runtime import _core, clock
@@ -80,10 +82,9 @@ class Stepping(_core.StepCounter):
                 return
             self._pauses += 1
             if self._pauses == 1:
-                _core.changing(1)
-                self._recorder.want(self._serial, False)
-                self._pipeline.inbox.put(Paused(clock.now()))
-                _core.changing(-1)
+                with _changing():
+                    self._recorder.want(self._serial, False)
+                    self._pipeline.inbox.put(Paused(clock.now()))
 
     def resume(self) -> None:
         """Ends the latest `pause()`; without one it changes nothing."""
@@ -92,10 +93,9 @@ class Stepping(_core.StepCounter):
                 return
             self._pauses -= 1
             if self._pauses == 0:
-                _core.changing(1)
-                self._pipeline.inbox.put(Resumed(clock.now()))
-                self._recorder.want(self._serial, self._action.records)
-                _core.changing(-1)
+                with _changing():
+                    self._pipeline.inbox.put(Resumed(clock.now()))
+                    self._recorder.want(self._serial, self._action.records)
 
     def become_inert(self) -> None:
         """In a forked child: neither records nor writes any more. Every call returns and does nothing."""
@@ -127,10 +127,16 @@ class Stepping(_core.StepCounter):
     def _transition(self, step: int, at: int) -> None:
         """Called by `step()` at a change, or at every step if the schedule cannot tell the next one."""
         with self._lock:
-            if not self._live:
-                _core.changing(-1)
+            after: ProfilerAction | None = None
+            try:
+                if self._live:
+                    after = self._ask(step)
+            finally:
+                if after is None:
+                    _core.changing(-1)
+            if after is None:
                 return
-            self._change(self._ask(step), at)
+            self._change(after, at)
             self._cost_ns += clock.now() - at
 
     def _step_ignored(self) -> None:
@@ -165,25 +171,42 @@ class Stepping(_core.StepCounter):
         saved = before is ProfilerAction.RECORD_AND_SAVE
         ends = before.records and (saved or not after.records)
         begins = after.records and (ends or not before.records)
-        if ends:
-            if not saved and complete and self._live:
-                complete, reason = False, f"the schedule went from RECORD to {after.name} without RECORD_AND_SAVE"
-            recorder.want(self._serial, after.records and not self._pauses)
-            pipeline.inbox.put(WindowEnds(at, complete, reason, cut_short))
-            self._recorded_steps += self._step - (self._window_first or 0)
-            self._window_first = None
-        _core.changing(-1)
+        try:
+            if ends:
+                self._end_window(before, after, at, complete=complete, reason=reason, cut_short=cut_short)
+        finally:
+            _core.changing(-1)
         if before is after and not ends:
             return
         for source in pipeline.sources:
             if source.backend.thread_bound:
                 source.transition(before, after, at)
         if begins:
-            _core.changing(1)
-            at, track, parent = self._mark()
-            recorder.want(self._serial, not self._pauses)
-            pipeline.inbox.put(WindowBegins(StepMark(at, self._step, track, parent)))
-            self._windows += 1
-            self._window_first = self._step
-            _core.changing(-1)
+            with _changing():
+                at, track, parent = self._mark()
+                recorder.want(self._serial, not self._pauses)
+                pipeline.inbox.put(WindowBegins(StepMark(at, self._step, track, parent)))
+                self._windows += 1
+                self._window_first = self._step
         pipeline.inbox.put(ActionChanged(before, after, at))
+
+    def _end_window(
+        self, before: ProfilerAction, after: ProfilerAction, at: int, *, complete: bool, reason: str, cut_short: bool
+    ) -> None:
+        assert self._pipeline is not None and self._recorder is not None
+        if before is not ProfilerAction.RECORD_AND_SAVE and complete and self._live:
+            complete, reason = False, f"the schedule went from RECORD to {after.name} without RECORD_AND_SAVE"
+        self._recorder.want(self._serial, after.records and not self._pauses)
+        self._pipeline.inbox.put(WindowEnds(at, complete, reason, cut_short))
+        self._recorded_steps += self._step - (self._window_first or 0)
+        self._window_first = None
+
+
+@contextlib.contextmanager
+def _changing() -> Generator[None, None, None]:
+    """A change that the loop is told of inside; also when a signal handler raises in between, it is over afterwards."""
+    _core.changing(1)
+    try:
+        yield
+    finally:
+        _core.changing(-1)

@@ -93,8 +93,8 @@ import stepscope as sc, threading, time
 def work():
     while True:
         with sc.span("busy"):
-            pass
-sc.trace(output_dir="run").start()
+            time.sleep(0)
+sc.trace(output_dir="run", options=sc.Options(close_timeout=50)).start()
 for _ in range(4):
     threading.Thread(target=work, daemon=True).start()
 time.sleep(0.1)

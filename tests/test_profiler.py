@@ -304,6 +304,23 @@ def test_a_schedule_that_fails_records_nothing_more_and_is_kept(output_dir: Path
         profiler.raise_errors()
 
 
+def test_an_interrupt_at_a_change_passes_and_nothing_is_held_back(output_dir: Path) -> None:
+    """Ctrl-C in the middle of step() reaches the caller; what is recorded afterwards still arrives."""
+    memory = MemoryExporter()
+
+    def schedule(step: int) -> object:
+        if step == 1:
+            raise KeyboardInterrupt
+        return sc.ProfilerAction.RECORD
+
+    with sc.trace(schedule=schedule, exporters=[memory], output_dir=output_dir) as profiler:
+        with pytest.raises(KeyboardInterrupt):
+            profiler.step()
+        sc.instant("after")
+        assert profiler.flush()
+        assert names_of(memory, kind=Kind.INSTANT) == ["after"]
+
+
 def test_an_exception_in_the_body_passes_and_the_data_is_kept(output_dir: Path) -> None:
     """The window that was open is delivered as incomplete."""
     memory = MemoryExporter()

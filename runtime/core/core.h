@@ -182,7 +182,6 @@ PyObject *ring_py_open(PyObject *self, PyObject *args);
 PyObject *ring_py_close(PyObject *self, PyObject *unused);
 PyObject *ring_py_drain(PyObject *self, PyObject *limit);
 PyObject *ring_py_statistics(PyObject *self, PyObject *unused);
-PyObject *ring_py_after_fork(PyObject *self, PyObject *unused);
 
 /* context.c: which stack a span goes to: that of the running task, or of the thread. */
 Stack *stack_of_object(Thread *thread);   /* needs the GIL; NULL with what a signal handler raised meanwhile */

@@ -368,8 +368,6 @@ static void after_fork_child(void) {
 }
 
 /* Nothing is left to do after the handlers below, which also know of forks that Python does not hear of. */
-PyObject *ring_py_after_fork(PyObject *self, PyObject *unused) { Py_RETURN_NONE; }
-
 int ring_init(void) {
     if (pthread_key_create(&thread_key, thread_end) || pthread_atfork(before_fork, after_fork_parent, after_fork_child)) {
         PyErr_SetString(PyExc_RuntimeError, "no thread key is left in this process");
