@@ -60,6 +60,10 @@ async def check_directory(directory: Path) -> None:
         raise output_error(error, directory, "create files in the directory") from error
 
 
+_being_written: set[str] = set()
+"""Files that are open for writing: two exporters on one file would ruin it for both."""
+
+
 class OutputFile:
     """A file that can be read after every piece.
 
@@ -80,6 +84,7 @@ class OutputFile:
         self._untold: BaseException | None = None
         self._last: asyncio.Future[Any] | None = None
         self._closed = False
+        self._key = ""
 
     @property
     def size(self) -> int:
@@ -93,11 +98,20 @@ class OutputFile:
         Raises:
             OutputError: if that cannot be done.
         """
+        key = await asyncio.to_thread(os.path.realpath, path)
+        if key in _being_written:
+            raise OutputError(errno.EBUSY, f"another exporter of this process writes to {path}; give one another name")
+        _being_written.add(key)
         try:
             await asyncio.to_thread(make_directory, path.parent)
-            return cls(path, await aiofiles.open(path, "wb", buffering=0), gzip)
-        except OSError as error:
-            raise output_error(error, path, "create the file") from error
+            output = cls(path, await aiofiles.open(path, "wb", buffering=0), gzip)
+        except BaseException as error:
+            _being_written.discard(key)
+            if isinstance(error, OSError):
+                raise output_error(error, path, "create the file") from error
+            raise
+        output._key = key
+        return output
 
     async def write(self, piece: bytes, limit: int | None = None) -> bool:
         """Appends a piece.
@@ -191,6 +205,7 @@ class OutputFile:
         if self._closed:
             return
         self._closed = True
+        _being_written.discard(self._key)
         try:
             await self._file.close()
         except OSError as error:

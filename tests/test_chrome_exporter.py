@@ -17,6 +17,7 @@ from stepscope.exporters.output import OutputFile
 from stepscope.exporters.repair import repair_chrome
 from stepscope.runtime.errors import ClosedError, FormatError, OutputError
 from stepscope.runtime.events import EventBatch, Kind
+from tests.blocks import instant_block
 from tests.viewers.scene import PID, Scene, make_run, make_window, training
 
 
@@ -360,3 +361,19 @@ async def test_non_finite_counter_in_a_file(tmp_path: Path) -> None:
     scene.add(Kind.COUNTER, "loss", 1, value=float("nan"))
     await write(ChromeTraceExporter(tmp_path / "t.json"), tmp_path, scene.batch())
     assert "loss is NaN" in [event["name"] for event in read(tmp_path / "t.json")]
+
+
+async def test_two_exporters_do_not_share_a_file(tmp_path: Path) -> None:
+    """The second is refused while the first writes, and may follow it."""
+    first, second = ChromeTraceExporter(tmp_path / "t.json"), ChromeTraceExporter(tmp_path / "t.json")
+    batch = EventBatch("recorder", 0, instant_block(1, 2), b"")
+    await first.open(make_run(tmp_path))
+    await first.export(batch)
+    with pytest.raises(OutputError, match="another exporter"):
+        await second.open(make_run(tmp_path))
+    await first.aclose()
+    third = ChromeTraceExporter(tmp_path / "t.json")
+    await third.open(make_run(tmp_path))
+    await third.export(batch)
+    await third.aclose()
+    assert json.loads((tmp_path / "t.json").read_text())
