@@ -21,8 +21,8 @@ class CallbackExporter:
 
     name = "on_trace_ready"
 
-    def __init__(self, callback: WindowCallback, ready: Callable[[int], Awaitable[None]]) -> None:
-        """Args: the function; what to await before it gets the window of that index."""
+    def __init__(self, callback: WindowCallback, ready: Callable[[Window], Awaitable[Window]]) -> None:
+        """Args: the function; what to await for the window that it gets."""
         self._callback = callback
         self._ready = ready
 
@@ -33,7 +33,7 @@ class CallbackExporter:
         pass
 
     async def close_window(self, window: Window) -> None:
-        await self._ready(window.index)
+        window = await self._ready(window)
         if inspect.iscoroutinefunction(self._callback) or inspect.iscoroutinefunction(
             getattr(self._callback, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
         ):

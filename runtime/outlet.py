@@ -45,7 +45,15 @@ class WindowClosed(msgspec.Struct, frozen=True):
 class Outlet:
     """Feeds one exporter at its own speed. What it does wrong costs its own output only."""
 
-    def __init__(self, exporter: Consumer, run: Run, max_bytes: int, now: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        exporter: Consumer,
+        run: Run,
+        max_bytes: int,
+        now: Callable[[], int],
+        outputs: Callable[[int], dict[str, OutputLedger]] = lambda _: {},
+    ) -> None:
+        """Args: the exporter; the run; limit of the queue in bytes; our clock; accounts of all exporters by window."""
         self.exporter = exporter
         self.name = exporter.name
         self.errors: list[BaseException] = []
@@ -53,6 +61,7 @@ class Outlet:
         self._run = run
         self._max = max_bytes
         self._now = now
+        self._outputs = outputs
         self._queue: deque[EventBatch | WindowClosed] = deque()
         self._wake = anyio.Event()
         self._idle = anyio.Event()
@@ -206,7 +215,9 @@ class Outlet:
 
     def _with_own(self, window: Window) -> Ledger:
         ledger = window.ledger
-        return msgspec.structs.replace(ledger, outputs={**ledger.outputs, self.name: self.ledger(window.index)})
+        return msgspec.structs.replace(
+            ledger, outputs={**self._outputs(window.index), self.name: self.ledger(window.index)}
+        )
 
     def statistics(self) -> OutletStatistics:
         """Accounts so far."""

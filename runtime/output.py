@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import anyio
 import anyio.from_thread
+import msgspec
 
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.errors import OutputError, ProfilerStateError
@@ -94,11 +95,14 @@ class Output:
                 return outlet
         return None
 
-    async def written(self, index: int) -> None:
-        """Returns when the journal has the window, so that it can be exported."""
+    async def written(self, window: Window) -> Window:
+        """The window once the journal has it, so that it can be exported, with the accounts as they are then."""
         journal = self._journal()
-        if journal is not None:
-            await journal.window_closed(index)
+        if journal is None or self.pipeline is None:
+            return window
+        await journal.window_closed(window.index)
+        outputs = window.ledger.outputs | self.pipeline.outputs(window.index)
+        return msgspec.structs.replace(window, ledger=msgspec.structs.replace(window.ledger, outputs=outputs))
 
     # WindowActions
 

@@ -17,7 +17,7 @@ from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.inbox import Inbox, InboxStatistics
-from stepscope.runtime.ledger import Ledger
+from stepscope.runtime.ledger import Ledger, OutputLedger
 from stepscope.runtime.messages import (
     ActionChanged,
     Delivery,
@@ -69,7 +69,7 @@ class Pipeline:
         self.options = options
         self.inbox: Inbox[Message] = Inbox(options.inbox_bytes, wake)
         self.sources = [Source(backend, self.inbox) for backend in backends]
-        self.outlets = [Outlet(exporter, run, options.queue_bytes, clock.now) for exporter in exporters]
+        self.outlets = [Outlet(exporter, run, options.queue_bytes, clock.now, self.outputs) for exporter in exporters]
         self.total = Aggregates()
         self.tables: dict[int, Aggregates] = {}
         """Tables of the windows that were closed, by index; the newest ones."""
@@ -155,6 +155,10 @@ class Pipeline:
                 self._spawn(partial(self._flushed, future))
             self._flushes.clear()
 
+    def outputs(self, window: int) -> dict[str, OutputLedger]:
+        """Accounts of a window at each exporter, as they are now."""
+        return {outlet.name: outlet.ledger(window) for outlet in self.outlets}
+
     def busy(self) -> bool:
         """Whether the hub should look again soon."""
         return self._windows.waiting() or bool(self._flushes) or bool(self._delivered)
@@ -235,9 +239,7 @@ class Pipeline:
             steps=steps,
             complete=window.complete,
             diagnostics=tuple(notes),
-            ledger=Ledger(
-                sources, {outlet.name: outlet.ledger(window.index) for outlet in self.outlets}, _core.counts()
-            ),
+            ledger=Ledger(sources, self.outputs(window.index), _core.counts()),
             metadata=dict(self.run_facts.metadata()),
             wall_start_ns=anchor.wall(start),
             actions=self._actions,

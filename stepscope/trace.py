@@ -62,6 +62,13 @@ def trace(
         raise TypeError(f"schedule must be callable with a step's number, got {type(schedule).__name__}: {schedule!r}")
     if isinstance(rank, bool) or not isinstance(rank, int | None) or (rank is not None and rank < 0):
         raise TypeError(f"rank must be a whole number from 0, got {rank!r}")
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise TypeError(f"metadata must be a mapping, got {type(metadata).__name__}: {metadata!r}")
+    if output_dir is not None and not isinstance(output_dir, str | os.PathLike):
+        raise TypeError(f"output_dir must be a path, got {type(output_dir).__name__}: {output_dir!r}")
+    for what, group in (("backends", backends), ("exporters", exporters)):
+        if not isinstance(group, Sequence):
+            raise TypeError(f"{what} must be a list, got {group!r}; write {what}=[...]")
     for what, given, contract in (("backend", backends, Backend), ("exporter", exporters, Exporter)):
         for item in given:
             if isinstance(item, type) or not isinstance(item, contract):

@@ -226,6 +226,7 @@ def test_on_trace_ready_gets_each_window_off_the_training_thread(kind: str, outp
     threads: set[str] = set()
 
     def look(window: sc.Window) -> None:
+        assert window.ledger.outputs["journal"].in_flight == 0
         threads.add(threading.current_thread().name)
         (row,) = [row for row in window.summary().rows if row.name == "work"]
         seen.append((window.index, row.count))
@@ -426,6 +427,10 @@ def test_an_output_directory_that_cannot_be_written_is_named(tmp_path: Path) -> 
         ({"rank": -1}, "rank must be"),
         ({"name": ""}, "name must be"),
         ({"on_trace_ready": 3}, "on_trace_ready must be"),
+        ({"metadata": [1]}, "metadata must be"),
+        ({"output_dir": 3}, "output_dir must be"),
+        ({"exporters": MemoryExporter()}, "exporters must be a list"),
+        ({"options": {}}, "options must be"),
         ({"exporters": [MemoryExporter(), MemoryExporter()]}, "two exporters are named 'memory'"),
     ],
 )
