@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import anyio
-
 from stepscope.exporters.chrome_file import ChromeFile, Dialect, Form, Layout, about_window
+from stepscope.exporters.completion import complete_all
 from stepscope.exporters.output import check_directory
 from stepscope.exporters.rotation import fill, numbered
-from stepscope.runtime.errors import ClosedError, OutputError
+from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
@@ -22,9 +21,6 @@ OnFull: TypeAlias = Literal["rotate", "stop"]
 
 SMALLEST = 65_536
 """Smallest size limit in bytes: room for the head, the end and some events."""
-
-GRACE = 0.5
-"""Seconds that a cancelled `aclose` still takes to complete its files."""
 
 
 class TraceSeries:
@@ -183,12 +179,9 @@ class ChromeTraceExporter:
         run = self._run
         if run is None:
             return
+        about = {"run": run.name, "metadata": dict(run.metadata())}
         try:
-            await self._complete_all(run)
-        except anyio.get_cancelled_exc_class():
-            with anyio.move_on_after(GRACE, shield=True):
-                await self._complete_all(run)
-            raise
+            await complete_all(lambda: self._open, lambda key: self._complete(key, about))
         finally:
             self._run = None
 
@@ -200,16 +193,6 @@ class ChromeTraceExporter:
             path = fill(self._path, self._run, window if self._by_window else None)
             self._open[key] = TraceSeries(path, self._run, self._layout, self._on_full)
         return self._open[key]
-
-    async def _complete_all(self, run: Run) -> None:
-        errors: list[OutputError] = []
-        for key in list(self._open):
-            try:
-                await self._complete(key, {"run": run.name, "metadata": dict(run.metadata())})
-            except OutputError as error:
-                errors.append(error)  # the other files can still be completed
-        if errors:
-            raise errors[0]
 
     async def _complete(self, key: int, args: Mapping[str, Any]) -> None:
         series = self._open[key]

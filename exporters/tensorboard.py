@@ -9,17 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import anyio
-
 from stepscope.exporters.chrome_file import ChromeFile, Layout, about_window
+from stepscope.exporters.completion import complete_all
 from stepscope.exporters.output import check_directory
-from stepscope.runtime.errors import ClosedError, OutputError
+from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
-
-GRACE = 0.5
-"""Seconds that a cancelled `aclose` still takes to complete its files."""
 
 
 class TensorBoardExporter:
@@ -98,12 +94,9 @@ class TensorBoardExporter:
         run = self._run
         if run is None:
             return
+        about = {"run": run.name, "metadata": dict(run.metadata())}
         try:
-            await self._complete_all(run)
-        except anyio.get_cancelled_exc_class():
-            with anyio.move_on_after(GRACE, shield=True):
-                await self._complete_all(run)
-            raise
+            await complete_all(lambda: self._open, lambda key: self._complete(key, about))
         finally:
             self._run = None
 
@@ -113,16 +106,6 @@ class TensorBoardExporter:
         worker = self._worker or f"{run.host}_{run.pid}"
         directory = self._directory / f"window_{window}" if self._runs else self._directory
         return directory / f"{worker}.{self._stamp}{self._suffix}"
-
-    async def _complete_all(self, run: Run) -> None:
-        errors: list[OutputError] = []
-        for window in list(self._open):
-            try:
-                await self._complete(window, {"run": run.name, "metadata": dict(run.metadata())})
-            except OutputError as error:
-                errors.append(error)  # the other files can still be completed
-        if errors:
-            raise errors[0]
 
     async def _complete(self, window: int, args: Mapping[str, Any]) -> None:
         file = self._open.get(window)
