@@ -25,8 +25,14 @@ def open(directory: str, slots: int, rings: int, overflow: str, /) -> int:
     another while there are fewer than `rings`. Returns the eventfd that rings signal."""
 
 def close() -> None: ...
-def set_recording(on: bool, /) -> None: ...
-def recording() -> bool: ...
+RECORD_EVENTS: int
+RECORD_OPERATORS: int
+
+def set_recording(what: int, /) -> None:
+    """What is recorded from now on: 0, or the sum of `RECORD_EVENTS` (of the program: spans, counters, ...) and
+    `RECORD_OPERATORS` (of frameworks)."""
+
+def recording() -> int: ...
 def drain(limit: int, /) -> tuple[bytes, bytes, bool]:
     """Takes up to `limit` events of all rings: (events, arguments, whether more is left)."""
 

@@ -27,6 +27,9 @@ log = logging.getLogger("stepscope")
 KEPT_LEFTOVERS = 8
 """Sessions of killed processes that are kept for `stepscope recover`; older ones are removed."""
 
+EVERYTHING = _core.RECORD_EVENTS | _core.RECORD_OPERATORS
+"""What the recorder can record."""
+
 DRAIN_LIMIT = 1 << 18
 """Events taken at a time: a block of 16 MiB at most."""
 
@@ -72,7 +75,7 @@ class Recorder:
         """Says whether profiler number `profiler` wants events; they are recorded while any of them does."""
         with self._lock:
             (self._wanted.add if on else self._wanted.discard)(profiler)
-            _core.set_recording(bool(self._wanted))
+            _core.set_recording(EVERYTHING if self._wanted else 0)
 
     def drain(self) -> tuple[int, list[tuple[Block, bytes]]]:
         """Takes what all rings hold.
@@ -99,7 +102,7 @@ class Recorder:
     def statistics(self) -> RecorderStatistics:
         """Accounts of the rings so far."""
         rings: dict[str, Any] = _core.ring_statistics()
-        return RecorderStatistics(recording=_core.recording(), cut=_core.counts(), **rings)
+        return RecorderStatistics(recording=bool(_core.recording()), cut=_core.counts(), **rings)
 
     def close(self) -> None:
         """Stops recording for good and removes the session directory."""

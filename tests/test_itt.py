@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import stepscope as sc
 from stepscope.backends import torch_arm
 from stepscope.runtime import _core, strings
+from stepscope.runtime.recorder import EVERYTHING
 from stepscope.runtime.events import Flag, Kind
 from tests.operators import ARMED, environment, record, torch
 from tests.readings import texts
@@ -98,7 +99,7 @@ def test_any_order_of_begins_ends_and_switches_is_survived(tmp_path: Path, actio
         for number, action in enumerate(actions):
             if action in ("on", "off"):
                 recording = action == "on"
-                _core.set_recording(recording)
+                _core.set_recording(EVERYTHING if recording else 0)
             elif action == "push":
                 push(f"range {number}")
                 if recording or open_:
@@ -108,7 +109,7 @@ def test_any_order_of_begins_ends_and_switches_is_survived(tmp_path: Path, actio
                 name = open_.pop() if open_ else None
                 if name:
                     expected.append(name)
-        _core.set_recording(True)
+        _core.set_recording(EVERYTHING)
         for name in reversed(open_):
             pop()
             expected.extend([name] if name else [])

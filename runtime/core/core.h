@@ -171,7 +171,9 @@ typedef struct Thread {
     uint64_t next_id;    /* of spans: unique in the process */
     void *itt;           /* itt.c: scratch of this thread, freed by itt_thread_end */
 } Thread;
-extern atomic_int g_recording;         /* what span() looks at */
+enum { RECORD_EVENTS = 1 /* of the program: spans, counters, ... */, RECORD_OPERATORS = 2 /* of frameworks */ };
+extern atomic_int g_recording;         /* what is recorded now: what span() looks at */
+static inline bool recording(int what) { return atomic_load_explicit(&g_recording, memory_order_relaxed) & what; }
 Thread *thread_current(void);          /* makes ring and stack; NULL without a session */
 Thread *thread_current_object(void);   /* the same, named as Python names the thread; needs the GIL */
 /* Never blocks; false when the ring was full (counted). Fills `step`. */

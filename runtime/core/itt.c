@@ -187,7 +187,7 @@ void itt_thread_end(Thread *t) {
 }
 
 static Handle *string_handle_create(const char *text) {
-    if (!text || !atomic_load_explicit(&g_recording, memory_order_relaxed)) return &nothing.handle;
+    if (!text || !recording(RECORD_OPERATORS)) return &nothing.handle;
     Thread *t = thread_current();
     Scratch *s = t ? scratch_of(t) : NULL;
     if (!s) return &nothing.handle;
@@ -202,11 +202,11 @@ static bool runs(uint32_t engine, const Name *node) {
 }
 
 static void task_begin(const Domain *domain, Id id, Id parent, Handle *handle) {
-    bool recording = atomic_load_explicit(&g_recording, memory_order_relaxed);
+    bool recorded = recording(RECORD_OPERATORS);
     Thread *t = thread_current();
-    Scratch *s = t ? recording ? scratch_of(t) : t->itt : NULL;
+    Scratch *s = t ? recorded ? scratch_of(t) : t->itt : NULL;
     /* A task that is not recorded leaves a mark only inside others: an end that finds nothing belongs to such a one. */
-    if (!s || (!recording && s->depth == 0)) return;
+    if (!s || (!recorded && s->depth == 0)) return;
     if (s->depth == TASKS) { s->deeper++; return; }
     Name *n = (Name *)handle;
     if (handle && handle->extra1 != OURS) {
@@ -215,7 +215,7 @@ static void task_begin(const Domain *domain, Id id, Id parent, Handle *handle) {
     }
     Task *task = &s->open[s->depth++];
     task->open.stack = NULL;
-    if (!recording || !n || n == &nothing) return;
+    if (!recorded || !n || n == &nothing) return;
     bool node = s->depth > 1 && task[-1].open.stack && task[-1].kind == ENGINE && runs(task[-1].open.name, n);
     task->kind = n->kind;
     task->number = s->number;
@@ -230,7 +230,7 @@ static void task_end(const Domain *domain) {
     Thread *t = thread_current();
     Scratch *s = t ? t->itt : NULL;
     if (!s || (!s->depth && !s->deeper)) { /* begun before recording did, or on another thread */
-        if (atomic_load_explicit(&g_recording, memory_order_relaxed)) count_one(&unbalanced);
+        if (recording(RECORD_OPERATORS)) count_one(&unbalanced);
     } else if (s->deeper) s->deeper--;
     else {
         const Task *task = &s->open[--s->depth];

@@ -7,14 +7,14 @@ int step_init(void);
 
 static PyObject *py_now(PyObject *self, PyObject *unused) { return PyLong_FromLongLong(clock_now()); }
 
-static PyObject *py_set_recording(PyObject *self, PyObject *on) {
-    int value = PyObject_IsTrue(on);
-    if (value < 0) return NULL;
-    atomic_store(&g_recording, value);
+static PyObject *py_set_recording(PyObject *self, PyObject *what) {
+    long value = PyLong_AsLong(what);
+    if (PyErr_Occurred()) return NULL;
+    atomic_store(&g_recording, (int)value);
     Py_RETURN_NONE;
 }
 
-static PyObject *py_recording(PyObject *self, PyObject *unused) { return PyBool_FromLong(atomic_load(&g_recording)); }
+static PyObject *py_recording(PyObject *self, PyObject *unused) { return PyLong_FromLong(atomic_load(&g_recording)); }
 
 static PyObject *py_counts(PyObject *self, PyObject *unused) {
 #define COUNT(name) #name, (unsigned long long)atomic_load(&g_counts.name)
@@ -72,7 +72,8 @@ PyMODINIT_FUNC PyInit__core(void) {
     if (!m || ring_init() < 0 || context_init() < 0 || span_init() < 0 || step_init() < 0) return NULL;
     if (add_type(m, &SpanType, "span") < 0 || add_type(m, &StepCounterType, "StepCounter") < 0 ||
         add_type(m, &AggregatesType, "Aggregates") < 0 || PyModule_AddIntMacro(m, FIRST_NAME) < 0 ||
-        PyModule_AddIntMacro(m, MAX_NAME) < 0)
+        PyModule_AddIntMacro(m, MAX_NAME) < 0 || PyModule_AddIntMacro(m, RECORD_EVENTS) < 0 ||
+        PyModule_AddIntMacro(m, RECORD_OPERATORS) < 0)
         return NULL;
     return m;
 }

@@ -127,9 +127,9 @@ static void span_dealloc(SpanObject *s) {
 }
 
 static PyObject *span_enter(SpanObject *s, PyObject *unused) {
-    bool recording = atomic_load_explicit(&g_recording, memory_order_relaxed);
+    bool recorded = recording(RECORD_EVENTS);
     /* One that is entered already notes also what is not recorded, so that each exit finds its own entry. */
-    if (!recording && !s->entered) return Py_NewRef(s);
+    if (!recorded && !s->entered) return Py_NewRef(s);
     Thread *t = thread_current_object();
     if (!t) return Py_NewRef(s);
     if (!s->name_id && !(s->name_id = strings_intern_object(s->name))) return NULL; /* out of memory */
@@ -142,7 +142,7 @@ static PyObject *span_enter(SpanObject *s, PyObject *unused) {
         s->outer = e;
     }
     s->entered = true;
-    if (recording) span_open(t, stack, &s->open, s->name_id, s->category, 0);
+    if (recorded) span_open(t, stack, &s->open, s->name_id, s->category, 0);
     else s->open = (Open){.stack = stack};
     return Py_NewRef(s);
 }
@@ -240,7 +240,7 @@ PyTypeObject SpanType = {
 /* Records one event that has no duration. `keys` may hold the category. */
 static PyObject *record(Event *event, PyObject *name, PyObject *keys, PyObject *const *values) {
     if (find_category(keys, values, &event->category) < 0) return NULL;
-    if (!atomic_load_explicit(&g_recording, memory_order_relaxed)) Py_RETURN_NONE;
+    if (!recording(RECORD_EVENTS)) Py_RETURN_NONE;
     Thread *t = thread_current_object();
     if (!t) Py_RETURN_NONE;
     if (!(event->name = strings_intern_object(name))) return NULL;
@@ -265,7 +265,7 @@ PyObject *span_py_instant(PyObject *self, PyObject *const *args, Py_ssize_t n, P
 PyObject *span_py_counter(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys) {
     if (check_name(args, n, 2, "counter(name, value, /, *, category=...) takes a name and a value") < 0) return NULL;
     Event event = {.kind = KIND_COUNTER, .category = default_category};
-    if (atomic_load_explicit(&g_recording, memory_order_relaxed)) {
+    if (recording(RECORD_EVENTS)) {
         event.value = PyFloat_AsDouble(args[1]);
         if (PyErr_Occurred()) {
             if (!PyErr_ExceptionMatches(PyExc_Exception)) return NULL; /* a signal handler's: the program waits for it */
