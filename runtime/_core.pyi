@@ -25,6 +25,7 @@ def open(directory: str, slots: int, rings: int, overflow: str, /) -> int:
     another while there are fewer than `rings`. Returns the eventfd that rings signal."""
 
 def close() -> None: ...
+
 RECORD_EVENTS: int
 RECORD_OPERATORS: int
 

@@ -1,0 +1,57 @@
+"""A fault: a way to break the runtime, and what became of the events then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The accounts of one or more trials of a fault; adding two adds their counts and keeps the longest times."""
+
+    tried: int = 1
+    produced: int = 0
+    """Events whose recording had returned."""
+    exported: int = 0
+    """Events found in what was written, recovered ones included, each once."""
+    dropped: int = 0
+    """Events missing there that some account names, with a reason."""
+    held_ns: int = 0
+    """Longest time that the training thread was held by a call of ours."""
+    shutdown_ns: int = 0
+    """Longest close, exit or recovery."""
+    problems: tuple[str, ...] = ()
+    """What else was not as promised: an invalid file, a deadline missed, an event written twice, a thread left."""
+
+    @property
+    def lost(self) -> int:
+        """Events that are missing without a count; negative if some were written twice."""
+        return self.produced - self.exported - self.dropped
+
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome(
+            tried=self.tried + other.tried,
+            produced=self.produced + other.produced,
+            exported=self.exported + other.exported,
+            dropped=self.dropped + other.dropped,
+            held_ns=max(self.held_ns, other.held_ns),
+            shutdown_ns=max(self.shutdown_ns, other.shutdown_ns),
+            problems=self.problems + other.problems,
+        )
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the table."""
+
+    family: str
+    """Such as `killed`, `exporters`, `processes`."""
+    name: str
+    """What is done, in a few words, such as `SIGKILL at a random moment`."""
+    trial: Callable[[Path, int], Outcome]
+    """Does it once, in an empty directory, with the number of the trial as seed; raises nothing for what is lost."""
+    trials: int
+    """In the full run."""
+    short: int = 1
+    """In the short run, which is part of the tests."""
