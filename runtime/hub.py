@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import os
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.events import Block, Kind, join_blocks
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.recorder import Recorder
+from stepscope.runtime.windows import RECORDER
 
 T = TypeVar("T")
 
@@ -124,6 +126,8 @@ class Hub:
                 await anyio.sleep(SETTLE)
                 await self.drain()
         self._pipelines.remove(pipeline)
+        for events, _ in self._held:
+            pipeline.drop_closed(RECORDER, events)  # the deadline came before their turn
         await pipeline.aclose(deadline)
 
     async def _drain_for_ever(self) -> None:
@@ -180,20 +184,24 @@ class Hub:
 
     async def _route(self, until: int) -> None:
         """Routes what is held, except events that began while it was drained: steps that began then may be missing."""
-        held, self._held = self._held, []
+        held, self._held = deque(self._held), []
         # A block may hold events of steps whose marks are in a later one.
         marks = join_blocks(events[events["kind"] == Kind.STEP] for events, _ in held)
         for pipeline in self._pipelines:
             pipeline.take_marks(marks)
-        for events, args in held:
-            new = events["ts"] > until
-            if new.any():
-                self._held.append((events[new], args))
-                events = events[~new]
-            for pipeline in self._pipelines:
-                pipeline.take_block(events, args)
-            for pipeline in self._pipelines:
-                await pipeline.relieve()
+        try:
+            while held:
+                events, args = held.popleft()
+                new = events["ts"] > until
+                if new.any():
+                    self._held.append((events[new], args))
+                    events = events[~new]
+                for pipeline in self._pipelines:
+                    pipeline.take_block(events, args)
+                for pipeline in self._pipelines:
+                    await pipeline.relieve()
+        finally:
+            self._held += held  # where a deadline ended this: for the next drain
         for pipeline in self._pipelines:
             pipeline.take_watermark(until)
             await pipeline.take_deliveries(until)

@@ -15,9 +15,9 @@ import msgspec
 from stepscope.runtime import _core, clock, tracks
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.consumer import Consumer
-from stepscope.runtime.events import Block, EventBatch
+from stepscope.runtime.events import Block, EventBatch, Kind
 from stepscope.runtime.inbox import Inbox, InboxStatistics
-from stepscope.runtime.ledger import Ledger, OutputLedger
+from stepscope.runtime.ledger import Ledger, OutputLedger, losses
 from stepscope.runtime.messages import (
     ActionChanged,
     Delivery,
@@ -47,7 +47,13 @@ class PipelineStatistics(msgspec.Struct, frozen=True):
     inbox: InboxStatistics
     windows: WindowsStatistics
     exporters: tuple[OutletStatistics, ...]
+    routed: int
+    """Events of the recorder that reached this profiler."""
+    undelivered: int
+    """Events of backends that have yet to be sorted: the steps of their time are not known."""
     batches: int
+    offered: int
+    """Events that were offered to each exporter."""
     loop_ns: int
     """Time that the loop spent on this pipeline, exporters not included, in ns."""
 
@@ -68,7 +74,7 @@ class Pipeline:
         self.run_facts = run
         self.options = options
         self.inbox: Inbox[Message] = Inbox(options.inbox_bytes, wake)
-        self.sources = [Source(backend, self.inbox) for backend in backends]
+        self.sources = [Source(backend, self.inbox, options) for backend in backends]
         self.outlets = [Outlet(exporter, run, options.queue_bytes, clock.now, self.outputs) for exporter in exporters]
         self.total = Aggregates()
         self.tables: dict[int, Aggregates] = {}
@@ -86,7 +92,7 @@ class Pipeline:
         """What there was to say of windows, the latest."""
         self._flushes: list[Future[None]] = []
         self._delivered: deque[tuple[int, Message]] = deque()
-        self._batches = self._loop_ns = 0
+        self._batches = self._offered = self._routed = self._loop_ns = 0
 
     async def run(self) -> None:
         """Runs the exporters' tasks and the backends' coroutines until `aclose`."""
@@ -119,6 +125,7 @@ class Pipeline:
     def take_block(self, events: Block, args: bytes) -> None:
         """Routes a block of the recorder."""
         start = clock.now()
+        self._routed += int((events["kind"] != int(Kind.GAP)).sum())
         self._route(RECORDER, events, args)
         self._loop_ns += clock.now() - start
 
@@ -213,6 +220,7 @@ class Pipeline:
     def _offer(self, batch: EventBatch) -> None:
         if len(batch):
             self._batches += 1
+            self._offered += len(batch)
             for outlet in self.outlets:
                 outlet.offer(batch)
 
@@ -284,15 +292,36 @@ class Pipeline:
                 await self._ended.wait()
         for outlet in self.outlets:
             outlet.abandon()
-        self.inbox.close()
+        for message in (*(message for _, message in self._delivered), *self.inbox.close()):
+            if isinstance(message, Delivery):
+                self.drop_closed(message.source, message.events)
+            elif isinstance(message, Dropped):
+                self._handle(message)
+        self._delivered.clear()
         for future in self._flushes:
             future.cancel()
 
+    def drop_closed(self, source: str, events: Block) -> None:
+        """Counts events that came too late for the deadline of closing."""
+        count = int((events["kind"] != int(Kind.GAP)).sum())
+        if count:
+            self._windows.source_dropped(source, "closed", count, int(events["ts"][0]))
+        for reason, lost in losses(events).items():
+            self._windows.source_dropped(source, reason, lost, int(events["ts"][0]))
+
     async def close_sources(self) -> None:
-        """Closes the backends; what they deliver now still counts."""
-        for source in self.sources:
-            await source.aclose()
-            self.inbox.put(SourceEnded(source.name))
+        """Closes the backends; what they deliver now still counts. Whatever becomes of it, no window waits for them."""
+        try:
+            for source in self.sources:
+                await source.aclose()
+        finally:
+            for source in self.sources:
+                self.inbox.put(SourceEnded(source.name))
+
+    def ledger(self) -> Ledger:
+        """Accounts of the run, as they are now."""
+        outputs = {outlet.name: outlet.statistics().ledger for outlet in self.outlets}
+        return Ledger(self._windows.ledger(), outputs, _core.counts())
 
     def statistics(self) -> PipelineStatistics:
         """Accounts so far."""
@@ -300,7 +329,10 @@ class Pipeline:
             inbox=self.inbox.statistics(),
             windows=self._windows.statistics(),
             exporters=tuple(outlet.statistics() for outlet in self.outlets),
+            routed=self._routed,
+            undelivered=sum(len(m.events) for _, m in self._delivered if isinstance(m, Delivery)),
             batches=self._batches,
+            offered=self._offered,
             loop_ns=self._loop_ns,
         )
 

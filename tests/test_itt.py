@@ -138,7 +138,6 @@ def test_names_decide_categories(tmp_path: Path, name: str, category: str) -> No
     events = record(tmp_path, lambda _: range_of(name)).events(kind=Kind.SPAN)
     event = events[[text == name for text in texts(events)]]
     assert texts(event, "category") == [category]
-    assert int(event["flags"][0]) & Flag.LOW
 
 
 @pytest.mark.parametrize(
