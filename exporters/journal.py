@@ -110,5 +110,7 @@ class JournalExporter:
             try:
                 self._writer.write_metadata(metadata)
                 self._writer.write_anchor(ClockAnchor.read())
+                if self._run is not None:
+                    self._writer.write_ledger(self._run.ledger())
             finally:
                 self._writer.close()

@@ -59,6 +59,14 @@ class Ledger(msgspec.Struct, frozen=True):
     cut: dict[str, int] = {}
     """What was shortened rather than dropped (`_core.counts()`): names, values, arguments."""
 
+    def __str__(self) -> str:
+        """One line for people: `98 of 100 events; dropped: 2 of recorder (overflow)`."""
+        accepted = sum(source.accepted for source in self.sources.values())
+        produced = sum(source.produced for source in self.sources.values())
+        accounts = {**self.sources, **{f"what {name} was given": output for name, output in self.outputs.items()}}
+        lost = [f"{n:,} of {name} ({why})" for name, account in accounts.items() for why, n in account.dropped.items()]
+        return f"{accepted:,} of {produced:,} events" + (f"; dropped: {', '.join(lost)}" if lost else "")
+
     def dropped(self) -> int:
         """Events that sources lost, over all reasons."""
         return sum(sum(source.dropped.values()) for source in self.sources.values())

@@ -126,6 +126,11 @@ class OpenWindow:
         """Events, parts of events, steps and gaps that were taken."""
         return self._accepted.total() + self.gap_events
 
+    @property
+    def withheld(self) -> int:
+        """Those of `taken` that wait for something else to happen in the window."""
+        return 0 if self.held is None else sum(map(len, self.held))
+
     def count_dropped(self, source: str, reason: str, count: int) -> None:
         """Notes `count` events that were lost."""
         if count:

@@ -12,7 +12,9 @@ import msgspec
 from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.ledger import Ledger, OutputLedger
+from stepscope.runtime.options import Options
 from stepscope.runtime.run import Run
+from stepscope.runtime.shedding import SPARE, Shedding
 from stepscope.runtime.window import Window
 
 log = logging.getLogger("stepscope")
@@ -28,6 +30,8 @@ class OutletStatistics(msgspec.Struct, frozen=True):
     ledger: OutputLedger
     batches: int
     waiting_batches: int
+    waiting_events: int
+    """Those in the queue, and in the exporter's hands."""
     waiting_bytes: int
     peak_bytes: int
     errors: int
@@ -52,21 +56,24 @@ class Outlet:
         max_bytes: int,
         now: Callable[[], int],
         outputs: Callable[[int], dict[str, OutputLedger]] = lambda _: {},
+        shedding: Shedding | None = None,
     ) -> None:
-        """Args: the exporter; the run; limit of the queue in bytes; our clock; accounts of all exporters by window."""
+        """Args: the exporter; the run; limit of the queue in bytes; our clock; accounts of all exporters by window; what
+        goes first when the queue is full."""
         self.exporter = exporter
         self.name = exporter.name
         self.errors: list[BaseException] = []
         """The first errors, oldest first; all are counted."""
         self._run = run
         self._max = max_bytes
+        self._shedding = shedding or Shedding.of(Options())
         self._now = now
         self._outputs = outputs
         self._queue: deque[EventBatch | WindowClosed] = deque()
         self._wake = anyio.Event()
         self._idle = anyio.Event()
         self._closing = self._broken = False
-        self._bytes = self._peak = self._batches = self._error_count = self._busy = 0
+        self._in_hand = self._bytes = self._peak = self._batches = self._error_count = self._busy = 0
         self._offered: Counter[int] = Counter()
         self._exported: Counter[int] = Counter()
         self._dropped: dict[int, Counter[str]] = {}
@@ -84,12 +91,32 @@ class Outlet:
         self._offered[batch.window] += count
         if self._broken:
             self._drop(batch.window, "error", count)
-        elif self._bytes + batch.nbytes > self._max and self._queue:
-            self._drop(batch.window, "queue", count)
-        else:
+            return
+        if self._queue:  # else it passes alone, however large it is
+            batch = self._fit(batch)
+            self._drop(batch.window, "queue", count - len(batch))
+        if len(batch):
             self._bytes += batch.nbytes
             self._peak = max(self._peak, self._bytes)
             self._put(batch)
+
+    def _fit(self, batch: EventBatch) -> EventBatch:
+        """What of a batch there is room for, or is made room for."""
+        need = self._bytes + batch.nbytes - self._max
+        if self._shedding.overflow != "drop_oldest" or need <= 0:
+            return self._shedding.admit_batch(batch, self._bytes, self._max)
+        places = [place for place, item in enumerate(self._queue) if isinstance(item, EventBatch)]
+        waiting = [item for item in self._queue if isinstance(item, EventBatch)]
+        for place, kept in self._shedding.evict([*waiting, batch], need + self._max // SPARE):
+            if place == len(waiting):
+                batch = kept
+                break
+            old = waiting[place]
+            self._drop(old.window, "queue", len(old) - len(kept))
+            self._bytes -= old.nbytes - kept.nbytes
+            self._queue[places[place]] = kept
+        self._queue = deque(item for item in self._queue if isinstance(item, WindowClosed) or len(item))
+        return batch
 
     def close_window(self, window: Window) -> None:
         """Queues the end of a window; it always fits."""
@@ -148,6 +175,13 @@ class Outlet:
         if self._broken:
             self._drop(item.window, "error", len(item))
             return
+        self._in_hand = len(item)
+        try:
+            await self._export(item)
+        finally:
+            self._in_hand = 0
+
+    async def _export(self, item: EventBatch) -> None:
         self._batches += 1
         try:
             done = await self._guard("export", lambda: self.exporter.export(item))
@@ -230,6 +264,7 @@ class Outlet:
             ledger=_ledger(sum(self._offered.values()), sum(self._exported.values()), dropped),
             batches=self._batches,
             waiting_batches=len(self._queue),
+            waiting_events=self._in_hand + sum(len(item) for item in list(self._queue) if isinstance(item, EventBatch)),
             waiting_bytes=self._bytes,
             peak_bytes=self._peak,
             errors=self._error_count,

@@ -36,6 +36,7 @@ from stepscope.runtime.open_window import OpenWindow
 from stepscope.runtime.options import Options
 from stepscope.runtime.outlet import Outlet, OutletStatistics
 from stepscope.runtime.run import Run
+from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.source import Producer, Source
 from stepscope.runtime.window import Window, WindowActions
 from stepscope.runtime.windows import RECORDER, Windows, WindowsStatistics
@@ -75,7 +76,10 @@ class Pipeline:
         self.options = options
         self.inbox: Inbox[Message] = Inbox(options.inbox_bytes, wake)
         self.sources = [Source(backend, self.inbox, options) for backend in backends]
-        self.outlets = [Outlet(exporter, run, options.queue_bytes, clock.now, self.outputs) for exporter in exporters]
+        order = Shedding.of(options)
+        self.outlets = [
+            Outlet(exporter, run, options.queue_bytes, clock.now, self.outputs, order) for exporter in exporters
+        ]
         self.total = Aggregates()
         self.tables: dict[int, Aggregates] = {}
         """Tables of the windows that were closed, by index; the newest ones."""

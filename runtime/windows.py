@@ -192,11 +192,9 @@ class Windows:
             return events
         self.take_marks(events[marks])
         foreign = marks & (events["id"] != self._serial)
-        if not foreign.any():
-            return events
         self._seen[RECORDER] += int(foreign.sum())
         self._outside[RECORDER] += int(foreign.sum())
-        return events[~foreign]
+        return events[~foreign] if foreign.any() else events
 
     def _account(self, source: str, events: Block) -> None:
         """Tells accepted, superseded, late and outside apart, when not all of a block was accepted."""
@@ -249,8 +247,11 @@ class Windows:
             steps = window.step_spans(self._track, last=True)
             if len(steps):
                 batches += self._release(window, self._take(window, STEPS, steps, b""))
+            if window.empty:  # nobody hears of it, not even of a span that goes on
+                lost = sum(map(len, batches))
+                self._released, self._withheld, batches = self._released - lost, self._withheld + lost, []
             self._taken += window.taken
-            self._withheld += 0 if window.held is None else sum(map(len, window.held))
+            self._withheld += window.withheld
             self._closed.append(_Closed(window.interval, window.superseded))
             self._closed_count += 1
             closed.append((window, batches))
@@ -270,7 +271,7 @@ class Windows:
         """Accounts of each source over the run."""
         ledgers: dict[str, SourceLedger] = {}
         for source in sorted({*self._seen, *self._dropped}):
-            dropped = {reason: count for reason, count in self._dropped.get(source, Counter()).items() if count}
+            dropped = {reason: count for reason, count in list(self._dropped.get(source, {}).items()) if count}
             ledgers[source] = SourceLedger(
                 produced=self._seen[source] + sum(dropped.values()) - self._late[source],
                 accepted=self._accepted[source],
@@ -291,11 +292,11 @@ class Windows:
             outside=dict(self._outside),
             late=dict(self._late),
             superseded=dict(self._superseded),
-            dropped={source: dict(reasons) for source, reasons in self._dropped.items()},
-            taken=self._taken + sum(window.taken for window in self._open),
+            # Copied first: the loop goes on meanwhile, in another thread.
+            dropped={source: dict(reasons) for source, reasons in list(self._dropped.items())},
+            taken=self._taken + sum(window.taken for window in list(self._open)),
             released=self._released,
-            withheld=self._withheld
-            + sum(sum(map(len, window.held)) for window in self._open if window.held is not None),
+            withheld=self._withheld + sum(window.withheld for window in list(self._open)),
             watermarks=dict(self._watermarks),
         )
 

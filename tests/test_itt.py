@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import stepscope as sc
 from stepscope.backends import torch_arm
 from stepscope.runtime import _core, strings
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.events import Kind
 from stepscope.runtime.recorder import EVERYTHING
 from tests.operators import ARMED, environment, record, torch
 from tests.readings import texts

@@ -1,4 +1,4 @@
-/* Overflow: what becomes of an event when its thread's ring is more than half full.
+/* Overflow: what becomes of a step mark, and of any event when its thread's ring is more than half full.
  *
  * What goes first (shed.c) may fill a share of the ring, and of the memory for rings, so that what goes later finds
  * room. While a level may have more memory its thread goes on in another ring; after that the policy decides. */
@@ -107,8 +107,8 @@ Room overflow_room(Thread *thread, const Event *event, uint64_t need, Ring **rin
         uint64_t slots = r->mask + 1;
         r->tail_seen = atomic_load_explicit(&r->header->tail, memory_order_acquire);
         uint64_t used = r->head + need - r->tail_seen;
-        if (used <= slots / 2) return ROOM;
-        ring_wake(r);
+        if (used <= slots / 2 && !(g_overflow == DROP_OLDEST && event->kind == KIND_STEP)) return ROOM;
+        if (used > slots / 2) ring_wake(r);
         if (level == UINT32_MAX) level = shed_level(&g_shedding, event);
         if (g_overflow == DROP_OLDEST) {
             *ring = own_kind(thread, level);

@@ -289,7 +289,7 @@ bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t a
         count_one(&g_counts.arguments_cut);
     }
     bool fits = true;
-    if (r->head + 1 + more - r->tail_seen > (r->mask + 1) / 2) {
+    if (r->head + 1 + more - r->tail_seen > (r->mask + 1) / 2 || event->kind == KIND_STEP) {
         Room room = overflow_room(thread, event, 1 + more, &r);
         if (room == LEFT_OUT) {
             atomic_fetch_add_explicit(&r->header->sampled, 1, memory_order_release);
