@@ -69,6 +69,7 @@ static bool wait_for_consumer(Ring *r, int64_t deadline) {
         int64_t left = deadline - clock_now();
         moved = atomic_load_explicit(&r->header->tail, memory_order_acquire) != r->tail_seen;
         if (moved || left <= 0 || atomic_load(&closed)) break;
+        ring_wake(r); /* a drain that was under way may have taken nothing of it */
         struct timespec t = {left / 1000000000, left % 1000000000};
         syscall(SYS_futex, &drains, FUTEX_WAIT_PRIVATE, seen, &t, NULL, 0); /* however it ends, the ring is looked at */
     }

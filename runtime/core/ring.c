@@ -235,7 +235,9 @@ Thread *thread_current_object(void) {
 
 void ring_wake(Ring *r) {
     uint64_t one = 1;
-    if (atomic_exchange_explicit(&r->header->signalled, 1, memory_order_relaxed)) return;
+    if (atomic_load_explicit(&r->header->signalled, memory_order_relaxed) ||
+        atomic_exchange_explicit(&r->header->signalled, 1, memory_order_relaxed))
+        return;
     /* EAGAIN: the counter is full, so the consumer is awake already. */
     if (write(wake_fd, &one, sizeof one) < 0 && errno != EAGAIN) count_one(&g_counts.lookups_failed);
 }
