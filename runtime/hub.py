@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -18,6 +17,7 @@ import numpy as np
 
 from stepscope.runtime import _core
 from stepscope.runtime.events import Block, Kind, join_blocks
+from stepscope.runtime.loop_thread import loop_name
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.recorder import Recorder
 
@@ -38,7 +38,7 @@ class Hub:
         self._pipelines: list[Pipeline] = []
         self._held: list[tuple[Block, bytes]] = []
         self._stack = ExitStack()
-        self.loop_name = _loop_name()
+        self.loop_name = loop_name()
         self._portal = self._stack.enter_context(
             anyio.from_thread.start_blocking_portal(
                 "asyncio", {"use_uvloop": self.loop_name == "uvloop"}, name="stepscope"
@@ -197,15 +197,6 @@ class Hub:
         for pipeline in self._pipelines:
             pipeline.take_watermark(until)
             await pipeline.take_deliveries(until)
-
-
-def _loop_name() -> str:
-    """`uvloop` where it can be imported, else `asyncio`."""
-    try:
-        importlib.import_module("uvloop")
-    except ImportError:
-        return "asyncio"
-    return "uvloop"
 
 
 _hub: Hub | None = None
