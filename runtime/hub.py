@@ -16,7 +16,7 @@ import anyio.from_thread
 import numpy as np
 
 from stepscope.runtime import _core
-from stepscope.runtime.events import Block, Kind, join_blocks
+from stepscope.runtime.events import Block, Kind, join_blocks, split_block
 from stepscope.runtime.loop_thread import loop_name
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.recorder import Recorder
@@ -190,10 +190,13 @@ class Hub:
             if new.any():
                 self._held.append((events[new], args))
                 events = events[~new]
-            for pipeline in self._pipelines:
-                pipeline.take_block(events, args)
-            for pipeline in self._pipelines:
-                await pipeline.relieve()
+            # In parts that fit every queue, so that a backlog passes at the speed of the exporters.
+            room = min((pipeline.options.queue_bytes for pipeline in self._pipelines), default=0) // events.itemsize
+            for part, heap in split_block(events, args, max(room // 8, 256)):
+                for pipeline in self._pipelines:
+                    pipeline.take_block(part, heap)
+                for pipeline in self._pipelines:
+                    await pipeline.relieve()
         for pipeline in self._pipelines:
             pipeline.take_watermark(until)
             await pipeline.take_deliveries(until)

@@ -78,7 +78,7 @@ class Outlet:
         self._progress = Change()
         self._lock = threading.Lock()
         self._thread: LoopThread | None = None
-        self._closing = self._broken = self._abandoned = self._idle = self._stuck = False
+        self._closing = self._broken = self._late = self._abandoned = self._idle = self._stuck = False
         self._bytes = self._peak = self._batches = self._handled = self._error_count = self._busy = 0
         self._offered: Counter[int] = Counter()
         self._exported: Counter[int] = Counter()
@@ -154,7 +154,8 @@ class Outlet:
 
     def cancel(self) -> None:
         """The deadline has passed: the exporter is cancelled, and has `GRACE` seconds to close its output."""
-        if self._thread is not None:
+        if self._thread is not None and not self.ended:
+            self._late = True
             self._thread.cancel()
 
     def abandon(self) -> None:
@@ -166,8 +167,9 @@ class Outlet:
                 self._drop(batch.window, "closed", len(batch))
             self._queue.clear()
             self._in_hand, self._bytes = None, 0
-        if not self.ended:
-            self._keep("aclose", TimeoutError("it did not end by the deadline for closing, and was left to itself"))
+        if self._late:
+            fate = "cancelled" if self.ended else "left to itself, as it blocks its thread"
+            self._keep("aclose", TimeoutError(f"it did not end by the deadline for closing, and was {fate}"))
         self._progress.tell()
 
     def _drop(self, window: int, reason: str, count: int) -> None:
