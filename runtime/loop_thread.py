@@ -44,7 +44,7 @@ class LoopThread:
         self.change = Change()
         """Told of when it has ended."""
         self._work = work
-        self._scope = anyio.CancelScope()
+        self._scope: anyio.CancelScope | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._cancelled = False
         self._lock = threading.Lock()
@@ -54,10 +54,9 @@ class LoopThread:
         """Cancels the work; from any thread. Work that blocks the loop does not notice."""
         with self._lock:
             self._cancelled = True
-            loop = self._loop
-        if loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
-                loop.call_soon_threadsafe(self._scope.cancel)
+            if self._loop is not None and self._scope is not None:
+                with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                    self._loop.call_soon_threadsafe(self._scope.cancel)
 
     def _run(self) -> None:
         try:
@@ -71,11 +70,11 @@ class LoopThread:
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(DaemonExecutor())
-        with self._lock:
-            self._loop = loop
-            if self._cancelled:
-                self._scope.cancel()
-        with self._scope:
+        with anyio.CancelScope() as scope:
+            with self._lock:
+                self._loop, self._scope = loop, scope
+                if self._cancelled:
+                    scope.cancel()
             await self._work()
 
 

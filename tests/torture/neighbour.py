@@ -53,7 +53,8 @@ def neighbour(how: str, method: Method, port: int) -> Exporter:
             return MemoryExporter(name="bad", delay=3.0)
         case "connect":
             return StreamExporter(port)
-    raise ValueError(f"no way to misbehave: {how}")
+        case _:
+            raise ValueError(f"no way to misbehave: {how}")
 
 
 def work(until: float) -> None:
@@ -90,7 +91,7 @@ def main(how: str, method: Method, directory: Path, port: int) -> dict[str, Any]
             if isinstance(item, EventBatch)
         )
     trace = json.loads((directory / "good.json").read_text())
-    rows = trace if isinstance(trace, list) else trace["traceEvents"]
+    rows: list[dict[str, Any]] = trace["traceEvents"] if "traceEvents" in trace else trace
     return {
         "held": max(held),
         "median": statistics.median(held),

@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import anyio
 import anyio.abc
@@ -98,7 +98,7 @@ def resetting() -> Generator[int]:
 
 
 @contextlib.contextmanager
-def _serving(serve: object) -> Generator[int]:
+def _serving(serve: Callable[[socket.socket, threading.Event], object]) -> Generator[int]:
     stop = threading.Event()
     server = socket.socket()
     server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -118,7 +118,6 @@ def _serving(serve: object) -> Generator[int]:
 
     def handle(connection: socket.socket) -> None:
         with connection:
-            assert callable(serve)
             serve(connection, stop)
 
     thread = threading.Thread(target=accept)
