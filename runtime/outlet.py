@@ -78,7 +78,9 @@ class Outlet:
         self._progress = Change()
         self._lock = threading.Lock()
         self._thread: LoopThread | None = None
-        self._closing = self._broken = self._late = self._abandoned = self._idle = self._stuck = False
+        self._closing = self._broken = self._late = self._idle = self._stuck = False
+        self._abandoned = ""
+        """The reason by which everything is dropped from now on; empty while the exporter is fed."""
         self._bytes = self._peak = self._batches = self._handled = self._error_count = self._busy = 0
         self._offered: Counter[int] = Counter()
         self._exported: Counter[int] = Counter()
@@ -87,8 +89,11 @@ class Outlet:
         self._closed: set[int] = set()
 
     def start(self) -> None:
-        """Starts the exporter's thread."""
-        self._thread = LoopThread(f"stepscope {self.name}", self.run)
+        """Starts the exporter's thread. Without one the exporter has failed, like one that cannot be opened."""
+        try:
+            self._thread = LoopThread(f"stepscope {self.name}", self.run, self._fail)
+        except RuntimeError as error:
+            self._fail(error)
 
     # producer's side, on the pipeline's loop
 
@@ -100,7 +105,7 @@ class Outlet:
             if self._broken:
                 self._drop(batch.window, "error", count)
             elif self._abandoned:
-                self._drop(batch.window, "closed", count)
+                self._drop(batch.window, self._abandoned, count)
             elif self._bytes + batch.nbytes > self._max and self._queue:
                 self._drop(batch.window, "queue", count)
             else:
@@ -113,8 +118,9 @@ class Outlet:
     def close_window(self, window: Window) -> None:
         """Queues the end of a window; it always fits."""
         with self._lock:
-            self._queue.append(WindowClosed(window))
-            self._idle = False
+            if not self._abandoned:
+                self._queue.append(WindowClosed(window))
+                self._idle = False
         self._work.tell()
 
     async def relieve(self) -> None:
@@ -160,16 +166,19 @@ class Outlet:
 
     def abandon(self) -> None:
         """Nothing more is waited for: what the exporter has not written is dropped, and counted."""
-        with self._lock:
-            self._abandoned = True
-            left = [item for item in (self._in_hand, *self._queue) if isinstance(item, EventBatch)]
-            for batch in left:
-                self._drop(batch.window, "closed", len(batch))
-            self._queue.clear()
-            self._in_hand, self._bytes = None, 0
+        self._let_go("closed")
         if self._late:
             fate = "cancelled" if self.ended else "left to itself, as it blocks its thread"
             self._keep("aclose", TimeoutError(f"it did not end by the deadline for closing, and was {fate}"))
+
+    def _let_go(self, reason: str) -> None:
+        with self._lock:
+            self._abandoned = self._abandoned or reason
+            for batch in (self._in_hand, *self._queue):
+                if isinstance(batch, EventBatch):
+                    self._drop(batch.window, reason, len(batch))
+            self._queue.clear()
+            self._in_hand, self._bytes = None, 0
         self._progress.tell()
 
     def _drop(self, window: int, reason: str, count: int) -> None:
@@ -200,6 +209,11 @@ class Outlet:
                 await self._close()
             raise
         await self._close()
+
+    def _fail(self, error: BaseException) -> None:
+        """The exporter cannot be run (any more): no thread, no descriptor for its loop, or a fault of ours."""
+        self._keep("run", error)
+        self._let_go("error")
 
     async def _close(self) -> None:
         if not self._broken:
