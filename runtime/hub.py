@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import os
 import threading
 from collections import deque
@@ -18,7 +17,8 @@ import anyio.from_thread
 import numpy as np
 
 from stepscope.runtime import _core
-from stepscope.runtime.events import Block, Kind, join_blocks
+from stepscope.runtime.events import EVENT_DTYPE, Block, Kind, join_blocks, split_block
+from stepscope.runtime.loop_thread import loop_name
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.recorder import Recorder
 from stepscope.runtime.windows import RECORDER
@@ -40,7 +40,7 @@ class Hub:
         self._pipelines: list[Pipeline] = []
         self._held: list[tuple[Block, bytes]] = []
         self._stack = ExitStack()
-        self.loop_name = _loop_name()
+        self.loop_name = loop_name()
         self._portal = self._stack.enter_context(
             anyio.from_thread.start_blocking_portal(
                 "asyncio", {"use_uvloop": self.loop_name == "uvloop"}, name="stepscope"
@@ -184,36 +184,32 @@ class Hub:
 
     async def _route(self, until: int) -> None:
         """Routes what is held, except events that began while it was drained: steps that began then may be missing."""
-        held, self._held = deque(self._held), []
+        held, self._held = self._held, []
         # A block may hold events of steps whose marks are in a later one.
         marks = join_blocks(events[events["kind"] == Kind.STEP] for events, _ in held)
         for pipeline in self._pipelines:
             pipeline.take_marks(marks)
+        # In parts that fit every queue, so that a backlog passes at the speed of the exporters.
+        room = min((pipeline.options.queue_bytes for pipeline in self._pipelines), default=0) // EVENT_DTYPE.itemsize
+        parts: deque[tuple[Block, bytes]] = deque()
+        for events, args in held:
+            new = events["ts"] > until
+            if new.any():
+                self._held.append((events[new], args))
+                events = events[~new]
+            parts.extend(split_block(events, args, max(room // 8, 256)))
         try:
-            while held:
-                events, args = held.popleft()
-                new = events["ts"] > until
-                if new.any():
-                    self._held.append((events[new], args))
-                    events = events[~new]
+            while parts:
+                events, args = parts.popleft()
                 for pipeline in self._pipelines:
                     pipeline.take_block(events, args)
                 for pipeline in self._pipelines:
                     await pipeline.relieve()
         finally:
-            self._held += held  # where a deadline ended this: for the next drain
+            self._held += parts  # where a deadline ended this: for the next drain
         for pipeline in self._pipelines:
             pipeline.take_watermark(until)
             await pipeline.take_deliveries(until)
-
-
-def _loop_name() -> str:
-    """`uvloop` where it can be imported, else `asyncio`."""
-    try:
-        importlib.import_module("uvloop")
-    except ImportError:
-        return "asyncio"
-    return "uvloop"
 
 
 _hub: Hub | None = None

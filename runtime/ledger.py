@@ -63,8 +63,12 @@ class Ledger(msgspec.Struct, frozen=True):
         """One line for people: `98 of 100 events; dropped: 2 of recorder (overflow)`."""
         accepted = sum(source.accepted for source in self.sources.values())
         produced = sum(source.produced for source in self.sources.values())
-        lost = [f"{n:,} of {name} ({why})" for name, source in self.sources.items() for why, n in source.dropped.items()]
-        lost += [f"{n:,} at {name} ({why})" for name, output in self.outputs.items() for why, n in output.dropped.items()]
+        lost = [
+            f"{n:,} of {name} ({why})" for name, source in self.sources.items() for why, n in source.dropped.items()
+        ]
+        lost += [
+            f"{n:,} at {name} ({why})" for name, output in self.outputs.items() for why, n in output.dropped.items()
+        ]
         return f"{accepted:,} of {produced:,} events" + (f"; dropped: {', '.join(lost)}" if lost else "")
 
     def dropped(self) -> int:

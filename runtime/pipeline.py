@@ -34,7 +34,7 @@ from stepscope.runtime.messages import (
 )
 from stepscope.runtime.open_window import OpenWindow
 from stepscope.runtime.options import Options
-from stepscope.runtime.outlet import Outlet, OutletStatistics
+from stepscope.runtime.outlet import GRACE, Outlet, OutletStatistics
 from stepscope.runtime.run import Run
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.source import Producer, Source
@@ -90,7 +90,7 @@ class Pipeline:
             self._windows.add_source(source.name)
         self._actions = actions
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._ended = anyio.Event()
+        self._closing, self._ended = anyio.Event(), anyio.Event()
         self._scope = anyio.CancelScope()
         self.notes: deque[str] = deque(maxlen=16)
         """What there was to say of windows, the latest."""
@@ -99,11 +99,12 @@ class Pipeline:
         self._batches = self._offered = self._routed = self._loop_ns = 0
 
     async def run(self) -> None:
-        """Runs the exporters' tasks and the backends' coroutines until `aclose`."""
+        """Runs the exporters, each on its thread, and the backends' coroutines until `aclose`."""
+        for outlet in self.outlets:
+            outlet.start()
         with self._scope:
             async with anyio.create_task_group() as self._tasks:
-                for outlet in self.outlets:
-                    self._tasks.start_soon(outlet.run, name=f"stepscope exporter {outlet.name}")
+                await self._closing.wait()
         self._ended.set()
 
     # called by the hub, in this order
@@ -286,24 +287,36 @@ class Pipeline:
 
     async def aclose(self, deadline: float) -> None:
         """Closes backends, then exporters, by `deadline` (the loop's clock); then drops what is left, and counts it."""
+        self._drop_rest(self.inbox.take())  # before the exporters write their last accounts
+        self._closing.set()
         with anyio.CancelScope(deadline=deadline):
             for outlet in self.outlets:
                 outlet.finish()
+            for outlet in self.outlets:
+                await outlet.wait()
             await self._ended.wait()
-        if not self._ended.is_set():
+        if not self._ended.is_set() or not all(outlet.ended for outlet in self.outlets):
             self._scope.cancel()
-            with anyio.move_on_after(0.25):
+            for outlet in self.outlets:
+                outlet.cancel()
+            with anyio.move_on_after(GRACE + 0.05):
                 await self._ended.wait()
+                for outlet in self.outlets:
+                    await outlet.wait()
         for outlet in self.outlets:
             outlet.abandon()
-        for message in (*(message for _, message in self._delivered), *self.inbox.close()):
+        self._drop_rest(self.inbox.close())
+        for future in self._flushes:
+            future.cancel()
+
+    def _drop_rest(self, messages: list[Message]) -> None:
+        """What backends delivered, and nobody sorts any more."""
+        for message in (*(message for _, message in self._delivered), *messages):
             if isinstance(message, Delivery):
                 self.drop_closed(message.source, message.events)
             elif isinstance(message, Dropped):
                 self._handle(message)
         self._delivered.clear()
-        for future in self._flushes:
-            future.cancel()
 
     def drop_closed(self, source: str, events: Block) -> None:
         """Counts events that came too late for the deadline of closing."""

@@ -305,7 +305,7 @@ def _divide(windows: list[OpenWindow], events: Block) -> Iterator[tuple[OpenWind
     """The events that each of several windows may hold, in one pass: a backlog may hold thousands of windows."""
     events = events[np.argsort(events["ts"], kind="stable")]
     ts, last = events["ts"], ends(events)
-    borders = np.unique([border for window in windows for border in window.interval])
+    borders = np.array(sorted({border for window in windows for border in window.interval}))
     long = events[
         has_duration(events) & (np.searchsorted(borders, ts, "right") != np.searchsorted(borders, last, "right"))
     ]
