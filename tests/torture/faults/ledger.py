@@ -186,7 +186,7 @@ def _trial(pressure: Pressure) -> Any:
     return run
 
 
-def _fault(name: str, pressure: Pressure, trials: int = 5, short: int = 1) -> Fault:
+def _fault(name: str, pressure: Pressure, trials: int = 3, short: int = 1) -> Fault:
     return Fault(family="ledger", name=name, trial=_trial(pressure), trials=trials, short=short)
 
 
