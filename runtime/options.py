@@ -9,6 +9,7 @@ import msgspec
 
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 Slots = Annotated[int, msgspec.Meta(ge=64, le=1 << 24)]
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,10 +27,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     block_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.1
     """How long `block` holds up a thread of the program that found its ring full, at most. After that the thread drops,
     and does not wait again before its ring was drained."""
-    shed: Annotated[tuple[str, ...], msgspec.Meta(max_length=16)] = ("python_function", "cpu_instant_event", "cpu_op")
+    shed: Annotated[tuple[Text, ...], msgspec.Meta(max_length=16)] = ("python_function", "cpu_instant_event", "cpu_op")
     """Categories of events that go first where there is no room for all, in this order. What no category here names
     goes last: spans of the program, kernels, collectives. Step marks go after everything else."""
-    shed_never: Annotated[tuple[str, ...], msgspec.Meta(max_length=16)] = (
+    shed_never: Annotated[tuple[Text, ...], msgspec.Meta(max_length=16)] = (
         "record_param_comms", "c10d::", "_c10d_functional::", "c10d_functional::", "nccl:", "gloo:",
     )  # fmt: skip
     """How the names of events begin that go last although `shed` has their category: collectives, as torch names them."""

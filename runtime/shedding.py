@@ -41,7 +41,7 @@ class Shedding(msgspec.Struct, frozen=True):
         levels = 2 * len(options.shed)
         step = (HIGHEST - LOWEST) / max(levels - 1, 1)
         shares = (*(LOWEST + step * level for level in range(levels)), KEPT, 1.0)
-        return cls((options.shed, options.small_ns, options.shed_never), shares, options.overflow)
+        return cls((tuple(options.shed), options.small_ns, tuple(options.shed_never)), shares, options.overflow)
 
     def admit(self, events: Block, args: bytes, used: int, limit: int) -> tuple[Block, bytes]:
         """What of a block may enter a place that holds `used` of `limit` bytes.
