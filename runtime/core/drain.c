@@ -43,7 +43,7 @@ static bool drain_ring(Ring *r, Out *out) {
     Header *h = r->header;
     uint64_t tail = atomic_load_explicit(&h->tail, memory_order_relaxed);
     uint64_t expected = atomic_load_explicit(&h->serial, memory_order_relaxed);
-    uint64_t missing = 0;
+    uint64_t missing = 0, begin = tail;
     bool whole = true;
     while (tail < r->goal) {
         if (out->count + 3 > out->room) { whole = false; break; }
@@ -91,7 +91,9 @@ static bool drain_ring(Ring *r, Out *out) {
         missing += r->goal_produced - expected;
         expected = r->goal_produced;
     }
-    if (whole && (whole = out->count < out->room)) put_sampled(out, r, r->goal_sampled, clock_now());
+    /* One that holds nothing may be another thread's by now. */
+    bool held = tail > begin || r->goal_sampled != atomic_load_explicit(&h->sampled_seen, memory_order_relaxed);
+    if (whole && held && (whole = out->count < out->room)) put_sampled(out, r, r->goal_sampled, clock_now());
     atomic_store_explicit(&h->serial, expected, memory_order_release);
     atomic_store_explicit(&r->lost, atomic_load_explicit(&r->lost, memory_order_relaxed) + missing, memory_order_release);
     atomic_store_explicit(&h->tail, tail, memory_order_release);

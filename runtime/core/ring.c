@@ -103,7 +103,9 @@ static Ring *ring_new(uint32_t limit) {
 }
 
 static bool drained_whole(const Ring *r) {
-    return atomic_load(&r->header->tail) == r->head && atomic_load(&r->header->serial) == r->serial;
+    const Header *h = r->header;
+    return atomic_load(&h->tail) == r->head && atomic_load(&h->serial) == r->serial &&
+           atomic_load(&h->sampled_seen) == atomic_load(&h->sampled);
 }
 
 /* An idle ring, or a new one while there are fewer than `limit`. One is reused when nothing is left in it, so that
