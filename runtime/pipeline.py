@@ -80,6 +80,7 @@ class Pipeline:
             self._windows.add_source(source.name)
         self._actions = actions
         self._tasks: anyio.abc.TaskGroup | None = None
+        self._finishing = anyio.Event()
         self._ended = anyio.Event()
         self._scope = anyio.CancelScope()
         self.notes: deque[str] = deque(maxlen=16)
@@ -94,6 +95,8 @@ class Pipeline:
             async with anyio.create_task_group() as self._tasks:
                 for outlet in self.outlets:
                     self._tasks.start_soon(outlet.run, name=f"stepscope exporter {outlet.name}")
+                # A group without tasks takes no more, and there may be no exporter at all.
+                await self._finishing.wait()
         self._ended.set()
 
     # called by the hub, in this order
@@ -274,6 +277,7 @@ class Pipeline:
 
     async def aclose(self, deadline: float) -> None:
         """Closes backends, then exporters, by `deadline` (the loop's clock); then drops what is left, and counts it."""
+        self._finishing.set()
         with anyio.CancelScope(deadline=deadline):
             for outlet in self.outlets:
                 outlet.finish()
