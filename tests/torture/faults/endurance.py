@@ -113,7 +113,7 @@ def slow_disk(place: Path, _: int) -> Outcome:
         problems.append(f"the journal has {journal} of {said.spans} spans")
     chrome = sum(count for name, reasons in said.dropped.items() if "chrome" in name for count in reasons.values())
     # Of a piece that was under way at the deadline more may have arrived than was counted: no complete slice, though.
-    found = min(bytes(got).count(f'"name": "{strain.NAME}"'.encode()), said.spans - chrome)
+    found = min(bytes(got).count(f'"name":"{strain.NAME}"'.encode()), said.spans - chrome)
     return Outcome(
         produced=OUTPUTS * said.spans,
         exported=journal + found,
