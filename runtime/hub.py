@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -17,7 +16,8 @@ import anyio.from_thread
 import numpy as np
 
 from stepscope.runtime import _core
-from stepscope.runtime.events import Block, Kind, join_blocks
+from stepscope.runtime.events import Block, Kind, join_blocks, split_block
+from stepscope.runtime.loop_thread import loop_name
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.recorder import Recorder
 
@@ -38,7 +38,7 @@ class Hub:
         self._pipelines: list[Pipeline] = []
         self._held: list[tuple[Block, bytes]] = []
         self._stack = ExitStack()
-        self.loop_name = _loop_name()
+        self.loop_name = loop_name()
         self._portal = self._stack.enter_context(
             anyio.from_thread.start_blocking_portal(
                 "asyncio", {"use_uvloop": self.loop_name == "uvloop"}, name="stepscope"
@@ -190,22 +190,16 @@ class Hub:
             if new.any():
                 self._held.append((events[new], args))
                 events = events[~new]
-            for pipeline in self._pipelines:
-                pipeline.take_block(events, args)
-            for pipeline in self._pipelines:
-                await pipeline.relieve()
+            # In parts that fit every queue, so that a backlog passes at the speed of the exporters.
+            room = min((pipeline.options.queue_bytes for pipeline in self._pipelines), default=0) // events.itemsize
+            for part, heap in split_block(events, args, max(room // 8, 256)):
+                for pipeline in self._pipelines:
+                    pipeline.take_block(part, heap)
+                for pipeline in self._pipelines:
+                    await pipeline.relieve()
         for pipeline in self._pipelines:
             pipeline.take_watermark(until)
             await pipeline.take_deliveries(until)
-
-
-def _loop_name() -> str:
-    """`uvloop` where it can be imported, else `asyncio`."""
-    try:
-        importlib.import_module("uvloop")
-    except ImportError:
-        return "asyncio"
-    return "uvloop"
 
 
 _hub: Hub | None = None

@@ -1,17 +1,20 @@
-"""An outlet: one exporter with its bounded queue, its task and its accounts."""
+"""An outlet: one exporter with its bounded queue, its thread and its accounts."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 
 import anyio
 import msgspec
 
+from stepscope.runtime.change import Change
 from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.ledger import Ledger, OutputLedger
+from stepscope.runtime.loop_thread import LoopThread
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 
@@ -19,6 +22,9 @@ log = logging.getLogger("stepscope")
 
 PATIENCE = 0.25
 """Seconds that the loop waits at most for one batch of an exporter that is behind."""
+
+GRACE = 0.2
+"""Seconds that an exporter which was cancelled has left to close its output."""
 
 
 class OutletStatistics(msgspec.Struct, frozen=True):
@@ -43,7 +49,11 @@ class WindowClosed(msgspec.Struct, frozen=True):
 
 
 class Outlet:
-    """Feeds one exporter at its own speed. What it does wrong costs its own output only."""
+    """Feeds one exporter at its own speed, on a loop and thread of its own.
+
+    What it does wrong costs its own output only, also if it blocks its loop and never comes back. `offer` and its like
+    are for the loop of the pipeline; accounts may be read from any thread, and always agree.
+    """
 
     def __init__(
         self,
@@ -63,37 +73,49 @@ class Outlet:
         self._now = now
         self._outputs = outputs
         self._queue: deque[EventBatch | WindowClosed] = deque()
-        self._wake = anyio.Event()
-        self._idle = anyio.Event()
-        self._closing = self._broken = False
-        self._bytes = self._peak = self._batches = self._error_count = self._busy = 0
+        self._in_hand: EventBatch | None = None
+        self._work = Change()
+        self._progress = Change()
+        self._lock = threading.Lock()
+        self._thread: LoopThread | None = None
+        self._closing = self._broken = self._late = self._abandoned = self._idle = self._stuck = False
+        self._bytes = self._peak = self._batches = self._handled = self._error_count = self._busy = 0
         self._offered: Counter[int] = Counter()
         self._exported: Counter[int] = Counter()
         self._dropped: dict[int, Counter[str]] = {}
         self._cap_seen = 0
         self._closed: set[int] = set()
-        self._window_done = anyio.Event()
-        self._progress = anyio.Event()
-        self._stuck = False
 
-    # producer's side, on the loop
+    def start(self) -> None:
+        """Starts the exporter's thread."""
+        self._thread = LoopThread(f"stepscope {self.name}", self.run)
+
+    # producer's side, on the pipeline's loop
 
     def offer(self, batch: EventBatch) -> None:
         """Queues a batch, or drops and counts it."""
         count = len(batch)
-        self._offered[batch.window] += count
-        if self._broken:
-            self._drop(batch.window, "error", count)
-        elif self._bytes + batch.nbytes > self._max and self._queue:
-            self._drop(batch.window, "queue", count)
-        else:
-            self._bytes += batch.nbytes
-            self._peak = max(self._peak, self._bytes)
-            self._put(batch)
+        with self._lock:
+            self._offered[batch.window] += count
+            if self._broken:
+                self._drop(batch.window, "error", count)
+            elif self._abandoned:
+                self._drop(batch.window, "closed", count)
+            elif self._bytes + batch.nbytes > self._max and self._queue:
+                self._drop(batch.window, "queue", count)
+            else:
+                self._bytes += batch.nbytes
+                self._peak = max(self._peak, self._bytes)
+                self._queue.append(batch)
+                self._idle = False
+        self._work.tell()
 
     def close_window(self, window: Window) -> None:
         """Queues the end of a window; it always fits."""
-        self._put(WindowClosed(window))
+        with self._lock:
+            self._queue.append(WindowClosed(window))
+            self._idle = False
+        self._work.tell()
 
     async def relieve(self) -> None:
         """Waits while more than half of the queue is full and the exporter gets on with it.
@@ -102,38 +124,98 @@ class Outlet:
         until it does: it must not hold up the others.
         """
         while self._bytes > self._max // 2 and not self._stuck:
+            handled = self._handled
             with anyio.move_on_after(PATIENCE) as waited:
-                await self._progress.wait()
+                await self._progress.wait_for(lambda: self._handled != handled)  # noqa: B023
             self._stuck = waited.cancelled_caught
 
-    def _put(self, item: EventBatch | WindowClosed) -> None:
-        self._queue.append(item)
-        self._idle = anyio.Event() if self._idle.is_set() else self._idle
-        self._wake.set()
+    def finish(self) -> None:
+        """No more will be offered."""
+        self._closing = True
+        self._work.tell()
+
+    async def drained(self) -> None:
+        """Returns when the queue is empty and nothing is in the exporter's hands."""
+        await self._progress.wait_for(lambda: self._idle or self._abandoned)
+
+    async def window_closed(self, index: int) -> None:
+        """Returns when the exporter has closed this window, or has tried to; from any loop."""
+        await self._progress.wait_for(lambda: index in self._closed or self._abandoned)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the thread has done its work; true if it was never started."""
+        return self._thread is None or self._thread.ended
+
+    async def wait(self) -> None:
+        """Returns when the thread has ended."""
+        if self._thread is not None:
+            await self._thread.change.wait_for(lambda: self.ended)
+
+    def cancel(self) -> None:
+        """The deadline has passed: the exporter is cancelled, and has `GRACE` seconds to close its output."""
+        if self._thread is not None and not self.ended:
+            self._late = True
+            self._thread.cancel()
+
+    def abandon(self) -> None:
+        """Nothing more is waited for: what the exporter has not written is dropped, and counted."""
+        with self._lock:
+            self._abandoned = True
+            left = [item for item in (self._in_hand, *self._queue) if isinstance(item, EventBatch)]
+            for batch in left:
+                self._drop(batch.window, "closed", len(batch))
+            self._queue.clear()
+            self._in_hand, self._bytes = None, 0
+        if self._late:
+            fate = "cancelled" if self.ended else "left to itself, as it blocks its thread"
+            self._keep("aclose", TimeoutError(f"it did not end by the deadline for closing, and was {fate}"))
+        self._progress.tell()
 
     def _drop(self, window: int, reason: str, count: int) -> None:
         if count:
             self._dropped.setdefault(window, Counter())[reason] += count
 
-    # consumer's side: the task
+    # consumer's side, on the exporter's loop
 
     async def run(self) -> None:
         """Opens the exporter, feeds it until `finish()` and the queue is empty, closes it."""
-        if not await self._guard("open", lambda: self.exporter.open(self._run)):
-            self._broken = True
-        while True:
-            while self._queue:
-                await self._handle(self._queue.popleft())
-                self._stuck = False
-                self._progress.set()
-                self._progress = anyio.Event()
-            self._idle.set()
-            if self._closing:
-                break
-            self._wake = anyio.Event()
-            await self._wake.wait()
+        try:
+            if not await self._guard("open", lambda: self.exporter.open(self._run)):
+                self._broken = True
+            while True:
+                closing = self._closing  # before the queue is looked at: nothing is offered after it is set
+                item = self._next()
+                if item is not None:
+                    await self._handle(item)
+                    self._stuck = False
+                    self._handled += 1
+                    self._progress.tell()
+                elif closing:
+                    break
+                else:
+                    await self._work.wait_for(lambda: self._queue or self._closing)
+        except BaseException:
+            with anyio.CancelScope(deadline=anyio.current_time() + GRACE, shield=True):
+                await self._close()
+            raise
+        await self._close()
+
+    async def _close(self) -> None:
         if not self._broken:
             await self._guard("aclose", self.exporter.aclose)
+
+    def _next(self) -> EventBatch | WindowClosed | None:
+        """Takes an item off the queue; a batch stays accounted for as in hand."""
+        with self._lock:
+            item = self._queue.popleft() if self._queue else None
+            if isinstance(item, EventBatch):
+                self._in_hand = item
+                self._bytes -= item.nbytes
+            self._idle = item is None
+        if item is None:
+            self._progress.tell()
+        return item
 
     async def _handle(self, item: EventBatch | WindowClosed) -> None:
         if isinstance(item, WindowClosed):
@@ -141,26 +223,31 @@ class Outlet:
                 window = msgspec.structs.replace(item.window, ledger=self._with_own(item.window))
                 await self._guard("close_window", lambda: self.exporter.close_window(window))
             self._closed.add(item.window.index)
-            self._window_done.set()
-            self._window_done = anyio.Event()
             return
-        self._bytes -= item.nbytes
         if self._broken:
-            self._drop(item.window, "error", len(item))
+            self._account(item, "error")
             return
         self._batches += 1
         try:
             done = await self._guard("export", lambda: self.exporter.export(item))
         except BaseException:
-            self._drop(item.window, "closed", len(item))
+            self._account(item, "closed")
             raise
+        self._account(item, "" if done else "error")
+
+    def _account(self, batch: EventBatch, lost: str) -> None:
+        """What became of the batch in hand: it was exported, or lost for a reason."""
         cap = getattr(self.exporter, "dropped_cap", 0)
-        refused, self._cap_seen = min(cap - self._cap_seen, len(item)), cap
-        self._drop(item.window, "cap", refused)
-        if done:
-            self._exported[item.window] += len(item) - refused
-        else:
-            self._drop(item.window, "error", len(item) - refused)
+        with self._lock:
+            if self._in_hand is None:
+                return  # abandoned meanwhile, and counted
+            self._in_hand = None
+            refused, self._cap_seen = min(cap - self._cap_seen, len(batch)), cap
+            self._drop(batch.window, "cap", refused)
+            if lost:
+                self._drop(batch.window, lost, len(batch) - refused)
+            else:
+                self._exported[batch.window] += len(batch) - refused
 
     async def _guard(self, what: str, call: Callable[[], Awaitable[None]]) -> bool:
         """Awaits a call of the exporter; what it raises is kept. Only a cancellation from outside passes."""
@@ -185,33 +272,12 @@ class Outlet:
         if self._error_count == 1:
             log.error("exporter %r failed in %s(): %s: %s", self.name, what, type(error).__name__, error)
 
-    async def window_closed(self, index: int) -> None:
-        """Returns when the exporter has closed this window, or has tried to."""
-        while index not in self._closed:
-            await self._window_done.wait()
-
-    def finish(self) -> None:
-        """No more will be offered."""
-        self._closing = True
-        self._wake.set()
-
-    async def drained(self) -> None:
-        """Returns when the queue is empty and nothing is in the exporter's hands."""
-        await self._idle.wait()
-
-    def abandon(self) -> None:
-        """The deadline has passed: what still waits is dropped, and counted."""
-        while self._queue:
-            item = self._queue.popleft()
-            if isinstance(item, EventBatch):
-                self._drop(item.window, "closed", len(item))
-        self._bytes = 0
-
     # accounts
 
     def ledger(self, window: int) -> OutputLedger:
         """Accounts of one window."""
-        return _ledger(self._offered[window], self._exported[window], self._dropped.get(window, Counter()))
+        with self._lock:
+            return _ledger(self._offered[window], self._exported[window], self._dropped.get(window, Counter()))
 
     def _with_own(self, window: Window) -> Ledger:
         ledger = window.ledger
@@ -222,20 +288,21 @@ class Outlet:
     def statistics(self) -> OutletStatistics:
         """Accounts so far."""
         dropped: Counter[str] = Counter()
-        for reasons in self._dropped.values():
-            dropped.update(reasons)
         first = self.errors[0] if self.errors else None
-        return OutletStatistics(
-            name=self.name,
-            ledger=_ledger(sum(self._offered.values()), sum(self._exported.values()), dropped),
-            batches=self._batches,
-            waiting_batches=len(self._queue),
-            waiting_bytes=self._bytes,
-            peak_bytes=self._peak,
-            errors=self._error_count,
-            first_error="" if first is None else f"{type(first).__name__}: {first}",
-            busy_ns=self._busy,
-        )
+        with self._lock:
+            for reasons in self._dropped.values():
+                dropped.update(reasons)
+            return OutletStatistics(
+                name=self.name,
+                ledger=_ledger(sum(self._offered.values()), sum(self._exported.values()), dropped),
+                batches=self._batches,
+                waiting_batches=len(self._queue),
+                waiting_bytes=self._bytes,
+                peak_bytes=self._peak,
+                errors=self._error_count,
+                first_error="" if first is None else f"{type(first).__name__}: {first}",
+                busy_ns=self._busy,
+            )
 
 
 def _ledger(offered: int, exported: int, dropped: Counter[str]) -> OutputLedger:

@@ -34,7 +34,7 @@ from stepscope.runtime.messages import (
 )
 from stepscope.runtime.open_window import OpenWindow
 from stepscope.runtime.options import Options
-from stepscope.runtime.outlet import Outlet, OutletStatistics
+from stepscope.runtime.outlet import GRACE, Outlet, OutletStatistics
 from stepscope.runtime.run import Run
 from stepscope.runtime.source import Producer, Source
 from stepscope.runtime.window import Window, WindowActions
@@ -80,8 +80,7 @@ class Pipeline:
             self._windows.add_source(source.name)
         self._actions = actions
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._finishing = anyio.Event()
-        self._ended = anyio.Event()
+        self._closing, self._ended = anyio.Event(), anyio.Event()
         self._scope = anyio.CancelScope()
         self.notes: deque[str] = deque(maxlen=16)
         """What there was to say of windows, the latest."""
@@ -90,13 +89,12 @@ class Pipeline:
         self._batches = self._loop_ns = 0
 
     async def run(self) -> None:
-        """Runs the exporters' tasks and the backends' coroutines until `aclose`."""
+        """Runs the exporters, each on its thread, and the backends' coroutines until `aclose`."""
+        for outlet in self.outlets:
+            outlet.start()
         with self._scope:
             async with anyio.create_task_group() as self._tasks:
-                for outlet in self.outlets:
-                    self._tasks.start_soon(outlet.run, name=f"stepscope exporter {outlet.name}")
-                # A group without tasks takes no more, and there may be no exporter at all.
-                await self._finishing.wait()
+                await self._closing.wait()
         self._ended.set()
 
     # called by the hub, in this order
@@ -277,15 +275,21 @@ class Pipeline:
 
     async def aclose(self, deadline: float) -> None:
         """Closes backends, then exporters, by `deadline` (the loop's clock); then drops what is left, and counts it."""
-        self._finishing.set()
+        self._closing.set()
         with anyio.CancelScope(deadline=deadline):
             for outlet in self.outlets:
                 outlet.finish()
+            for outlet in self.outlets:
+                await outlet.wait()
             await self._ended.wait()
-        if not self._ended.is_set():
+        if not self._ended.is_set() or not all(outlet.ended for outlet in self.outlets):
             self._scope.cancel()
-            with anyio.move_on_after(0.25):
+            for outlet in self.outlets:
+                outlet.cancel()
+            with anyio.move_on_after(GRACE + 0.05):
                 await self._ended.wait()
+                for outlet in self.outlets:
+                    await outlet.wait()
         for outlet in self.outlets:
             outlet.abandon()
         self.inbox.close()
