@@ -203,9 +203,19 @@ def main(what: str, place: Path) -> Said:
         in_flight=sum(output.ledger.in_flight for output in outputs),
         errors={output.name: output.first_error for output in outputs if output.errors},
         cut=statistics.recorder.cut,
-        threads=[thread.name for thread in threading.enumerate() if thread.name.startswith("stepscope")],
-        descriptors=_left(before),
+        threads=_ours(),
+        descriptors=_left(before),  # after the threads, which close theirs
     )
+
+
+def _ours() -> list[str]:
+    """Names of our threads, when those that were about to end have had a moment to."""
+    until = time.monotonic() + 2
+    while True:
+        names = [thread.name for thread in threading.enumerate() if thread.name.startswith("stepscope")]
+        if not names or time.monotonic() > until:
+            return names
+        time.sleep(0.01)
 
 
 def _left(before: set[str]) -> list[str]:
