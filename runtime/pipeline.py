@@ -156,8 +156,9 @@ class Pipeline:
             self._flushes.clear()
 
     def outputs(self, window: int) -> dict[str, OutputLedger]:
-        """Accounts of a window at each exporter, as they are now."""
-        return {outlet.name: outlet.ledger(window) for outlet in self.outlets}
+        """Accounts of a window at each exporter that keeps them still, as they are now."""
+        ledgers = {outlet.name: outlet.ledger(window) for outlet in self.outlets}
+        return {name: ledger for name, ledger in ledgers.items() if ledger is not None}
 
     def busy(self) -> bool:
         """Whether the hub should look again soon."""
