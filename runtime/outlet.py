@@ -29,6 +29,10 @@ GRACE = 0.2
 """Seconds that an exporter which was cancelled has left to close its output."""
 
 
+KEPT_WINDOWS = 256
+"""Closed windows whose accounts are kept apart; those of older ones are added up, as a run may have millions."""
+
+
 class OutletStatistics(msgspec.Struct, frozen=True):
     """Accounts of one exporter over the run."""
 
@@ -93,7 +97,10 @@ class Outlet:
         self._exported: Counter[int] = Counter()
         self._dropped: dict[int, Counter[str]] = {}
         self._cap_seen = 0
-        self._closed: set[int] = set()
+        self._closed: dict[int, None] = {}
+        self._forgotten = -1
+        self._past_offered = self._past_exported = 0
+        self._past_dropped: Counter[str] = Counter()
 
     def start(self) -> None:
         """Starts the exporter's thread. Without one the exporter has failed, like one that cannot be opened."""
@@ -177,7 +184,7 @@ class Outlet:
 
     async def window_closed(self, index: int) -> None:
         """Returns when the exporter has closed this window, or has tried to; from any loop."""
-        await self._progress.wait_for(lambda: index in self._closed or self._abandoned)
+        await self._progress.wait_for(lambda: index in self._closed or index <= self._forgotten or self._abandoned)
 
     @property
     def ended(self) -> bool:
@@ -267,7 +274,9 @@ class Outlet:
             if not self._broken:
                 window = msgspec.structs.replace(item.window, ledger=self._with_own(item.window))
                 await self._guard("close_window", lambda: self.exporter.close_window(window))
-            self._closed.add(item.window.index)
+            self._closed[item.window.index] = None
+            if len(self._closed) > KEPT_WINDOWS:
+                self._forget(next(iter(self._closed)))
             return
         if self._broken:
             self._account(item, "error")
@@ -319,28 +328,39 @@ class Outlet:
 
     # accounts
 
-    def ledger(self, window: int) -> OutputLedger:
-        """Accounts of one window."""
+    def _forget(self, window: int) -> None:
         with self._lock:
+            self._past_offered += self._offered.pop(window, 0)
+            self._past_exported += self._exported.pop(window, 0)
+            self._past_dropped += self._dropped.pop(window, Counter())
+            self._forgotten = max(self._forgotten, window)
+        del self._closed[window]
+
+    def ledger(self, window: int) -> OutputLedger | None:
+        """Accounts of one window; `None` if they are not kept any more."""
+        with self._lock:
+            if window <= self._forgotten and window not in self._offered:
+                return None
             return _ledger(self._offered[window], self._exported[window], self._dropped.get(window, Counter()))
 
     def _with_own(self, window: Window) -> Ledger:
-        ledger = window.ledger
-        return msgspec.structs.replace(
-            ledger, outputs={**self._outputs(window.index), self.name: self.ledger(window.index)}
-        )
+        outputs = self._outputs(window.index)
+        own = self.ledger(window.index)
+        return msgspec.structs.replace(window.ledger, outputs=outputs if own is None else {**outputs, self.name: own})
 
     def statistics(self) -> OutletStatistics:
         """Accounts so far."""
-        dropped: Counter[str] = Counter()
         first = self.errors[0] if self.errors else None
         with self._lock:
+            dropped = self._past_dropped.copy()
             for reasons in self._dropped.values():
                 dropped.update(reasons)
             waiting = (self._in_hand, *self._queue)
+            offered = self._past_offered + sum(self._offered.values())
+            exported = self._past_exported + sum(self._exported.values())
             return OutletStatistics(
                 name=self.name,
-                ledger=_ledger(sum(self._offered.values()), sum(self._exported.values()), dropped),
+                ledger=_ledger(offered, exported, dropped),
                 batches=self._batches,
                 waiting_batches=len(self._queue),
                 waiting_events=sum(len(item) for item in waiting if isinstance(item, EventBatch)),
