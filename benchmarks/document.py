@@ -7,6 +7,7 @@ from pathlib import Path
 from benchmarks import table
 from benchmarks.report import Report
 
+
 def section(report: Report) -> str:
     """Machine, table and notes."""
     machine = report.machine

@@ -291,17 +291,20 @@ class Outlet:
             self._forgotten = max(self._forgotten, window)
         del self._closed[window]
 
-    def ledger(self, window: int) -> OutputLedger | None:
-        """Accounts of one window; `None` if they are not kept any more."""
+    def keeps(self, window: int) -> bool:
+        """Whether the accounts of this window are still kept apart."""
+        return window > self._forgotten or window in self._offered
+
+    def ledger(self, window: int) -> OutputLedger:
+        """Accounts of one window."""
         with self._lock:
-            if window <= self._forgotten and window not in self._offered:
-                return None
             return _ledger(self._offered[window], self._exported[window], self._dropped.get(window, Counter()))
 
     def _with_own(self, window: Window) -> Ledger:
-        outputs = self._outputs(window.index)
-        own = self.ledger(window.index)
-        return msgspec.structs.replace(window.ledger, outputs=outputs if own is None else {**outputs, self.name: own})
+        ledger = window.ledger
+        return msgspec.structs.replace(
+            ledger, outputs={**self._outputs(window.index), self.name: self.ledger(window.index)}
+        )
 
     def statistics(self) -> OutletStatistics:
         """Accounts so far."""

@@ -157,8 +157,7 @@ class Pipeline:
 
     def outputs(self, window: int) -> dict[str, OutputLedger]:
         """Accounts of a window at each exporter that keeps them still, as they are now."""
-        ledgers = {outlet.name: outlet.ledger(window) for outlet in self.outlets}
-        return {name: ledger for name, ledger in ledgers.items() if ledger is not None}
+        return {outlet.name: outlet.ledger(window) for outlet in self.outlets if outlet.keeps(window)}
 
     def busy(self) -> bool:
         """Whether the hub should look again soon."""

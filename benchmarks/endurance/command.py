@@ -177,7 +177,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.plot:
         options.plot.write_text(picture(report))
     if options.markdown:
-        put(options.markdown, "endurance", section(report, options.plot.name if options.plot else ""), title="Reliability")
+        put(
+            options.markdown,
+            "endurance",
+            section(report, options.plot.name if options.plot else ""),
+            title="Reliability",
+        )
     found = problems(report)
     print("\n".join(found) if found else "nothing lost, nothing left")
     return int(bool(found))

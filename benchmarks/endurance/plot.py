@@ -67,7 +67,9 @@ def svg(title: str, across: str, up: str, lines: Sequence[Line]) -> str:
         parts.append(f'<polyline class="line c{number}" points="{" ".join(place(x, y) for x, y in points)}"/>')
         x, y = line.points[-1]
         above = _height(y, top) - 8
-        parts.append(f'<text class="c{number}" x="{WIDTH - RIGHT}" y="{above:.1f}" text-anchor="end">{escape(line.name)}</text>')
+        parts.append(
+            f'<text class="c{number}" x="{WIDTH - RIGHT}" y="{above:.1f}" text-anchor="end">{escape(line.name)}</text>'
+        )
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

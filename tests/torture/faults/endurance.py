@@ -66,7 +66,9 @@ def run(what: str, place: Path, problems: list[str]) -> Said | None:
     return said
 
 
-def trial(what: str, around: Callable[[Path], contextlib.AbstractContextManager[object]], place: Path, _: int) -> Outcome:
+def trial(
+    what: str, around: Callable[[Path], contextlib.AbstractContextManager[object]], place: Path, _: int
+) -> Outcome:
     """Trains where something is short, and counts what the journal and the Chrome trace hold."""
     problems: list[str] = []
     with around(place):
