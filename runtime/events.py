@@ -51,7 +51,8 @@ class Kind(IntEnum):
     STEP = 11
     """A call of `Profiler.step()` or `start()`: `step` begins at `ts`."""
     GAP = 12
-    """Nothing was recorded from `ts` for `dur` ns: paused, or `id` events dropped."""
+    """Nothing was recorded from `ts` for `dur` ns: paused, or `id` events dropped or left out by sampling; the name
+    says which."""
 
 
 class Flag(IntFlag):
@@ -67,8 +68,6 @@ class Flag(IntFlag):
     """The span does not nest on its track; it is drawn as an async pair."""
     ERROR = 16
     """The span was left by an exception."""
-    LOW = 32
-    """May be shed first under pressure (operators)."""
     NUMBERED = 64
     """Its name is shown followed by `#` and its step: steps of a run have one name, not one each."""
 

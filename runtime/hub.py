@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -16,10 +17,11 @@ import anyio.from_thread
 import numpy as np
 
 from stepscope.runtime import _core
-from stepscope.runtime.events import Block, Kind, join_blocks, split_block
+from stepscope.runtime.events import EVENT_DTYPE, Block, Kind, join_blocks, split_block
 from stepscope.runtime.loop_thread import loop_name
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.recorder import Recorder
+from stepscope.runtime.windows import RECORDER
 
 T = TypeVar("T")
 
@@ -124,6 +126,8 @@ class Hub:
                 await anyio.sleep(SETTLE)
                 await self.drain()
         self._pipelines.remove(pipeline)
+        for events, _ in self._held:
+            pipeline.drop_closed(RECORDER, events)  # the deadline came before their turn
         await pipeline.aclose(deadline)
 
     async def _drain_for_ever(self) -> None:
@@ -185,18 +189,24 @@ class Hub:
         marks = join_blocks(events[events["kind"] == Kind.STEP] for events, _ in held)
         for pipeline in self._pipelines:
             pipeline.take_marks(marks)
+        # In parts that fit every queue, so that a backlog passes at the speed of the exporters.
+        room = min((pipeline.options.queue_bytes for pipeline in self._pipelines), default=0) // EVENT_DTYPE.itemsize
+        parts: deque[tuple[Block, bytes]] = deque()
         for events, args in held:
             new = events["ts"] > until
             if new.any():
                 self._held.append((events[new], args))
                 events = events[~new]
-            # In parts that fit every queue, so that a backlog passes at the speed of the exporters.
-            room = min((pipeline.options.queue_bytes for pipeline in self._pipelines), default=0) // events.itemsize
-            for part, heap in split_block(events, args, max(room // 8, 256)):
+            parts.extend(split_block(events, args, max(room // 8, 256)))
+        try:
+            while parts:
+                events, args = parts.popleft()
                 for pipeline in self._pipelines:
-                    pipeline.take_block(part, heap)
+                    pipeline.take_block(events, args)
                 for pipeline in self._pipelines:
                     await pipeline.relieve()
+        finally:
+            self._held += parts  # where a deadline ended this: for the next drain
         for pipeline in self._pipelines:
             pipeline.take_watermark(until)
             await pipeline.take_deliveries(until)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import logging
 import queue
 import threading
 from collections.abc import Awaitable, Callable
@@ -18,7 +17,6 @@ from stepscope.runtime.change import Change
 
 P = ParamSpec("P")
 T = TypeVar("T")
-log = logging.getLogger("stepscope")
 
 MAX_WORKERS = 8
 
@@ -37,13 +35,24 @@ class LoopThread:
 
     What it hands to `asyncio.to_thread` runs on daemon threads as well, so that nothing of it holds up the exit of
     the interpreter.
+
+    Args:
+        name: of the thread.
+        work: the coroutine function.
+        failed: called on the thread with what the work raised, or what kept its loop from being made.
+
+    Raises:
+        RuntimeError: if the system gives no further thread.
     """
 
-    def __init__(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, name: str, work: Callable[[], Awaitable[None]], failed: Callable[[BaseException], object]
+    ) -> None:
         self.ended = False
         self.change = Change()
         """Told of when it has ended."""
         self._work = work
+        self._failed = failed
         self._scope: anyio.CancelScope | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._cancelled = False
@@ -61,8 +70,8 @@ class LoopThread:
     def _run(self) -> None:
         try:
             anyio.run(self._main, backend="asyncio", backend_options={"use_uvloop": loop_name() == "uvloop"})
-        except Exception:
-            log.exception("the loop of thread %r failed", threading.current_thread().name)
+        except BaseException as error:
+            self._failed(error)
         finally:
             self.ended = True
             self.change.tell()

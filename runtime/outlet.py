@@ -15,7 +15,9 @@ from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.ledger import Ledger, OutputLedger
 from stepscope.runtime.loop_thread import LoopThread
+from stepscope.runtime.options import Options
 from stepscope.runtime.run import Run
+from stepscope.runtime.shedding import SPARE, Shedding
 from stepscope.runtime.window import Window
 
 log = logging.getLogger("stepscope")
@@ -38,6 +40,8 @@ class OutletStatistics(msgspec.Struct, frozen=True):
     ledger: OutputLedger
     batches: int
     waiting_batches: int
+    waiting_events: int
+    """Those in the queue, and in the exporter's hands."""
     waiting_bytes: int
     peak_bytes: int
     errors: int
@@ -66,14 +70,17 @@ class Outlet:
         max_bytes: int,
         now: Callable[[], int],
         outputs: Callable[[int], dict[str, OutputLedger]] = lambda _: {},
+        shedding: Shedding | None = None,
     ) -> None:
-        """Args: the exporter; the run; limit of the queue in bytes; our clock; accounts of all exporters by window."""
+        """Args: the exporter; the run; limit of the queue in bytes; our clock; accounts of all exporters by window; what
+        goes first when the queue is full."""
         self.exporter = exporter
         self.name = exporter.name
         self.errors: list[BaseException] = []
         """The first errors, oldest first; all are counted."""
         self._run = run
         self._max = max_bytes
+        self._shedding = shedding or Shedding.of(Options())
         self._now = now
         self._outputs = outputs
         self._queue: deque[EventBatch | WindowClosed] = deque()
@@ -82,7 +89,9 @@ class Outlet:
         self._progress = Change()
         self._lock = threading.Lock()
         self._thread: LoopThread | None = None
-        self._closing = self._broken = self._late = self._abandoned = self._idle = self._stuck = False
+        self._closing = self._broken = self._late = self._idle = self._stuck = False
+        self._abandoned = ""
+        """The reason by which everything is dropped from now on; empty while the exporter is fed."""
         self._bytes = self._peak = self._batches = self._handled = self._error_count = self._busy = 0
         self._offered: Counter[int] = Counter()
         self._exported: Counter[int] = Counter()
@@ -94,8 +103,11 @@ class Outlet:
         self._past_dropped: Counter[str] = Counter()
 
     def start(self) -> None:
-        """Starts the exporter's thread."""
-        self._thread = LoopThread(f"stepscope {self.name}", self.run)
+        """Starts the exporter's thread. Without one the exporter has failed, like one that cannot be opened."""
+        try:
+            self._thread = LoopThread(f"stepscope {self.name}", self.run, self._fail)
+        except RuntimeError as error:
+            self._fail(error)
 
     # producer's side, on the pipeline's loop
 
@@ -107,21 +119,46 @@ class Outlet:
             if self._broken:
                 self._drop(batch.window, "error", count)
             elif self._abandoned:
-                self._drop(batch.window, "closed", count)
-            elif self._bytes + batch.nbytes > self._max and self._queue:
-                self._drop(batch.window, "queue", count)
+                self._drop(batch.window, self._abandoned, count)
             else:
-                self._bytes += batch.nbytes
-                self._peak = max(self._peak, self._bytes)
-                self._queue.append(batch)
-                self._idle = False
+                self._admit(batch)
         self._work.tell()
+
+    def _admit(self, batch: EventBatch) -> None:
+        if self._queue:  # else it passes, however large it is
+            count = len(batch)
+            batch = self._fit(batch)
+            self._drop(batch.window, "queue", count - len(batch))
+        if len(batch):
+            self._bytes += batch.nbytes
+            self._peak = max(self._peak, self._bytes)
+            self._queue.append(batch)
+            self._idle = False
+
+    def _fit(self, batch: EventBatch) -> EventBatch:
+        """What of a batch there is room for, or is made room for."""
+        need = self._bytes + batch.nbytes - self._max
+        if self._shedding.overflow != "drop_oldest" or need <= 0:
+            return self._shedding.admit_batch(batch, self._bytes, self._max)
+        places = [place for place, item in enumerate(self._queue) if isinstance(item, EventBatch)]
+        waiting = [item for item in self._queue if isinstance(item, EventBatch)]
+        for place, kept in self._shedding.evict([*waiting, batch], need + self._max // SPARE):
+            if place == len(waiting):
+                batch = kept
+                break
+            old = waiting[place]
+            self._drop(old.window, "queue", len(old) - len(kept))
+            self._bytes -= old.nbytes - kept.nbytes
+            self._queue[places[place]] = kept
+        self._queue = deque(item for item in self._queue if isinstance(item, WindowClosed) or len(item))
+        return batch
 
     def close_window(self, window: Window) -> None:
         """Queues the end of a window; it always fits."""
         with self._lock:
-            self._queue.append(WindowClosed(window))
-            self._idle = False
+            if not self._abandoned:
+                self._queue.append(WindowClosed(window))
+                self._idle = False
         self._work.tell()
 
     async def relieve(self) -> None:
@@ -167,16 +204,19 @@ class Outlet:
 
     def abandon(self) -> None:
         """Nothing more is waited for: what the exporter has not written is dropped, and counted."""
-        with self._lock:
-            self._abandoned = True
-            left = [item for item in (self._in_hand, *self._queue) if isinstance(item, EventBatch)]
-            for batch in left:
-                self._drop(batch.window, "closed", len(batch))
-            self._queue.clear()
-            self._in_hand, self._bytes = None, 0
+        self._let_go("closed")
         if self._late:
             fate = "cancelled" if self.ended else "left to itself, as it blocks its thread"
             self._keep("aclose", TimeoutError(f"it did not end by the deadline for closing, and was {fate}"))
+
+    def _let_go(self, reason: str) -> None:
+        with self._lock:
+            self._abandoned = self._abandoned or reason
+            for batch in (self._in_hand, *self._queue):
+                if isinstance(batch, EventBatch):
+                    self._drop(batch.window, reason, len(batch))
+            self._queue.clear()
+            self._in_hand, self._bytes = None, 0
         self._progress.tell()
 
     def _drop(self, window: int, reason: str, count: int) -> None:
@@ -207,6 +247,11 @@ class Outlet:
                 await self._close()
             raise
         await self._close()
+
+    def _fail(self, error: BaseException) -> None:
+        """The exporter cannot be run (any more): no thread, no descriptor for its loop, or a fault of ours."""
+        self._keep("run", error)
+        self._let_go("error")
 
     async def _close(self) -> None:
         if not self._broken:
@@ -313,6 +358,7 @@ class Outlet:
             dropped = self._past_dropped.copy()
             for reasons in self._dropped.values():
                 dropped.update(reasons)
+            waiting = (self._in_hand, *self._queue)
             offered = self._past_offered + sum(self._offered.values())
             exported = self._past_exported + sum(self._exported.values())
             return OutletStatistics(
@@ -320,6 +366,7 @@ class Outlet:
                 ledger=_ledger(offered, exported, dropped),
                 batches=self._batches,
                 waiting_batches=len(self._queue),
+                waiting_events=sum(len(item) for item in waiting if isinstance(item, EventBatch)),
                 waiting_bytes=self._bytes,
                 peak_bytes=self._peak,
                 errors=self._error_count,

@@ -15,9 +15,9 @@ import msgspec
 from stepscope.runtime import _core, clock, tracks
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.consumer import Consumer
-from stepscope.runtime.events import Block, EventBatch
+from stepscope.runtime.events import Block, EventBatch, Kind
 from stepscope.runtime.inbox import Inbox, InboxStatistics
-from stepscope.runtime.ledger import Ledger, OutputLedger
+from stepscope.runtime.ledger import Ledger, OutputLedger, losses
 from stepscope.runtime.messages import (
     ActionChanged,
     Delivery,
@@ -36,6 +36,7 @@ from stepscope.runtime.open_window import OpenWindow
 from stepscope.runtime.options import Options
 from stepscope.runtime.outlet import GRACE, Outlet, OutletStatistics
 from stepscope.runtime.run import Run
+from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.source import Producer, Source
 from stepscope.runtime.window import Window, WindowActions
 from stepscope.runtime.windows import RECORDER, Windows, WindowsStatistics
@@ -47,7 +48,13 @@ class PipelineStatistics(msgspec.Struct, frozen=True):
     inbox: InboxStatistics
     windows: WindowsStatistics
     exporters: tuple[OutletStatistics, ...]
+    routed: int
+    """Events of the recorder that reached this profiler."""
+    undelivered: int
+    """Events of backends that have yet to be sorted: the steps of their time are not known."""
     batches: int
+    offered: int
+    """Events that were offered to each exporter."""
     loop_ns: int
     """Time that the loop spent on this pipeline, exporters not included, in ns."""
 
@@ -68,8 +75,11 @@ class Pipeline:
         self.run_facts = run
         self.options = options
         self.inbox: Inbox[Message] = Inbox(options.inbox_bytes, wake)
-        self.sources = [Source(backend, self.inbox) for backend in backends]
-        self.outlets = [Outlet(exporter, run, options.queue_bytes, clock.now, self.outputs) for exporter in exporters]
+        self.sources = [Source(backend, self.inbox, options) for backend in backends]
+        order = Shedding.of(options)
+        self.outlets = [
+            Outlet(exporter, run, options.queue_bytes, clock.now, self.outputs, order) for exporter in exporters
+        ]
         self.total = Aggregates()
         self.tables: dict[int, Aggregates] = {}
         """Tables of the windows that were closed, by index; the newest ones."""
@@ -85,7 +95,7 @@ class Pipeline:
         """What there was to say of windows, the latest."""
         self._flushes: list[Future[None]] = []
         self._delivered: deque[tuple[int, Message]] = deque()
-        self._batches = self._loop_ns = 0
+        self._batches = self._offered = self._routed = self._loop_ns = 0
 
     async def run(self) -> None:
         """Runs the exporters, each on its thread, and the backends' coroutines until `aclose`."""
@@ -119,6 +129,7 @@ class Pipeline:
     def take_block(self, events: Block, args: bytes) -> None:
         """Routes a block of the recorder."""
         start = clock.now()
+        self._routed += int((events["kind"] != int(Kind.GAP)).sum())
         self._route(RECORDER, events, args)
         self._loop_ns += clock.now() - start
 
@@ -213,6 +224,7 @@ class Pipeline:
     def _offer(self, batch: EventBatch) -> None:
         if len(batch):
             self._batches += 1
+            self._offered += len(batch)
             for outlet in self.outlets:
                 outlet.offer(batch)
 
@@ -274,6 +286,7 @@ class Pipeline:
 
     async def aclose(self, deadline: float) -> None:
         """Closes backends, then exporters, by `deadline` (the loop's clock); then drops what is left, and counts it."""
+        self._drop_rest(self.inbox.take())  # before the exporters write their last accounts
         self._closing.set()
         with anyio.CancelScope(deadline=deadline):
             for outlet in self.outlets:
@@ -291,16 +304,41 @@ class Pipeline:
                     await outlet.wait()
         for outlet in self.outlets:
             outlet.abandon()
-        self.inbox.close()
+        self._drop_rest(self.inbox.close())
         tracks.give_back(self._track, self.run_facts.pid, STEP_TRACK_TID, "steps")
         for future in self._flushes:
             future.cancel()
 
+    def _drop_rest(self, messages: list[Message]) -> None:
+        """What backends delivered, and nobody sorts any more."""
+        for message in (*(message for _, message in self._delivered), *messages):
+            if isinstance(message, Delivery):
+                self.drop_closed(message.source, message.events)
+            elif isinstance(message, Dropped):
+                self._handle(message)
+        self._delivered.clear()
+
+    def drop_closed(self, source: str, events: Block) -> None:
+        """Counts events that came too late for the deadline of closing."""
+        count = int((events["kind"] != int(Kind.GAP)).sum())
+        if count:
+            self._windows.source_dropped(source, "closed", count, int(events["ts"][0]))
+        for reason, lost in losses(events).items():
+            self._windows.source_dropped(source, reason, lost, int(events["ts"][0]))
+
     async def close_sources(self) -> None:
-        """Closes the backends; what they deliver now still counts."""
-        for source in self.sources:
-            await source.aclose()
-            self.inbox.put(SourceEnded(source.name))
+        """Closes the backends; what they deliver now still counts. Whatever becomes of it, no window waits for them."""
+        try:
+            for source in self.sources:
+                await source.aclose()
+        finally:
+            for source in self.sources:
+                self.inbox.put(SourceEnded(source.name))
+
+    def ledger(self) -> Ledger:
+        """Accounts of the run, as they are now."""
+        outputs = {outlet.name: outlet.statistics().ledger for outlet in self.outlets}
+        return Ledger(self._windows.ledger(), outputs, _core.counts())
 
     def statistics(self) -> PipelineStatistics:
         """Accounts so far."""
@@ -308,7 +346,10 @@ class Pipeline:
             inbox=self.inbox.statistics(),
             windows=self._windows.statistics(),
             exporters=tuple(outlet.statistics() for outlet in self.outlets),
+            routed=self._routed,
+            undelivered=sum(len(m.events) for _, m in self._delivered if isinstance(m, Delivery)),
             batches=self._batches,
+            offered=self._offered,
             loop_ns=self._loop_ns,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -13,9 +14,11 @@ import anyio.to_thread
 import msgspec
 
 from stepscope.runtime import clock, hub
+from stepscope.runtime.audit import audit
 from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.diagnostics import explain
 from stepscope.runtime.errors import BackendError, ExporterError, ProfilerStateError
+from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.messages import Flush
 from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.options import Options
@@ -119,6 +122,7 @@ class Profiler(Stepping):
             world_size=self._world_size,
             anchor=self._anchor,
             metadata=self._metadata.snapshot,
+            ledger=lambda: Ledger() if self._pipeline is None else self._pipeline.ledger(),
         )
         self.output.announce(self._recorder.directory, self._serial)
         self._hub = hub.acquire(self._recorder)
@@ -273,12 +277,26 @@ class Profiler(Stepping):
             notes += (f"steps ignored: step() was called {self._ignored} times while the profiler was not running",)
         return notes
 
+    def audit(self) -> tuple[str, ...]:
+        """Every account of this run that does not balance, in words; empty if all do.
+
+        An account that seems wrong is looked at again: the loop goes on counting meanwhile.
+        """
+        found: tuple[str, ...] = ()
+        for _ in range(5):
+            found = audit(self.statistics())
+            if not found:
+                break
+            time.sleep(0.005)
+        return found
+
     def report(self) -> TrustReport:
         """What was recorded, what was dropped, by which clock, at what cost, and what could not be had."""
         reports = {} if self._pipeline is None else {source.name: source.report() for source in self._pipeline.sources}
         return TrustReport(
             name=self.name,
             statistics=self.statistics(),
+            imbalances=self.audit(),
             output_dir=str(self.output.path),
             anchor=self._anchor,
             anchor_now=clock.ClockAnchor.read(),

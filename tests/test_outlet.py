@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -199,3 +200,26 @@ async def test_one_that_is_cancelled_may_still_close_its_output(tmp_path: Path) 
     outlet.abandon()
     assert exporter.calls == ["open", "export", "aclose"]
     assert outlet.ledger(0).dropped == {"closed": 10}
+
+
+async def test_without_a_loop_an_exporter_has_failed(tmp_path: Path) -> None:
+    """No descriptor is left for its loop: everything offered is counted, and the error says why."""
+    exporter = MemoryExporter()
+    outlet = Outlet(exporter, run_facts(tmp_path), 1 << 20, clock.now)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        outlet.offer(batch())
+        outlet.start()
+        with anyio.fail_after(30):
+            await outlet.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    outlet.offer(batch())
+    outlet.close_window(closed())
+    await outlet.drained()
+    await outlet.window_closed(0)
+    outlet.abandon()
+    assert exporter.calls == []
+    assert outlet.ledger(0).dropped == {"error": 20}
+    assert "open files" in str(outlet.errors[0])
