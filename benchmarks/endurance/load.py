@@ -28,8 +28,8 @@ CHUNK = 500
 """Spans between two looks at the clock."""
 STEP = 0.02
 """Seconds of a step; fifty make a window."""
-PART = 512 << 20
-"""Bytes of one part of the Chrome trace."""
+PART = 64 << 20
+"""Bytes of one part of the Chrome trace: complete ones are removed, mostly before the disk has to have them."""
 
 
 class End(msgspec.Struct, kw_only=True):

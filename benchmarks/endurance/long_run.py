@@ -18,7 +18,7 @@ import msgspec
 from benchmarks.endurance.load import End
 from benchmarks.endurance.watch import Sample, sample, sessions, slope
 
-KEPT = 256 << 20
+KEPT = 32 << 20
 """Bytes at the end of the journal that stay on the disk while it grows: what is before is given back."""
 FALLOC_PUNCH_HOLE = 0x02 | 0x01
 """FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE. Source: fallocate(2)."""

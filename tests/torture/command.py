@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = random.randrange(1_000_000) if options.seed is None else options.seed
     machine, start = Machine.this(), time.monotonic()
     tallies = torture(
-        catalog.faults,
+        [fault for fault in catalog.faults if fault.short or not options.short],
         short=options.short,
         seed=seed,
         seconds=options.seconds,

@@ -27,8 +27,12 @@ def section(machine: Machine, tallies: Sequence[Tally], catalog: Catalog, second
     parts.append("### What each fault does")
     for family in catalog.families:
         about = catalog.about[family]
-        faults = [f"- *{f.name}*: {description(f)}" for f in catalog.faults if f.family == family]
-        parts.append("\n".join([f"**{family}**. {about}", "", *faults]))
+        named: dict[str, list[str]] = {}
+        for fault in catalog.faults:
+            if fault.family == family:
+                named.setdefault(description(fault), []).append(f"*{fault.name}*")
+        items = [f"- {', '.join(names)}: {what}" for what, names in named.items()]
+        parts.append("\n".join([f"**{family}**. {about}", "", *items]))
     return "\n\n".join(parts)
 
 
