@@ -39,6 +39,7 @@ class Hub:
         self._recorder = recorder
         self._pipelines: list[Pipeline] = []
         self._held: list[tuple[Block, bytes]] = []
+        self._routing: deque[tuple[Block, bytes]] = deque()
         self._stack = ExitStack()
         self.loop_name = loop_name()
         self._portal = self._stack.enter_context(
@@ -120,14 +121,18 @@ class Hub:
         with anyio.CancelScope(deadline=deadline - seconds / 2):
             await self.drain(final=True)  # what the sources have yet to be told
             await pipeline.close_sources()
-        with anyio.CancelScope(deadline=deadline - seconds / 4):
+        with anyio.CancelScope(deadline=deadline - seconds / 4) as last:
             await self.drain(final=True)
             while pipeline.busy():
                 await anyio.sleep(SETTLE)
                 await self.drain()
+        if last.cancelled_caught:
+            # The deadline came before the turn of what waits in rings, was held back, or is in the hands of a drain
+            # that is under way, which goes on without this pipeline.
+            self._take()
+            for events, _ in (*self._routing, *self._held):
+                pipeline.drop_closed(RECORDER, events)
         self._pipelines.remove(pipeline)
-        for events, _ in self._held:
-            pipeline.drop_closed(RECORDER, events)  # the deadline came before their turn
         await pipeline.aclose(deadline)
 
     async def _drain_for_ever(self) -> None:
@@ -192,6 +197,7 @@ class Hub:
         # In parts that fit every queue, so that a backlog passes at the speed of the exporters.
         room = min((pipeline.options.queue_bytes for pipeline in self._pipelines), default=0) // EVENT_DTYPE.itemsize
         parts: deque[tuple[Block, bytes]] = deque()
+        self._routing = parts
         for events, args in held:
             new = events["ts"] > until
             if new.any():
@@ -207,6 +213,7 @@ class Hub:
                     await pipeline.relieve()
         finally:
             self._held += parts  # where a deadline ended this: for the next drain
+            self._routing = deque()
         for pipeline in self._pipelines:
             pipeline.take_watermark(until)
             await pipeline.take_deliveries(until)
