@@ -37,6 +37,9 @@ def recording() -> int: ...
 def drain(limit: int, /) -> tuple[bytes, bytes, bool]:
     """Takes up to `limit` events of all rings: (events, arguments, whether more is left)."""
 
+def spool(fd: int, /) -> None:
+    """Drains append what they take to this file before they give the rings free; -1: to none."""
+
 def open_spans() -> bytes:
     """Spans that are open now, as events with FLAG_OPEN and `dur` up to now."""
 

@@ -91,6 +91,7 @@ class Hub:
         async def start() -> Pipeline:
             pipeline = make()
             self._pipelines.append(pipeline)
+            self._recorder.spool.begin()
             return pipeline
 
         pipeline = self._portal.call(start)
@@ -171,6 +172,8 @@ class Hub:
                     pipeline.close_windows(spans)
             for pipeline in self._pipelines:
                 pipeline.settle()
+            journals = [outlet for pipeline in self._pipelines for outlet in pipeline.outlets if outlet.is_journal]
+            self._recorder.spool.turn(until, journals)
             return False
 
     def _take(self) -> int:

@@ -58,6 +58,11 @@ class Outlet:
         self.name = exporter.name
         self.errors: list[BaseException] = []
         """The first errors, oldest first; all are counted."""
+        self.is_journal = bool(getattr(exporter, "is_journal", False))
+        self.given = 0
+        """Items put into the queue so far."""
+        self.handled = 0
+        """Items, of these, that are with the exporter or were dropped and counted."""
         self._run = run
         self._max = max_bytes
         self._now = now
@@ -108,6 +113,7 @@ class Outlet:
 
     def _put(self, item: EventBatch | WindowClosed) -> None:
         self._queue.append(item)
+        self.given += 1
         self._idle = anyio.Event() if self._idle.is_set() else self._idle
         self._wake.set()
 
@@ -124,6 +130,7 @@ class Outlet:
         while True:
             while self._queue:
                 await self._handle(self._queue.popleft())
+                self.handled += 1
                 self._stuck = False
                 self._progress.set()
                 self._progress = anyio.Event()
@@ -206,6 +213,7 @@ class Outlet:
             if isinstance(item, EventBatch):
                 self._drop(item.window, "closed", len(item))
         self._bytes = 0
+        self.handled = self.given
 
     # accounts
 

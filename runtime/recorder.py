@@ -21,6 +21,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import EVENT_DTYPE, Block
 from stepscope.runtime.options import Options
+from stepscope.runtime.spool import Spool
 
 log = logging.getLogger("stepscope")
 
@@ -65,6 +66,7 @@ class Recorder:
         try:
             rings = max(options.ring_bytes // (slots * EVENT_DTYPE.itemsize), 1)
             self.wake_fd = _core.open(str(self.directory), slots, rings, options.overflow)
+            self.spool = Spool(self.directory, options.queue_bytes)
         except OSError as error:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise OutputError(error.errno, f"cannot open a session in {self.directory}: {error.strerror}") from error
@@ -107,6 +109,7 @@ class Recorder:
     def close(self) -> None:
         """Stops recording for good and removes the session directory."""
         _core.close()
+        self.spool.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
@@ -191,6 +194,8 @@ def close_recorder() -> None:
 def _forget() -> None:
     """In a forked child: the parent's session is not ours. `_core` has let go of it already."""
     global _recorder, _making
+    if _recorder is not None:
+        _recorder.spool.close()
     _recorder = None
     _making = threading.Lock()
 

@@ -360,6 +360,7 @@ static void after_fork_child(void) {
     atomic_store(&ring_count, 0);
     idle_count = 0;
     drain_after_fork();
+    spool_after_fork();
     if (wake_fd >= 0) close(wake_fd);
     wake_fd = -1;
     memset(&g_counts, 0, sizeof g_counts);

@@ -32,6 +32,7 @@ struct Ring {
     uint32_t index;
     int64_t last_ts;                   /* consumer: when the event before a gap ended */
     uint64_t goal, goal_produced;      /* consumer: as far as the drain under way goes */
+    uint64_t taken, taken_serial, taken_lost; /* consumer: what it has copied and not given free yet */
     _Atomic uint64_t lost;             /* consumer */
 };
 
@@ -42,5 +43,8 @@ uint32_t rings_to_drain(Ring **plan); /* room for MAX_RINGS */
 void rings_trim(void);                /* gives back memory that a burst has left */
 uint64_t drain_bytes(void);           /* bytes of events and arguments drained so far */
 void drain_after_fork(void);
+/* spool.c: keeps what was drained, while a file for it is open */
+void spool_write(const Event *events, size_t count, const char *args, size_t args_len);
+void spool_after_fork(void);
 
 #endif

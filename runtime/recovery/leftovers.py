@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -72,10 +73,14 @@ class Leftovers:
         return int(self._begins[index]) if index < len(self._begins) else None
 
     def missing(self, seen: Keys, profiler: int) -> Iterator[tuple[Block, bytes]]:
-        """Events of the rings that are not among `seen`; step marks of one profiler only."""
+        """Events of the rings and the spool that are not among `seen`, once; step marks of one profiler only."""
         for events, args, gaps in self._rings():
             foreign = (events["kind"] == int(Kind.STEP)) & (events["id"] != profiler)
-            yield events[~foreign & ~np.isin(keys_of(events), seen)], args
+            keys = keys_of(events)
+            new = ~foreign & ~np.isin(keys, seen)
+            yield events[new], args
+            # A ring may still have what the spool has as well.
+            seen = np.concatenate([seen, keys[new]])
             gaps["ts"] = np.where(gaps["ts"] == 0, self.last_ns, gaps["ts"])
             yield gaps, b""
 
@@ -88,7 +93,7 @@ class Leftovers:
         return spans[~np.isin(spans["id"], self._ended)]
 
     def _rings(self) -> Iterator[tuple[Block, bytes, Block]]:
-        for ring in self._session.rings() if self._session else ():
+        for ring in chain(self._session.spooled(), self._session.rings()) if self._session else ():
             self._ids.localise(ring.events, ring.args)
             self._ids.localise(ring.gaps, bytearray())
             ring.gaps["name"] = strings.intern("dropped")

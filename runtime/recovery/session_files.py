@@ -21,12 +21,16 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EVENT_DTYPE, NO_STEP, Block, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import TrackRecord
+from stepscope.runtime.spool import FILES as SPOOL_FILES
 
 MAX_RINGS = 4096
 MAX_SLOTS = 1 << 24
 MAX_STACKS = 1 << 16
 MAX_STRINGS_BYTES = 1 << 30
 MAX_TRACKS_BYTES = 32 << 20
+MAX_SPOOLED = 1 << 20
+"""Events of one frame of the spool; a drain takes fewer."""
+MAX_SPOOLED_ARGS = 256 << 20
 
 _RING_HEADER = 4096
 _RING_FIELDS = struct.Struct("<8sIIIIq32xQQQ40xQQ")
@@ -35,6 +39,10 @@ _RING_MAGIC = b"SSRING1\0"
 _RING_VERSION = 1
 _MORE = 255
 _MORE_BYTES = 62
+
+_SPOOL_HEAD = struct.Struct("<8sII")
+"""Magic, events, bytes of arguments."""
+_SPOOL_MAGIC = b"SSSPOOL\0"
 
 _TRACK = struct.Struct("<qqIIII")
 _STRING = struct.Struct("<II")
@@ -98,6 +106,32 @@ class SessionFiles:
                 else:
                     yield content
 
+    def spooled(self) -> Iterator[RingContent]:
+        """What had been drained, and was perhaps not yet in the journal, in pieces."""
+        for name in SPOOL_FILES:
+            try:
+                file = self._open(name)
+            except FormatError as error:
+                self.notes.append(f"{self.directory}/{name}: {error}")
+                continue
+            try:
+                at = 0
+                while (head := os.pread(file, _SPOOL_HEAD.size, at)) and len(head) == _SPOOL_HEAD.size:
+                    magic, count, args_bytes = _SPOOL_HEAD.unpack(head)
+                    size = count * EVENT_DTYPE.itemsize + args_bytes
+                    believed = magic == _SPOOL_MAGIC and count <= MAX_SPOOLED and args_bytes <= MAX_SPOOLED_ARGS
+                    if not believed or at + _SPOOL_HEAD.size + size > os.fstat(file).st_size:
+                        # The last frame was not finished: then the rings still have what it was to hold.
+                        break
+                    body = os.pread(file, size, at + _SPOOL_HEAD.size)
+                    at += _SPOOL_HEAD.size + size
+                    events = np.frombuffer(bytearray(body[: count * EVENT_DTYPE.itemsize]), EVENT_DTYPE)
+                    known = (events["kind"] > 0) & (events["kind"] <= max(Kind))
+                    args = bytearray(body[count * EVENT_DTYPE.itemsize :])
+                    yield RingContent(events[known], args, empty_block())
+            finally:
+                os.close(file)
+
     def open_spans(self, until: int) -> Block:
         """Spans that had begun and not ended, as events with `FLAG_OPEN` and `dur` up to the time `until`."""
         data = self._read("stacks", MAX_STACKS * _STACK_DTYPE.itemsize)
@@ -133,7 +167,7 @@ class SessionFiles:
             OSError: if that is not possible.
         """
         for name in os.listdir(self.directory):
-            if name.startswith("ring-") or name in ("strings", "tracks", "stacks", "process.json"):
+            if name.startswith("ring-") or name in ("strings", "tracks", "stacks", "process.json", *SPOOL_FILES):
                 (self.directory / name).unlink()
         self.directory.rmdir()
 
