@@ -150,7 +150,7 @@ class Windows:
                 return batches + self._open[0].release(batch)
             batches += self._open[0].release(batch)
         else:
-            for window, part in _divide(self._open, events):
+            for window, part in divide(self._open, events):
                 batches += window.release(self._take(window, source, part, args))
         self._account(source, events[events["kind"] != Kind.GAP])
         return batches
@@ -260,7 +260,7 @@ class Windows:
         )
 
 
-def _divide(windows: list[OpenWindow], events: Block) -> Iterator[tuple[OpenWindow, Block]]:
+def divide(windows: list[OpenWindow], events: Block) -> Iterator[tuple[OpenWindow, Block]]:
     """The events that each of several windows may hold, in one pass: a backlog may hold thousands of windows."""
     events = events[np.argsort(events["ts"], kind="stable")]
     ts, last = events["ts"], ends(events)

@@ -10,7 +10,7 @@ import numpy as np
 
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError, ProfilerStateError
-from stepscope.runtime.events import Block, EventBatch, Kind
+from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.formats import run_of
 from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.ids import IdMap
@@ -20,10 +20,11 @@ from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.output import SESSION_FILE
 from stepscope.runtime.recovery.journals import RECOVERED, Journals, below
-from stepscope.runtime.recovery.leftovers import Keys, Leftovers, UnfinishedWindow
+from stepscope.runtime.recovery.leftovers import Leftovers, UnfinishedWindow
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.run import Run, this_host
 from stepscope.runtime.window import Window
+from stepscope.runtime.windows import divide
 
 _MAX_NOTE = 1 << 16
 
@@ -230,7 +231,12 @@ class _Recovering:
         last = max([self._leftovers.last_ns, *(window.last for window in windows)])
         for index, window in enumerate(windows):
             window.begin(marks, windows[index + 1].start if index + 1 < len(windows) else last + 1)
-            self._fill(window, last)
+        by_index = {window.index: window for window in windows}
+        for events, args in self._leftovers.pieces(self._profiler):
+            for borders, part in divide([window.window for window in windows], events):
+                self._writer.write_batch(by_index[borders.index].take(part, args))
+        for window in windows:
+            self._finish(window, last)
 
     def _begin_window(self, marks: Block) -> None:
         """The window that had begun, if any had: something was recorded after the last one's end."""
@@ -241,19 +247,13 @@ class _Recovering:
             window.start = int(at.max()) if len(at) else first
             self._open[window.index] = window
 
-    def _fill(self, window: UnfinishedWindow, last: int) -> None:
-        added = 0
-        seen: Keys = np.concatenate(window.seen) if window.seen else np.empty(0, np.uint64)
-        for events, args in self._leftovers.missing(seen, self._profiler):
-            batch = window.take(events, args)
-            gaps = batch.events["kind"] == int(Kind.GAP)
-            self.dropped += int(batch.events["id"][gaps].sum())
-            added += len(batch) - int(gaps.sum())
-            self._writer.write_batch(batch)
+    def _finish(self, window: UnfinishedWindow, last: int) -> None:
+        added = window.added
+        self.from_rings += added
+        self.dropped += window.dropped
         spans = window.take(self._leftovers.open_spans(last), b"")
         self._writer.write_batch(spans)
         self._writer.write_batch(window.step_spans(self._run.pid))
-        self.from_rings += added
         self.open_spans += len(spans)
         why = (
             f"the process ended inside this window; {added:,} events were recovered from its rings, and "
