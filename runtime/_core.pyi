@@ -71,13 +71,22 @@ def changing(by: int, /) -> int:
 
 class StepCounter:
     """Base of Profiler: counts steps, writes step marks (`id` = `_serial`), calls `_transition(step, ts)` when
-    `_next_change` is reached, having added 1 to `changing`; calls `_step_ignored()` while not `_live`."""
+    `_next_change` is reached, with `changing` raised meanwhile; calls `_step_ignored()` while not `_live`."""
 
     _step: int
     _next_change: int
     _live: bool
     _serial: int
     def step(self) -> None: ...
+    def _raise(self) -> None:
+        """Begins a change: adds 1 to `changing`."""
+
+    def _lower(self) -> None:
+        """The consumer was told: takes it back."""
+
+    def _settle(self) -> None:
+        """Ends a change; takes it back if nobody did."""
+
     def _mark(self) -> tuple[int, int, int]:
         """Marks the begin of step `_step`: (time in ns, track, open span)."""
 

@@ -70,7 +70,8 @@ class Recorder:
         except OSError as error:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise OutputError(error.errno, f"cannot open a session in {self.directory}: {error.strerror}") from error
-        self._lock = threading.Lock()
+        # A signal handler may close a profiler while its thread is in here.
+        self._lock = threading.RLock()
         self._wanted: set[int] = set()
 
     def want(self, profiler: int, on: bool) -> None:

@@ -88,6 +88,8 @@ class Windows:
 
     def close(self, end: WindowEnds, now: int) -> None:
         """The latest window ends; `now` starts its linger time."""
+        if not self._open:
+            return  # a signal handler raised in the beginning of this window, and nobody was told of it
         window = self._open[-1]
         window.end, window.complete, window.reason, window.cut_short = end.at, end.complete, end.reason, end.cut_short
         window.waiting_since = now
