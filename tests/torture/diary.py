@@ -17,6 +17,11 @@ NUMBERS = 1 << 20
 ENTERED, LEFT = 1, 2
 
 
+def lane_name(number: int) -> str:
+    """What the spans of a lane are called."""
+    return f"lane {number}"
+
+
 class Diary:
     """One byte for each span of each lane: nothing, `ENTERED` when its enter has returned, `LEFT` when its exit has.
 
@@ -46,7 +51,7 @@ class Lane:
     def __init__(self, notes: mmap.mmap, number: int) -> None:
         self._notes = notes
         self._at = number * NUMBERS
-        self._name = f"lane {number}"
+        self._name = lane_name(number)
         self._next = 0
 
     @property

@@ -54,14 +54,14 @@ def profiler(directory: Path, seed: int) -> stepscope.Profiler:
 
 
 def work(lane: Lane, pause: float) -> None:
-    """What a thread does."""
+    """What a thread does; without a pause, as fast as it can, with a breath now and then."""
     while not lane.full:
         with lane.span():
-            with lane.span(text="ü" * 20):
-                pass
+            for number in range(20 if pause else 2000):
+                with lane.span(text="ü" * (number % 20)) if number % 8 == 0 else lane.span():
+                    pass
             with lane.span(key=[1, 2]):
-                if pause:
-                    time.sleep(pause)
+                time.sleep(pause or 0.005)
 
 
 async def task(lane: Lane) -> None:
@@ -78,13 +78,16 @@ async def tasks(lanes: list[Lane]) -> None:
     await asyncio.gather(*(task(lane) for lane in lanes))
 
 
-def steps(traced: stepscope.Profiler, lane: Lane, ending: Callable[[], None] | None, seconds: float) -> None:
+def steps(
+    traced: stepscope.Profiler, lane: Lane, ending: Callable[[], None] | None, seconds: float, note: Path
+) -> None:
     """What the main thread does, until the end comes."""
     until = time.monotonic() + seconds
     while not lane.full:
         with lane.span(), lane.span(text="innermost"):
             time.sleep(0.0001)
             if ending is not None and time.monotonic() > until:
+                note.touch()
                 ending()
         traced.step()
 
@@ -126,7 +129,6 @@ def out_of_memory() -> None:
 def overflow_the_stack() -> None:
     """Recurses in native code until the stack is used up."""
     again = ctypes.CFUNCTYPE(None)
-    ctypes.CDLL(None).qsort  # noqa: B018 - resolves the library before the recursion
     sys.setrecursionlimit(1 << 30)
 
     def deeper() -> None:
@@ -138,6 +140,28 @@ def overflow_the_stack() -> None:
 def raise_an_exception() -> None:
     """An exception in the loop that nobody catches."""
     raise RuntimeError("the loop failed")
+
+
+def raise_in_a_thread() -> None:
+    """An exception that ends a thread of the program, which then ends as well."""
+
+    def fail() -> None:
+        raise RuntimeError("the thread failed")
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    sys.exit(1)
+
+
+def terminate() -> None:
+    """SIGTERM, as schedulers send it."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def interrupt() -> None:
+    """Ctrl-C."""
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def exit_normally() -> None:
@@ -152,12 +176,12 @@ def main(directory: Path, seed: int, ending: str) -> None:
     traced = profiler(directory, seed)
     traced.start()
     for number in range(THREADS):
-        pause = 0.0 if number == 0 else 0.0005
+        pause = 0.0 if number == 0 else 0.002
         threading.Thread(target=work, args=(diary.writer(number), pause), name=f"worker {number}", daemon=True).start()
     lanes = [diary.writer(THREADS + number) for number in range(TASKS)]
     threading.Thread(target=lambda: asyncio.run(tasks(lanes)), name="loop", daemon=True).start()
     (directory / "ready").touch()
-    steps(traced, diary.writer(MAIN), end, random.Random(seed).uniform(0.05, 0.6))
+    steps(traced, diary.writer(MAIN), end, random.Random(seed).uniform(0.05, 0.4), directory / "ending")
 
 
 if __name__ == "__main__":
