@@ -21,6 +21,7 @@ SEPARATOR = b",\n"
 
 EVENTS_KEY = b'"traceEvents": ['
 _NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_KEYS = {"ph", "pid"}
 _ENDS = (b"]", b"]}")
 _FIRST_EVENT = b'{"ph": "M", "name": "process_name", "pid": '
 _FIRST_KEY = b'"schemaVersion": 1'
@@ -97,6 +98,11 @@ class _OwnedGzip(gzip.GzipFile):
         self._below.close()
 
 
+def _next_line(piece: bytes, at: int) -> tuple[int, bytes]:
+    end = piece.find(b"\n", at) + 1 or len(piece)
+    return end, piece[at:end]
+
+
 class _Trace:
     """Copies what is whole of a trace, line by line: each holds one event or one key of the object form."""
 
@@ -124,19 +130,26 @@ class _Trace:
             FormatError: if it is none of ours.
         """
         for piece in self._source.lines():
-            body = piece.rstrip(b",\n")
-            if self._in_events and not self._ended and self._all_whole(body):
-                self._put(body, piece[piece.rfind(b"\n", 0, len(body)) + 1 : len(body)])
-                continue
-            for line in piece.splitlines(keepends=True):
+            at = 0
+            while at < len(piece) and not self._in_events:
+                at, line = _next_line(piece, at)
+                self._take(line)
+            # The usual case, checked at once: events, but for the last line.
+            end = max(piece.rfind(SEPARATOR), at)
+            events = piece[at:end]
+            if events and not self._ended and self._all_whole(events):
+                self._put(events, events[events.rfind(b"\n") + 1 :])
+                at = end + len(SEPARATOR)
+            while at < len(piece):
+                at, line = _next_line(piece, at)
                 self._take(line)
         self.lost += self._source.lost
         self._finish()
 
-    def _all_whole(self, body: bytes) -> bool:
-        """Whether these are events and nothing else; the usual case, and so checked at once."""
+    def _all_whole(self, events: bytes) -> bool:
+        """Whether these are events and nothing else."""
         try:
-            return bool(_events.decode(b"[" + body + b"]")) and b"\n\n" not in body
+            return all(_KEYS <= event.keys() for event in _events.decode(b"[" + events + b"]"))
         except _NO_JSON:
             return False
 
@@ -149,12 +162,12 @@ class _Trace:
         elif self._in_events and text in _ENDS and line.endswith(b"\n"):
             self._appended = self._appended or self._ended
             self._ended = True
-        elif text in (b"[", b"{") or text.endswith(EVENTS_KEY) or self._is_event(text):
-            # The beginning of another trace that was appended to this one, or one of its events.
+        elif self._is_event(text):
             self._appended = self._appended or self._ended
             self._ended = False
-            if self._is_event(text):
-                self._put(text, text)
+            self._put(text, text)
+        elif text in (b"[", b"{") or text.endswith(EVENTS_KEY):
+            self._appended = True  # another trace begins
         else:
             self._lose(line)
 
@@ -183,7 +196,7 @@ class _Trace:
 
     def _is_event(self, text: bytes) -> bool:
         try:
-            return {"ph", "pid"} <= _event.decode(text).keys()
+            return _KEYS <= _event.decode(text).keys()
         except _NO_JSON:
             return False
 

@@ -49,7 +49,7 @@ class Salvage:
         if not stat.S_ISREG(about.st_mode):
             self.close()
             raise FormatError(f"{path} is not a regular file")
-        self.zipped = os.pread(self._file, 2, 0) == GZIP
+        self.zipped = not self.empty and GZIP.startswith(os.pread(self._file, 2, 0))
         """Whether it is gzip, by its content."""
 
     def close(self) -> None:
