@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import shutil
-import stat
 import tempfile
 import threading
 from pathlib import Path
@@ -21,12 +20,10 @@ from stepscope.runtime import _core
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import EVENT_DTYPE, Block
 from stepscope.runtime.options import Options
+from stepscope.runtime.session_directory import IDENTITY, PREFIX, process_identity, sweep
 from stepscope.runtime.spool import Spool
 
 log = logging.getLogger("stepscope")
-
-KEPT_LEFTOVERS = 8
-"""Sessions of killed processes that are kept for `stepscope recover`; older ones are removed."""
 
 EVERYTHING = _core.RECORD_EVENTS | _core.RECORD_OPERATORS
 """What the recorder can record."""
@@ -120,46 +117,16 @@ def _make_directory(wanted: str | None) -> Path:
     problems: list[str] = []
     for place in places:
         try:
-            directory = Path(tempfile.mkdtemp(prefix=f"stepscope-{os.getpid()}-", dir=place))
+            directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
         except OSError as error:
             problems.append(f"{place}: {error.strerror}")
             continue
-        (directory / "process.json").write_text(json.dumps(process_identity()))
-        _sweep(Path(place), directory)
+        identity = os.open(directory / IDENTITY, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(identity, "w") as file:
+            json.dump(process_identity(), file)
+        sweep(Path(place), directory)
         return directory
     raise OutputError(f"no directory for the session can be made ({'; '.join(problems)}); set Options.session_dir")
-
-
-def _sweep(place: Path, own: Path) -> None:
-    """Removes what processes left that were killed long ago, but for the latest: a job that crashes and restarts for
-    ever must not fill the memory with rings."""
-    left: list[tuple[float, Path]] = []
-    for directory in place.glob("stepscope-*"):
-        try:
-            about = directory.lstat()
-            if directory == own or not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
-                continue
-            identity = json.loads((directory / "process.json").read_text())
-            if process_identity(int(identity["pid"])) != identity:
-                left.append((about.st_mtime, directory))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            log.debug("%s is left alone: %s", directory, error)
-    for _, directory in sorted(left)[:-KEPT_LEFTOVERS]:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def process_identity(pid: int | None = None) -> dict[str, int]:
-    """Process id and start time (clock ticks since boot), which together name a process for good.
-
-    Source: proc(5), /proc/[pid]/stat, field 22.
-    """
-    pid = pid or os.getpid()
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text()
-        start = int(fields.rpartition(")")[2].split()[19])
-    except OSError:
-        start = 0
-    return {"pid": pid, "start_time": start}
 
 
 def _running_task() -> tuple[str, int] | None:

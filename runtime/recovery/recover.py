@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.errors import FormatError, ProfilerStateError
+from stepscope.runtime.errors import FormatError, ProfilerStateError, RecoveredError
 from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.formats import run_of
 from stepscope.runtime.journal.frames import Damage
@@ -38,6 +40,8 @@ class SessionNote(msgspec.Struct, frozen=True):
     """Of the process, in clock ticks since boot."""
     profiler: int = 0
     """Number that the profiler's step marks bear; 0 = not said."""
+    owner: int = -1
+    """User to whom the note belongs, whatever it says itself."""
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,8 +110,8 @@ def recover(
 
     Raises:
         ProfilerStateError: if the process still runs.
-        FormatError: if there is nothing to recover: no journal and no session directory, or a journal that is whole;
-            or if the new journal exists and the session directory is gone.
+        FormatError: if there is nothing to recover: no journal and no session directory, or a journal that is whole.
+        RecoveredError: if the new journal exists and the session directory is gone.
         OSError: if files cannot be read.
         OutputError: if the new journal cannot be written.
     """
@@ -135,7 +139,7 @@ def recover(
         session.load_ids(ids)
     target = Path(out) if out is not None else place / RECOVERED
     if session is None and not force and target.exists():
-        raise FormatError(
+        raise RecoveredError(
             f"{target} exists, and the session directory is gone: a new recovery could lose what it holds; "
             "name another file for the new one, or force its replacement"
         )
@@ -159,10 +163,12 @@ def recover(
     finally:
         if reader is not None:
             reader.close()
+        if session is not None and not remove_session:
+            session.close()
     if session is not None:
         notes += session.notes
-        if remove_session:
-            session.remove()
+        if remove_session and note is not None:
+            session.remove(note.pid, note.start_time)
             (place / SESSION_FILE).unlink()
     return Recovery(
         journal=target,
@@ -304,20 +310,32 @@ def read_note(path: Path, notes: list[str]) -> SessionNote | None:
         OSError: if the system refuses.
     """
     try:
-        with path.open("rb") as file:
-            return msgspec.json.decode(file.read(_MAX_NOTE), type=SessionNote)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError as error:
-        notes.append(f"{path} cannot be read: {error}")
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        notes.append(f"{path} is a symbolic link, and was not followed")
         return None
+    with os.fdopen(file, "rb") as stream:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            notes.append(f"{path} is not a regular file")
+            return None
+        try:
+            note = msgspec.json.decode(stream.read(_MAX_NOTE), type=SessionNote)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            notes.append(f"{path} cannot be read: {error}")
+            return None
+    return msgspec.structs.replace(note, owner=about.st_uid)
 
 
 def _open_session(note: SessionNote | None, notes: list[str]) -> SessionFiles | None:
     if note is None:
         return None
     try:
-        return SessionFiles(Path(note.directory))
+        return SessionFiles(Path(note.directory), note.owner)
     except (FormatError, OSError, ValueError) as error:
         notes.append(f"the session directory {note.directory} cannot be used: {error}")
         return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
+import time
 import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -15,12 +17,14 @@ from typing import Any
 import anyio
 import msgspec
 
+import stepscope
 from stepscope.exporters.base import EventBatch, Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.repair import repair_chrome
 from stepscope.exporters.salvage import GZIP
 from stepscope.exporters.specimens import run_in, window_of
 from stepscope.exporters.tensorboard import TensorBoardExporter
+from stepscope.runtime import strings
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.formats import replay_into, run_of
 from stepscope.runtime.journal import format as fmt
@@ -221,6 +225,76 @@ def damaged_trace(exporter: Callable[[Path], Exporter], place: Path, seed: int) 
     return Outcome(produced=produced, exported=min(exported, produced) if exported - produced == 1 else exported)
 
 
+# removed and replaced
+
+
+def vanish(deed: Callable[[Path], object], place: Path, seed: int) -> Outcome:
+    """Something happens to the files of a run between two windows, or within one; everything is in what is there after."""
+    run = place / "run"
+    events = 0
+    held = 0
+    traced = stepscope.trace(
+        output_dir=run,
+        schedule=stepscope.schedule(wait=0, warmup=0, active=4),
+        exporters=[ChromeTraceExporter(run / "trace.json"), TensorBoardExporter(run / "tb", "worker")],
+        options=stepscope.Options(session_dir=str(place)),
+    )
+    with traced:
+        for step in range(12):
+            for _ in range(20):
+                with stepscope.span("vanish"):
+                    events += 1
+            if step == 1 + seed % 2:
+                traced.flush()
+                deed(run)
+            began = time.monotonic_ns()
+            traced.step()
+            held = max(held, time.monotonic_ns() - began)
+    statistics = traced.statistics().pipeline
+    assert statistics is not None
+    errors = [outlet.first_error for outlet in statistics.exporters if outlet.errors]
+    journals = [path for path in run.glob("journal*") if path.stat().st_size > 100]
+    found = max(_count_in_journal(path) for path in journals)
+    names = [path for path in run.rglob("*.json*") if path.stat().st_size > 10]
+    traces = [repair_chrome(path).path.read_bytes().count(b'"name":"vanish"') for path in names]
+    problems = [*errors, *([] if sum(traces) == 2 * events else [f"{traces} of {events} events in {names}"])]
+    return Outcome(produced=events, exported=found, held_ns=held, problems=tuple(problems))
+
+
+def _count_in_journal(path: Path) -> int:
+    name = strings.intern("vanish")
+    with JournalReader(path) as reader:
+        return sum(int((item.events["name"] == name).sum()) for item in reader if isinstance(item, EventBatch))
+
+
+def remove(run: Path) -> None:
+    """The directory of the run and all in it."""
+    shutil.rmtree(run)
+
+
+def delete(run: Path) -> None:
+    """The files that are being written."""
+    for path in [run / "journal", run / "trace.json", *run.glob("tb/*.part")]:
+        path.unlink()
+
+
+def replace(run: Path) -> None:
+    """Another file takes the name of each."""
+    for path in [run / "journal", run / "trace.json", *run.glob("tb/*.part")]:
+        other = path.with_name("other")
+        other.write_text("other")
+        other.replace(path)
+
+
+def plant(run: Path) -> None:
+    """A link to somewhere else takes the name of each."""
+    target = run.parent / "precious"
+    target.write_text("precious")
+    for path in [run / "journal", run / "trace.json", *run.glob("tb/*.part")]:
+        path.unlink()
+        path.symlink_to(target)
+
+
 def plain(home: Path) -> Exporter:
     """Array form."""
     return ChromeTraceExporter(home / "trace.json")
@@ -251,6 +325,15 @@ FAULTS = (
             ("Chrome trace", partial(trace_sweep, plain)),
             ("gzip trace", partial(trace_sweep, zipped)),
             ("TensorBoard trace", partial(trace_sweep, tensorboard)),
+        )
+    ),
+    *(
+        Fault(family=FAMILY, name=name, trial=partial(vanish, deed), trials=4)
+        for name, deed in (
+            ("directory of the run removed", remove),
+            ("files being written deleted", delete),
+            ("files being written replaced", replace),
+            ("links planted in their place", plant),
         )
     ),
     Fault(family=FAMILY, name="journal damaged", trial=damaged_journal, trials=100, short=10),
