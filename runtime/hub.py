@@ -98,6 +98,7 @@ class Hub:
             pipeline = make()
             pipeline.expect([*self._parts, *self._held])
             self._pipelines.append(pipeline)
+            self._recorder.spool.begin()
             return pipeline
 
         pipeline = self._portal.call(start)
@@ -183,6 +184,8 @@ class Hub:
                     pipeline.close_windows(spans)
             for pipeline in self._pipelines:
                 pipeline.settle()
+            journals = [outlet for pipeline in self._pipelines for outlet in pipeline.outlets if outlet.is_journal]
+            self._recorder.spool.turn(until, journals)
             return False
 
     def _take(self) -> int:

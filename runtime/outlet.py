@@ -29,6 +29,10 @@ GRACE = 0.2
 """Seconds that an exporter which was cancelled has left to close its output."""
 
 
+KEPT_WINDOWS = 256
+"""Closed windows whose accounts are kept apart; those of older ones are added up, as a run may have millions."""
+
+
 class OutletStatistics(msgspec.Struct, frozen=True):
     """Accounts of one exporter over the run."""
 
@@ -74,6 +78,9 @@ class Outlet:
         self.name = exporter.name
         self.errors: list[BaseException] = []
         """The first errors, oldest first; all are counted."""
+        self.is_journal = bool(getattr(exporter, "is_journal", False))
+        self.given = 0
+        """Items put into the queue so far."""
         self._run = run
         self._max = max_bytes
         self._shedding = shedding or Shedding.of(Options())
@@ -93,7 +100,10 @@ class Outlet:
         self._exported: Counter[int] = Counter()
         self._dropped: dict[int, Counter[str]] = {}
         self._cap_seen = 0
-        self._closed: set[int] = set()
+        self._closed: dict[int, None] = {}
+        self._forgotten = -1
+        self._past_offered = self._past_exported = 0
+        self._past_dropped: Counter[str] = Counter()
 
     def start(self) -> None:
         """Starts the exporter's thread. Without one the exporter has failed, like one that cannot be opened."""
@@ -126,6 +136,7 @@ class Outlet:
             self._bytes += batch.nbytes
             self._peak = max(self._peak, self._bytes)
             self._queue.append(batch)
+            self.given += 1
             self._idle = False
 
     def _fit(self, batch: EventBatch) -> EventBatch:
@@ -151,6 +162,7 @@ class Outlet:
         with self._lock:
             if not self._abandoned:
                 self._queue.append(WindowClosed(window))
+                self.given += 1
                 self._idle = False
         self._work.tell()
 
@@ -177,7 +189,13 @@ class Outlet:
 
     async def window_closed(self, index: int) -> None:
         """Returns when the exporter has closed this window, or has tried to; from any loop."""
-        await self._progress.wait_for(lambda: index in self._closed or self._abandoned)
+        await self._progress.wait_for(lambda: index in self._closed or index <= self._forgotten or self._abandoned)
+
+    @property
+    def handled(self) -> int:
+        """Items, of those given, that the exporter has written, or that were dropped and counted."""
+        with self._lock:
+            return self.given - len(self._queue) - (self._in_hand is not None)
 
     @property
     def ended(self) -> bool:
@@ -267,7 +285,9 @@ class Outlet:
             if not self._broken:
                 window = msgspec.structs.replace(item.window, ledger=self._with_own(item.window))
                 await self._guard("close_window", lambda: self.exporter.close_window(window))
-            self._closed.add(item.window.index)
+            self._closed[item.window.index] = None
+            if len(self._closed) > KEPT_WINDOWS:
+                self._forget(next(iter(self._closed)))
             return
         if self._broken:
             self._account(item, "error")
@@ -319,28 +339,43 @@ class Outlet:
 
     # accounts
 
+    def _forget(self, window: int) -> None:
+        with self._lock:
+            self._past_offered += self._offered.pop(window, 0)
+            self._past_exported += self._exported.pop(window, 0)
+            self._past_dropped += self._dropped.pop(window, Counter())
+            self._forgotten = max(self._forgotten, window)
+        del self._closed[window]
+
+    def keeps(self, window: int) -> bool:
+        """Whether the accounts of this window are still kept apart from those of the run."""
+        with self._lock:
+            return window > self._forgotten or window in self._offered
+
     def ledger(self, window: int) -> OutputLedger:
-        """Accounts of one window."""
+        """Accounts of one window; empty if they are not kept any more."""
         with self._lock:
             return _ledger(self._offered[window], self._exported[window], self._dropped.get(window, Counter()))
 
     def _with_own(self, window: Window) -> Ledger:
-        ledger = window.ledger
-        return msgspec.structs.replace(
-            ledger, outputs={**self._outputs(window.index), self.name: self.ledger(window.index)}
-        )
+        outputs = self._outputs(window.index)
+        if self.keeps(window.index):
+            outputs = {**outputs, self.name: self.ledger(window.index)}
+        return msgspec.structs.replace(window.ledger, outputs=outputs)
 
     def statistics(self) -> OutletStatistics:
         """Accounts so far."""
-        dropped: Counter[str] = Counter()
         first = self.errors[0] if self.errors else None
         with self._lock:
+            dropped = self._past_dropped.copy()
             for reasons in self._dropped.values():
                 dropped.update(reasons)
             waiting = (self._in_hand, *self._queue)
+            offered = self._past_offered + sum(self._offered.values())
+            exported = self._past_exported + sum(self._exported.values())
             return OutletStatistics(
                 name=self.name,
-                ledger=_ledger(sum(self._offered.values()), sum(self._exported.values()), dropped),
+                ledger=_ledger(offered, exported, dropped),
                 batches=self._batches,
                 waiting_batches=len(self._queue),
                 waiting_events=sum(len(item) for item in waiting if isinstance(item, EventBatch)),

@@ -87,9 +87,8 @@ class Pipeline:
         self.total = Aggregates()
         self.tables: dict[int, Aggregates] = {}
         """Tables of the windows that were closed, by index; the newest ones."""
-        process = tracks.process()
-        track = tracks.new(tracks.TrackKind.THREAD, run.pid, STEP_TRACK_TID, "steps", process)
-        self._windows = Windows(serial, round(options.linger * 1e9), track)
+        self._track = tracks.borrow(run.pid, STEP_TRACK_TID, "steps")
+        self._windows = Windows(serial, round(options.linger * 1e9), self._track)
         for source in self.sources:
             self._windows.add_source(source.name)
         self._actions = actions
@@ -182,8 +181,8 @@ class Pipeline:
             self._flushes.clear()
 
     def outputs(self, window: int) -> dict[str, OutputLedger]:
-        """Accounts of a window at each exporter, as they are now."""
-        return {outlet.name: outlet.ledger(window) for outlet in self.outlets}
+        """Accounts of a window at each exporter that keeps them still, as they are now."""
+        return {outlet.name: outlet.ledger(window) for outlet in self.outlets if outlet.keeps(window)}
 
     def busy(self) -> bool:
         """Whether the hub should look again soon."""
@@ -320,6 +319,7 @@ class Pipeline:
         for outlet in self.outlets:
             outlet.abandon()
         self._drop_rest(self.inbox.close())
+        tracks.give_back(self._track, self.run_facts.pid, STEP_TRACK_TID, "steps")
         for future in self._flushes:
             future.cancel()
 

@@ -30,10 +30,9 @@ static void put_gap(Out *out, uint32_t track, int64_t from, int64_t until, uint6
 
 /* One event for all that sampling left out since the last. Step marks part it, so that each window has its own. */
 static void put_sampled(Out *out, Ring *r, uint64_t seen, int64_t until) {
-    uint64_t before = atomic_load_explicit(&r->header->sampled_seen, memory_order_relaxed);
-    if ((int64_t)(seen - before) > 0) {
-        put_gap(out, r->header->track, r->sampled_from, until, seen - before, sampled_name);
-        atomic_store_explicit(&r->header->sampled_seen, seen, memory_order_release);
+    if ((int64_t)(seen - r->taken_sampled) > 0) {
+        put_gap(out, r->header->track, r->sampled_from, until, seen - r->taken_sampled, sampled_name);
+        r->taken_sampled = seen;
     }
     r->sampled_from = until;
 }
@@ -44,6 +43,7 @@ static bool drain_ring(Ring *r, Out *out) {
     uint64_t tail = atomic_load_explicit(&h->tail, memory_order_relaxed);
     uint64_t expected = atomic_load_explicit(&h->serial, memory_order_relaxed);
     uint64_t missing = 0, begin = tail;
+    r->taken_sampled = atomic_load_explicit(&h->sampled_seen, memory_order_relaxed);
     bool whole = true;
     while (tail < r->goal) {
         if (out->count + 3 > out->room) { whole = false; break; }
@@ -76,8 +76,7 @@ static bool drain_ring(Ring *r, Out *out) {
         expected = serial + 1;
         e.step = -1;
         if (e.kind == KIND_STEP) {
-            uint64_t seen = atomic_load_explicit(&h->sampled_seen, memory_order_relaxed);
-            put_sampled(out, r, seen + (uint32_t)(e.args_at - (uint32_t)seen), e.ts);
+            put_sampled(out, r, r->taken_sampled + (uint32_t)(e.args_at - (uint32_t)r->taken_sampled), e.ts);
             e.step = (int32_t)e.dur;
             e.dur = e.args_at = 0;
         }
@@ -92,12 +91,21 @@ static bool drain_ring(Ring *r, Out *out) {
         expected = r->goal_produced;
     }
     /* One that holds nothing may be another thread's by now. */
-    bool held = tail > begin || r->goal_sampled != atomic_load_explicit(&h->sampled_seen, memory_order_relaxed);
+    bool held = tail > begin || r->goal_sampled != r->taken_sampled;
     if (whole && held && (whole = out->count < out->room)) put_sampled(out, r, r->goal_sampled, clock_now());
-    atomic_store_explicit(&h->serial, expected, memory_order_release);
-    atomic_store_explicit(&r->lost, atomic_load_explicit(&r->lost, memory_order_relaxed) + missing, memory_order_release);
-    atomic_store_explicit(&h->tail, tail, memory_order_release);
+    r->taken = tail;
+    r->taken_serial = expected;
+    r->taken_lost = missing;
     return whole;
+}
+
+/* Gives the slots free that were copied. */
+static void give_free(Ring *r) {
+    atomic_store_explicit(&r->header->sampled_seen, r->taken_sampled, memory_order_release);
+    atomic_store_explicit(&r->header->serial, r->taken_serial, memory_order_release);
+    uint64_t lost = atomic_load_explicit(&r->lost, memory_order_relaxed) + r->taken_lost;
+    atomic_store_explicit(&r->lost, lost, memory_order_release);
+    atomic_store_explicit(&r->header->tail, r->taken, memory_order_release);
 }
 
 PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
@@ -128,7 +136,10 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
     }
     drained_at = clock_now();
     Py_BEGIN_ALLOW_THREADS
+    uint32_t first = plan_at;
     while (plan_at < planned && drain_ring(plan[plan_at], &out)) plan_at++;
+    spool_write(out.events, out.count, out.args, out.args_len);
+    for (uint32_t i = first; i < planned && i <= plan_at; i++) give_free(plan[i]);
     overflow_drained();
     if (plan_at == planned) rings_trim();
     Py_END_ALLOW_THREADS
