@@ -122,6 +122,7 @@ class ChromeFile:
             args: JSON-like values.
         """
         self._last = max(self._last, at)
+        await self._output.look()
         limit = None if self._limit is None else self._limit + TAIL // 2
         return await self._output.write((self._instant(name, at, args) + ",\n").encode(), limit)
 
@@ -146,7 +147,8 @@ class ChromeFile:
                 await self._output.close()
                 raise
         await self._output.close()
-        if self._output.path != self.path:
+        # One that was saved under another name keeps it: its own is another's now.
+        if self._layout.form == "object" and self._output.path != self.path:
             await self._output.rename(self.path)
 
     def _instant(self, name: str, at: int, args: Mapping[str, Any]) -> str:

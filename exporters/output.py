@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import stat
 import tempfile
 import zlib
 from collections.abc import Awaitable, Callable
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import aiofiles
 import aiofiles.os
 
+from stepscope.exporters.rotation import PART, numbered
 from stepscope.runtime.errors import OutputError
+from stepscope.runtime.presence import Presence, rescue
 
 if TYPE_CHECKING:
     from aiofiles.threadpool.binary import AsyncFileIO
@@ -60,6 +63,29 @@ async def check_directory(directory: Path) -> None:
         raise output_error(error, directory, "create files in the directory") from error
 
 
+def open_for_writing(path: str | os.PathLike[str], flags: int) -> int:
+    """Opens a regular file, which is emptied or created; for `open(opener=...)`.
+
+    Raises:
+        OSError: if it is something else: a link is not followed, and a pipe is not waited for.
+    """
+    file = os.open(path, flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file; name one that is, or one that is not there")
+        os.ftruncate(file, 0)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _other_name(path: Path, number: int) -> Path:
+    part = PART if path.name.endswith(PART) else ""
+    other = numbered(path.with_name(path.name.removesuffix(part)), number)
+    return other.with_name(other.name + part)
+
+
 _being_written: set[str] = set()
 """Files that are open for writing: two exporters on one file would ruin it for both."""
 
@@ -70,6 +96,8 @@ class OutputFile:
     A piece is written whole or not at all: when the disk is full, the file is cut back to what it held before, and
     later pieces may still be written. A gzip file is one complete member at any time: its end is written with every
     piece, and overwritten by the next.
+
+    If it is deleted meanwhile, what it holds is written again, under its name or the next that is free.
 
     An operation whose caller is cancelled runs to its end before the next one begins.
     """
@@ -85,6 +113,7 @@ class OutputFile:
         self._last: asyncio.Future[Any] | None = None
         self._closed = False
         self._key = ""
+        self._presence = Presence()
 
     @property
     def size(self) -> int:
@@ -104,7 +133,8 @@ class OutputFile:
         _being_written.add(key)
         try:
             await asyncio.to_thread(make_directory, path.parent)
-            output = cls(path, await aiofiles.open(path, "wb", buffering=0), gzip)
+            file = await aiofiles.open(path, "w+b", buffering=0, opener=open_for_writing)
+            output = cls(path, file, gzip)
         except BaseException as error:
             _being_written.discard(key)
             if isinstance(error, OSError):
@@ -166,6 +196,7 @@ class OutputFile:
         self._untold = self._untold or error
 
     async def _write(self, piece: bytes, limit: int | None) -> bool:
+        await self._look(now=False)
         before = self._deflate.copy() if self._deflate else None
         packed, end = await asyncio.to_thread(self._pack, piece) if self._deflate else (piece, b"")
         if limit is not None and self._at + len(packed) + len(end) > limit:
@@ -180,6 +211,26 @@ class OutputFile:
         self._at += len(packed)
         self._end = end
         return True
+
+    async def look(self) -> None:
+        """Sees whether the file was deleted, and saves what it holds, as is done once a second in any case.
+
+        Raises:
+            OutputError: if it was, and cannot be written again.
+        """
+        await self._in_turn(lambda: self._look(now=True))
+
+    async def _look(self, now: bool) -> None:
+        if self._closed or not self._presence.deleted(self._file.fileno(), self.path, now=now):
+            return
+        try:
+            new, path = await asyncio.to_thread(rescue, self._file.fileno(), self.path, os.O_RDWR, _other_name)
+        except OSError as error:
+            raise output_error(error, self.path, "save what was deleted") from error
+        await self._file.close()
+        self.path = path
+        self._file = await aiofiles.open(new, "r+b", buffering=0)
+        await self._file.seek(0, os.SEEK_END)
 
     async def _put(self, data: bytes) -> None:
         if self._end:
@@ -204,6 +255,10 @@ class OutputFile:
     async def _close(self) -> None:
         if self._closed:
             return
+        try:
+            await self._look(now=True)
+        except OutputError as error:
+            self._untold = self._untold or error
         self._closed = True
         _being_written.discard(self._key)
         try:

@@ -1,11 +1,10 @@
-"""Completes Chrome traces of ours that were cut off, by a kill or a full disk."""
+"""Completes Chrome traces of ours that were cut off, by a kill or a full disk, or damaged since."""
 
 from __future__ import annotations
 
 import gzip
-import json
-import zlib
-from collections.abc import Iterator
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -14,11 +13,21 @@ import msgspec
 from stepscope.exporters.output import GZIP_LEVEL, output_error
 from stepscope.exporters.plainjson import dumps
 from stepscope.exporters.rotation import PART
+from stepscope.exporters.salvage import Salvage
 from stepscope.runtime.errors import FormatError
 
-CHUNK = 1 << 20
 SEPARATOR = b",\n"
 """Ends every event but the last, and is nowhere else: line breaks in texts are escaped."""
+
+EVENTS_KEY = b'"traceEvents": ['
+_NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_KEYS = {"ph", "pid"}
+_ENDS = (b"]", b"]}")
+_FIRST_EVENT = b'{"ph": "M", "name": "process_name", "pid": '
+_FIRST_KEY = b'"schemaVersion": 1'
+
+_events = msgspec.json.Decoder(list[dict[str, Any]])
+_event = msgspec.json.Decoder(dict[str, Any])
 
 
 class Repair(msgspec.Struct, frozen=True):
@@ -27,96 +36,206 @@ class Repair(msgspec.Struct, frozen=True):
     path: Path
     """The complete file."""
     lost: int
-    """Bytes of an unfinished event that were cut off; -1: the file was complete already."""
+    """Bytes of unfinished or damaged events that were cut out; -1: the file was complete already."""
 
 
 def repair_chrome(path: Path) -> Repair:
-    """Makes valid JSON of a trace that ends anywhere. It ends with an event `cut off` then.
+    """Makes valid JSON of a trace that was cut or damaged anywhere, with every whole event.
 
-    The file is replaced in one step; `x.json.part` becomes `x.json`. A complete file is only renamed, if at all.
+    It ends with an event `cut off` then. The file is replaced in one step; `x.json.part` becomes `x.json`. A complete
+    file is only renamed, if at all. Links are neither followed nor written through. Memory is bounded.
 
     Args:
-        path: a file of `ChromeTraceExporter` or `TensorBoardExporter`, plain or gzip.
+        path: a file of `ChromeTraceExporter` or `TensorBoardExporter`, plain or gzip, whatever its name; an empty one,
+            as a killed process leaves it, becomes a trace without events.
 
     Raises:
-        FormatError: it is not such a file, or holds no whole event.
+        FormatError: it is not such a file.
         OutputError: it cannot be read or replaced.
     """
     target = path.with_name(path.name.removesuffix(PART))
     made = path.with_name(path.name + ".repaired")
-    zipped = target.name.endswith(".gz")
     try:
-        source = _Source(path, zipped)
-        with _open(made, zipped) as file:
-            whole = source.copy_to(file)
-            end, lost = _end(path, source.first, whole, source.rest)
-            file.write(end)
-        if lost < 0 and source.complete:
+        source = Salvage(path)
+        try:
+            zipped = source.zipped or (source.empty and target.name.endswith(".gz"))
+            with _create(made, source.mode, zipped) as file:
+                trace = _Trace(source, file.write)
+                trace.copy()
+        finally:
+            source.close()
+        if trace.complete:
             path.replace(target)
         else:
             made.replace(target)
-            lost = max(lost, 0)
             if path != target:
                 path.unlink()
     except OSError as error:
         raise output_error(error, path, "repair") from error
     finally:
         made.unlink(missing_ok=True)
-    return Repair(target, lost)
+    return Repair(target, -1 if trace.complete else trace.lost)
 
 
-def _open(path: Path, zipped: bool) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path, "wb", GZIP_LEVEL)) if zipped else path.open("wb")
+def _create(path: Path, mode: int, zipped: bool) -> IO[bytes]:
+    """A new file of these rights; what has its name is removed, and never written to."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    os.fchmod(descriptor, mode & 0o666)
+    file = os.fdopen(descriptor, "wb")
+    return cast(IO[bytes], _OwnedGzip(file)) if zipped else file
 
 
-class _Source:
-    """Reads a file that may have been cut."""
+class _OwnedGzip(gzip.GzipFile):
+    """Closes the file below as well."""
 
-    def __init__(self, path: Path, zipped: bool) -> None:
-        self.first = b""
-        """First byte: tells the form."""
-        self.rest = b""
-        """What follows the last whole event."""
-        self.complete = True
-        """Whether the file's own end was reached, which gzip knows."""
-        self._path = path
-        self._inflate = zlib.decompressobj(wbits=31) if zipped else None
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(fileobj=file, mode="wb", compresslevel=GZIP_LEVEL)
+        self._below = file
 
-    def copy_to(self, file: IO[bytes]) -> bytes:
-        """Copies all events but the last whole one, which is returned."""
-        last = b""
-        for chunk in self._chunks():
-            self.first = self.first or chunk[:1]
-            whole, found, self.rest = (self.rest + chunk).rpartition(SEPARATOR)
-            if not found:
-                continue
-            before, _, last = (last + SEPARATOR * bool(last) + whole).rpartition(SEPARATOR)
-            if before:
-                file.write(before + SEPARATOR)
-        return last
-
-    def _chunks(self) -> Iterator[bytes]:
-        with self._path.open("rb") as file:
-            while data := file.read(CHUNK):
-                try:
-                    yield self._inflate.decompress(data) if self._inflate else data
-                except zlib.error as error:
-                    raise FormatError(f"{self._path} is not gzip: {error}") from error
-        self.complete = self._inflate is None or self._inflate.eof
+    def close(self) -> None:
+        super().close()
+        self._below.close()
 
 
-def _end(path: Path, first: bytes, last: bytes, rest: bytes) -> tuple[bytes, int]:
-    """What the last whole event and the rest become, and how many bytes are lost; -1 if the end was there."""
-    close = {b"[": b"]", b"{": b"]}"}.get(first)
-    if close is None:
-        raise FormatError(f"{path} is not a Chrome trace")
-    if rest.endswith(b"\n" + close + b"\n"):
-        return last + SEPARATOR + rest, -1
-    text = last.removeprefix(b"[\n").rpartition(b'"traceEvents": [\n')[2]
-    try:
-        event: Any = json.loads(text)
-        where = {key: event[key] for key in ("pid", "tid", "ts")}
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{path} holds no whole event of a trace of stepscope") from error
-    said = {"ph": "i", "s": "p", "cat": "stepscope", "name": "cut off", **where, "args": {"bytes lost": len(rest)}}
-    return last + SEPARATOR + dumps(said).encode() + b"\n" + close + b"\n", len(rest)
+def _next_line(piece: bytes, at: int) -> tuple[int, bytes]:
+    end = piece.find(b"\n", at) + 1 or len(piece)
+    return end, piece[at:end]
+
+
+class _Trace:
+    """Copies what is whole of a trace, line by line: each holds one event or one key of the object form."""
+
+    def __init__(self, source: Salvage, write: Callable[[bytes], object]) -> None:
+        self.lost = 0
+        self._source = source
+        self._write = write
+        self._first = b""
+        self._in_events = False
+        self._ended = False
+        self._appended = False
+        self._ours = False
+        self._any = False
+        self._last = b""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the file was as it should be."""
+        return self._ended and not self._appended and not self.lost and self._source.intact
+
+    def copy(self) -> None:
+        """Writes the trace.
+
+        Raises:
+            FormatError: if it is none of ours.
+        """
+        for piece in self._source.lines():
+            at = 0
+            while at < len(piece) and not self._in_events:
+                at, line = _next_line(piece, at)
+                self._take(line)
+            # The usual case, checked at once: events, but for the last line.
+            end = max(piece.rfind(SEPARATOR), at)
+            events = piece[at:end]
+            if events and not self._ended and self._all_whole(events):
+                self._put(events, events[events.rfind(b"\n") + 1 :])
+                at = end + len(SEPARATOR)
+            while at < len(piece):
+                at, line = _next_line(piece, at)
+                self._take(line)
+        self.lost += self._source.lost
+        self._finish()
+
+    def _all_whole(self, events: bytes) -> bool:
+        """Whether these are events and nothing else."""
+        try:
+            return all(_KEYS <= event.keys() for event in _events.decode(b"[" + events + b"]"))
+        except _NO_JSON:
+            return False
+
+    def _take(self, line: bytes) -> None:
+        text = line.rstrip(b",\n")
+        if not self._first:
+            self._begin(line)
+        elif not self._in_events and self._first == b"{" and line.endswith(b"\n"):
+            self._take_key(text)
+        elif self._in_events and text in _ENDS and line.endswith(b"\n"):
+            self._appended = self._appended or self._ended
+            self._ended = True
+        elif self._is_event(text):
+            self._appended = self._appended or self._ended
+            self._ended = False
+            self._put(text, text)
+        elif text in (b"[", b"{") or text.endswith(EVENTS_KEY):
+            self._appended = True  # another trace begins
+        else:
+            self._lose(line)
+
+    def _begin(self, line: bytes) -> None:
+        if line not in (b"[\n", b"{\n", b"[", b"{") and b"\0" not in line:
+            raise FormatError(f"{self._source.path} is not a Chrome trace")
+        self._first = b"{" if line.startswith(b"{") else b"["
+        self._in_events = self._first == b"["
+        self._write(self._first + b"\n")
+        self.lost += len(line) if b"\0" in line else 0
+
+    def _take_key(self, text: bytes) -> None:
+        if text == EVENTS_KEY:
+            self._in_events = True
+            self._write(EVENTS_KEY + b"\n")
+            return
+        try:
+            keys = _event.decode(b"{" + text + b"}")
+        except _NO_JSON:
+            keys = {}
+        if not keys:
+            self._lose(text or b"\n")
+        else:
+            self._check(text)
+            self._write(text + SEPARATOR)
+
+    def _is_event(self, text: bytes) -> bool:
+        try:
+            return _KEYS <= _event.decode(text).keys()
+        except _NO_JSON:
+            return False
+
+    def _lose(self, line: bytes) -> None:
+        self._check(line)
+        self.lost += len(line)
+
+    def _check(self, line: bytes) -> None:
+        """Of a file that holds no whole event yet, the first line must be what an exporter writes, as far as it goes."""
+        begins = _FIRST_EVENT if self._in_events else _FIRST_KEY
+        self._ours = self._ours or self._any or line.startswith(begins[: len(line)]) or b"\0" in line
+        if not self._ours:
+            raise FormatError(f"{self._source.path} holds no whole event of a trace of stepscope")
+
+    def _put(self, events: bytes, last: bytes) -> None:
+        self._write(SEPARATOR + events if self._any else events)
+        self._any = True
+        self._last = last
+
+    def _finish(self) -> None:
+        if self.complete:
+            return
+        if not self._first:
+            if not self._source.empty and self._source.intact:
+                raise FormatError(f"{self._source.path} is not a Chrome trace")
+            # Only an object is written under a temporary name.
+            self._first = b"{" if self._source.path.name.endswith(PART) else b"["
+            self._write(self._first + b"\n")
+        if not self._in_events and self._first == b"{":
+            self._write(EVENTS_KEY + b"\n")
+        if self._any:
+            self._write(SEPARATOR + self._cut_off())
+        self._write(b"\n]\n" if self._first == b"[" else b"\n]}\n")
+
+    def _cut_off(self) -> bytes:
+        try:
+            event: dict[str, Any] = _event.decode(self._last)
+        except _NO_JSON:
+            event = {}  # spread over several lines: none of ours, but whole
+        where = {key: event.get(key, 0) for key in ("pid", "tid", "ts")}
+        said = {"ph": "i", "s": "p", "cat": "stepscope", "name": "cut off", **where, "args": {"bytes lost": self.lost}}
+        return dumps(said).encode()

@@ -103,7 +103,8 @@ class TensorBoardExporter:
     def _path(self, run: Run, window: int) -> Path:
         # The plugin sorts windows by this number as text: all have 19 digits, and it must grow.
         self._stamp = max(time.time_ns(), self._stamp + 1)
-        worker = self._worker or f"{run.host}_{run.pid}"
+        # The host may be what a journal says.
+        worker = self._worker or re.sub(r"[/\\\0]", "_", f"{run.host[:64]}_{run.pid}")
         directory = self._directory / f"window_{window}" if self._runs else self._directory
         return directory / f"{worker}.{self._stamp}{self._suffix}"
 

@@ -45,6 +45,9 @@ def recording() -> int: ...
 def drain(limit: int, /) -> tuple[bytes, bytes, bool]:
     """Takes up to `limit` events of all rings: (events, arguments, whether more is left)."""
 
+def spool(fd: int, /) -> None:
+    """Drains append what they take to this file before they give the rings free; -1: to none."""
+
 def open_spans() -> bytes:
     """Spans that are open now, as events with FLAG_OPEN and `dur` up to now."""
 
@@ -76,13 +79,22 @@ def changing(by: int, /) -> int:
 
 class StepCounter:
     """Base of Profiler: counts steps, writes step marks (`id` = `_serial`), calls `_transition(step, ts)` when
-    `_next_change` is reached, having added 1 to `changing`; calls `_step_ignored()` while not `_live`."""
+    `_next_change` is reached, with `changing` raised meanwhile; calls `_step_ignored()` while not `_live`."""
 
     _step: int
     _next_change: int
     _live: bool
     _serial: int
     def step(self) -> None: ...
+    def _raise(self) -> None:
+        """Begins a change: adds 1 to `changing`."""
+
+    def _lower(self) -> None:
+        """The consumer was told: takes it back."""
+
+    def _settle(self) -> None:
+        """Ends a change; takes it back if nobody did."""
+
     def _mark(self) -> tuple[int, int, int]:
         """Marks the begin of step `_step`: (time in ns, track, open span)."""
 

@@ -55,6 +55,9 @@ def _rings(rings: RecorderStatistics) -> Iterator[str]:
 def _pipeline(pipeline: PipelineStatistics, closed: bool) -> Iterator[str]:
     inbox, windows = pipeline.inbox, pipeline.windows
     yield from _equal("inbox: put", inbox.put, "taken and waiting", inbox.taken + inbox.waiting)
+    if pipeline.drained < pipeline.routed + pipeline.unrouted or closed:
+        gone = pipeline.routed + pipeline.unrouted
+        yield from _equal(f"{RECORDER}: drained", pipeline.drained, "routed or dropped", gone)
     yield from _equal(f"{RECORDER}: routed", pipeline.routed, "seen by windows", windows.seen.get(RECORDER, 0))
     for source, seen in windows.seen.items():
         parts = [part.get(source, 0) for part in (windows.accepted, windows.outside, windows.late, windows.superseded)]

@@ -9,6 +9,7 @@ StepscopeError
 ├── ExporterError           a consumer failed
 ├── OutputError             (OSError) an output directory or file cannot be used
 ├── FormatError             (ValueError) a file or frame is not what it should be
+│   └── RecoveredError      there is a recovery already, and a new one could be poorer
 └── InternalError           a fault of stepscope itself: please report it
 """
 
@@ -47,6 +48,10 @@ class OutputError(StepscopeError, OSError):
 
 class FormatError(StepscopeError, ValueError):
     """Raised when a file, frame or record cannot be decoded."""
+
+
+class RecoveredError(FormatError):
+    """Raised instead of replacing what was recovered when there was more to recover from."""
 
 
 class InternalError(StepscopeError):

@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any, TypeVar
@@ -39,7 +39,10 @@ class Hub:
         self._recorder = recorder
         self._pipelines: list[Pipeline] = []
         self._held: list[tuple[Block, bytes]] = []
-        self._routing: deque[tuple[Block, bytes]] = deque()
+        self._parts: deque[tuple[Block, bytes]] = deque()
+        """What is being routed; also while the loop waits for an exporter in between."""
+        self._relief: anyio.CancelScope | None = None
+        self._hurries = 0
         self._stack = ExitStack()
         self.loop_name = loop_name()
         self._portal = self._stack.enter_context(
@@ -93,7 +96,9 @@ class Hub:
 
         async def start() -> Pipeline:
             pipeline = make()
+            pipeline.expect([*self._parts, *self._held])
             self._pipelines.append(pipeline)
+            self._recorder.spool.begin()
             return pipeline
 
         pipeline = self._portal.call(start)
@@ -121,18 +126,17 @@ class Hub:
         with anyio.CancelScope(deadline=deadline - seconds / 2):
             await self.drain(final=True)  # what the sources have yet to be told
             await pipeline.close_sources()
-        with anyio.CancelScope(deadline=deadline - seconds / 4) as last:
+        with anyio.CancelScope(deadline=deadline - seconds / 4) as scope:
             await self.drain(final=True)
             while pipeline.busy():
                 await anyio.sleep(SETTLE)
                 await self.drain()
-        if last.cancelled_caught:
-            # The deadline came before the turn of what waits in rings, was held back, or is in the hands of a drain
-            # that is under way, which goes on without this pipeline.
-            self._take()
-            for events, _ in (*self._routing, *self._held):
-                pipeline.drop_closed(RECORDER, events)
+        if scope.cancelled_caught:  # by an exporter that is behind; the others are to have everything
+            with self._hurry():
+                await self.drain(final=True)
         self._pipelines.remove(pipeline)
+        for events, _ in (*self._parts, *self._held):
+            pipeline.drop_closed(RECORDER, events)  # the deadline came before their turn
         await pipeline.aclose(deadline)
 
     async def _drain_for_ever(self) -> None:
@@ -180,11 +184,15 @@ class Hub:
                     pipeline.close_windows(spans)
             for pipeline in self._pipelines:
                 pipeline.settle()
+            journals = [outlet for pipeline in self._pipelines for outlet in pipeline.outlets if outlet.is_journal]
+            self._recorder.spool.turn(until, journals)
             return False
 
     def _take(self) -> int:
         until, blocks = self._recorder.drain()
         self._held += blocks
+        for pipeline in self._pipelines:
+            pipeline.expect(blocks)
         return until
 
     async def _route(self, until: int) -> None:
@@ -196,27 +204,41 @@ class Hub:
             pipeline.take_marks(marks)
         # In parts that fit every queue, so that a backlog passes at the speed of the exporters.
         room = min((pipeline.options.queue_bytes for pipeline in self._pipelines), default=0) // EVENT_DTYPE.itemsize
-        parts: deque[tuple[Block, bytes]] = deque()
-        self._routing = parts
         for events, args in held:
             new = events["ts"] > until
             if new.any():
                 self._held.append((events[new], args))
                 events = events[~new]
-            parts.extend(split_block(events, args, max(room // 8, 256)))
-        try:
-            while parts:
-                events, args = parts.popleft()
-                for pipeline in self._pipelines:
-                    pipeline.take_block(events, args)
-                for pipeline in self._pipelines:
-                    await pipeline.relieve()
-        finally:
-            self._held += parts  # where a deadline ended this: for the next drain
-            self._routing = deque()
+            self._parts.extend(split_block(events, args, max(room // 8, 256)))
+        # What a deadline leaves of them is for the next drain.
+        while self._parts:
+            events, args = self._parts.popleft()
+            for pipeline in self._pipelines:
+                pipeline.take_block(events, args)
+            await self._relieve()
         for pipeline in self._pipelines:
             pipeline.take_watermark(until)
-            await pipeline.take_deliveries(until)
+            while pipeline.take_delivery(until):
+                await self._relieve()
+
+    async def _relieve(self) -> None:
+        """Lets exporters that are behind catch up, unless a profiler is to be closed now."""
+        for pipeline in list(self._pipelines):
+            if not self._hurries:
+                with anyio.CancelScope() as self._relief:
+                    await pipeline.relieve()
+                self._relief = None
+
+    @contextlib.contextmanager
+    def _hurry(self) -> Generator[None]:
+        """No exporter is waited for inside, of no profiler, also by a drain that is under way."""
+        self._hurries += 1
+        if self._relief is not None:
+            self._relief.cancel()
+        try:
+            yield
+        finally:
+            self._hurries -= 1
 
 
 _hub: Hub | None = None

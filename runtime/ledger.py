@@ -20,6 +20,11 @@ def losses(events: Block) -> Counter[str]:
     return Counter({"sampled": int(gaps["id"][sampled].sum()), "overflow": int(gaps["id"][~sampled].sum())}) + Counter()
 
 
+def events_in(block: Block) -> int:
+    """Events of a block, gaps apart."""
+    return len(block) - int((block["kind"] == int(Kind.GAP)).sum())
+
+
 class SourceLedger(msgspec.Struct, frozen=True):
     """What became of one producer's events in one window (or in the whole run)."""
 

@@ -47,6 +47,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What may wait for one exporter; more is dropped for that exporter, and counted."""
     close_timeout: PositiveFloat = 5.0
     """Deadline for flushing and closing everything at the end."""
+    handle_sigterm: bool = True
+    """Whether SIGTERM, if the program does not handle it, lets the profilers deliver what they recorded before the process
+    dies of it. For profilers that are started on the main thread."""
     journal: bool = True
     """Whether the run is journaled to its output directory (crash safety, `Window.export`)."""
     journal_max_bytes: Annotated[int, msgspec.Meta(ge=1 << 16)] = 8 << 30

@@ -78,6 +78,9 @@ class Outlet:
         self.name = exporter.name
         self.errors: list[BaseException] = []
         """The first errors, oldest first; all are counted."""
+        self.is_journal = bool(getattr(exporter, "is_journal", False))
+        self.given = 0
+        """Items put into the queue so far."""
         self._run = run
         self._max = max_bytes
         self._shedding = shedding or Shedding.of(Options())
@@ -133,6 +136,7 @@ class Outlet:
             self._bytes += batch.nbytes
             self._peak = max(self._peak, self._bytes)
             self._queue.append(batch)
+            self.given += 1
             self._idle = False
 
     def _fit(self, batch: EventBatch) -> EventBatch:
@@ -158,6 +162,7 @@ class Outlet:
         with self._lock:
             if not self._abandoned:
                 self._queue.append(WindowClosed(window))
+                self.given += 1
                 self._idle = False
         self._work.tell()
 
@@ -185,6 +190,12 @@ class Outlet:
     async def window_closed(self, index: int) -> None:
         """Returns when the exporter has closed this window, or has tried to; from any loop."""
         await self._progress.wait_for(lambda: index in self._closed or index <= self._forgotten or self._abandoned)
+
+    @property
+    def handled(self) -> int:
+        """Items, of those given, that the exporter has written, or that were dropped and counted."""
+        with self._lock:
+            return self.given - len(self._queue) - (self._in_hand is not None)
 
     @property
     def ended(self) -> bool:

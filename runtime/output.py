@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import os
 import re
@@ -19,7 +20,8 @@ from stepscope.runtime.formats import exporter_for, replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.pipeline import Pipeline
-from stepscope.runtime.recorder import process_identity
+from stepscope.runtime.presence import replace_private
+from stepscope.runtime.session_directory import process_identity
 from stepscope.runtime.summary import Summary
 from stepscope.runtime.window import Window
 
@@ -49,8 +51,8 @@ class Output:
         """The directory that was asked for, or a new one under `stepscope_runs`; ranks get one each."""
         if output_dir is None:
             now = datetime.datetime.now(datetime.UTC)
-            safe = re.sub(r"[^\w.-]+", "_", name).strip(".") or "run"
-            path = Path("stepscope_runs") / f"{safe[:64]}-{now:%Y%m%d-%H%M%S}-{os.getpid()}"
+            safe = re.sub(r"[^\w.-]+", "_", name).strip(".").encode()[:64].decode(errors="ignore") or "run"
+            path = Path("stepscope_runs") / f"{safe}-{now:%Y%m%d-%H%M%S}-{os.getpid()}"
         else:
             path = Path(output_dir)
         return cls(path if rank is None else path / f"rank{rank}")
@@ -66,6 +68,8 @@ class Output:
             self.path = self.path.resolve()
             if not os.access(self.path, os.W_OK | os.X_OK):
                 raise PermissionError(13, "Permission denied")
+        except ValueError as error:
+            raise OutputError(errno.EINVAL, f"cannot write the run to {self.path!r}: {error}") from error
         except OSError as error:
             raise OutputError(
                 error.errno, f"cannot write the run to {self.path}: {error.strerror}; choose another output_dir"
@@ -79,7 +83,7 @@ class Output:
         """
         note = json.dumps({"directory": str(session), "profiler": profiler, **process_identity()})
         try:
-            (self.path / SESSION_FILE).write_text(note)
+            replace_private(self.path / SESSION_FILE, note.encode())
         except OSError as error:
             raise OutputError(
                 error.errno, f"cannot write to {self.path}: {error.strerror}; choose another output_dir"

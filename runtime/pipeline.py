@@ -15,9 +15,9 @@ import msgspec
 from stepscope.runtime import _core, clock, tracks
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.consumer import Consumer
-from stepscope.runtime.events import Block, EventBatch, Kind
+from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.inbox import Inbox, InboxStatistics
-from stepscope.runtime.ledger import Ledger, OutputLedger, losses
+from stepscope.runtime.ledger import Ledger, OutputLedger, events_in, losses
 from stepscope.runtime.messages import (
     ActionChanged,
     Delivery,
@@ -49,8 +49,12 @@ class PipelineStatistics(msgspec.Struct, frozen=True):
     inbox: InboxStatistics
     windows: WindowsStatistics
     exporters: tuple[OutletStatistics, ...]
+    drained: int
+    """Events that the recorder held while this profiler was open."""
     routed: int
-    """Events of the recorder that reached this profiler."""
+    """Those that were sorted into windows, or found to belong to none."""
+    unrouted: int
+    """Those that were dropped because the deadline for closing came first."""
     undelivered: int
     """Events of backends that have yet to be sorted: the steps of their time are not known."""
     batches: int
@@ -95,7 +99,8 @@ class Pipeline:
         """What there was to say of windows, the latest."""
         self._flushes: list[Future[None]] = []
         self._delivered: deque[tuple[int, Message]] = deque()
-        self._batches = self._offered = self._routed = self._loop_ns = 0
+        self._drained = self._routed = self._unrouted = 0
+        self._batches = self._offered = self._loop_ns = 0
 
     async def run(self) -> None:
         """Runs the exporters, each on its thread, and the backends' coroutines until `aclose`."""
@@ -116,11 +121,20 @@ class Pipeline:
             else:
                 self._handle(message)
 
-    async def take_deliveries(self, until: int) -> None:
-        """Routes what backends had delivered by `until`: all steps that began by then are known."""
-        while self._delivered and self._delivered[0][0] <= until:
-            self._handle(self._delivered.popleft()[1])
-            await self.relieve()
+    def take_delivery(self, until: int) -> bool:
+        """Routes the next of what backends had delivered by `until`: all steps that began by then are known.
+
+        Returns:
+            Whether there was one.
+        """
+        if not self._delivered or self._delivered[0][0] > until:
+            return False
+        self._handle(self._delivered.popleft()[1])
+        return True
+
+    def expect(self, blocks: list[tuple[Block, bytes]]) -> None:
+        """Counts what the recorder held, and will be routed or dropped."""
+        self._drained += sum(events_in(events) for events, _ in blocks)
 
     def take_marks(self, marks: Block) -> None:
         """Takes the step marks, of all profilers, that the recorder held."""
@@ -129,7 +143,7 @@ class Pipeline:
     def take_block(self, events: Block, args: bytes) -> None:
         """Routes a block of the recorder."""
         start = clock.now()
-        self._routed += int((events["kind"] != int(Kind.GAP)).sum())
+        self._routed += events_in(events)
         self._route(RECORDER, events, args)
         self._loop_ns += clock.now() - start
 
@@ -318,7 +332,9 @@ class Pipeline:
 
     def drop_closed(self, source: str, events: Block) -> None:
         """Counts events that came too late for the deadline of closing."""
-        count = int((events["kind"] != int(Kind.GAP)).sum())
+        count = events_in(events)
+        if source == RECORDER:
+            self._unrouted += count
         if count:
             self._windows.source_dropped(source, "closed", count, int(events["ts"][0]))
         for reason, lost in losses(events).items():
@@ -344,7 +360,9 @@ class Pipeline:
             inbox=self.inbox.statistics(),
             windows=self._windows.statistics(),
             exporters=tuple(outlet.statistics() for outlet in self.outlets),
+            drained=self._drained,
             routed=self._routed,
+            unrouted=self._unrouted,
             undelivered=sum(len(m.events) for _, m in self._delivered if isinstance(m, Delivery)),
             batches=self._batches,
             offered=self._offered,

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import anyio.to_thread
 import msgspec
 
-from stepscope.runtime import clock, hub
+from stepscope.runtime import clock, hub, signals
 from stepscope.runtime.audit import audit
 from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.diagnostics import explain
@@ -27,6 +27,7 @@ from stepscope.runtime.pipeline import Pipeline, PipelineStatistics
 from stepscope.runtime.recorder import RecorderStatistics, recorder
 from stepscope.runtime.run import Run, this_host
 from stepscope.runtime.schedule import ScheduleFunction
+from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.source import Producer
 from stepscope.runtime.stepping import Stepping
 from stepscope.runtime.summary import Summary
@@ -89,6 +90,7 @@ class Profiler(Stepping):
 
     # life
 
+    @uninterrupted
     def start(self) -> None:
         """Begins at the current step, as the schedule has it.
 
@@ -132,7 +134,10 @@ class Profiler(Stepping):
         )
         self.output.pipeline = self._pipeline
         _alive.add(self)
+        if self.options.handle_sigterm:
+            signals.watch(close_all)
 
+    @uninterrupted
     def stop(self) -> None:
         """Ends the window that is open, which is delivered and marked incomplete, and flushes.
 
@@ -170,6 +175,7 @@ class Profiler(Stepping):
             return False
         return True
 
+    @uninterrupted
     def close(self) -> None:
         """Stops, then closes backends and exporters, within `Options.close_timeout` seconds.
 
@@ -182,6 +188,13 @@ class Profiler(Stepping):
                 self._end_steps("the profiler was closed inside the window")
             self._state = "closed"
         _alive.discard(self)
+        try:
+            self._close_pipeline()
+        finally:
+            if not _alive:
+                signals.unwatch()
+
+    def _close_pipeline(self) -> None:
         if self._hub is not None and self._pipeline is not None:
             done = self._hub.start(self._hub.remove, self._pipeline, self.options.close_timeout)
             try:
@@ -211,6 +224,8 @@ class Profiler(Stepping):
             self._end_steps("the profiler was closed inside the window")
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self.close)
+        if not _alive:
+            signals.unwatch()
 
     # what is written and read
 

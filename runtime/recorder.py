@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import shutil
-import stat
 import tempfile
 import threading
 from pathlib import Path
@@ -21,12 +20,11 @@ from stepscope.runtime import _core
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import EVENT_DTYPE, Block
 from stepscope.runtime.options import Options
+from stepscope.runtime.session_directory import IDENTITY, PREFIX, process_identity, sweep
 from stepscope.runtime.shedding import Shedding
+from stepscope.runtime.spool import Spool
 
 log = logging.getLogger("stepscope")
-
-KEPT_LEFTOVERS = 8
-"""Sessions of killed processes that are kept for `stepscope recover`; older ones are removed."""
 
 EVERYTHING = _core.RECORD_EVENTS | _core.RECORD_OPERATORS
 """What the recorder can record."""
@@ -70,10 +68,12 @@ class Recorder:
             order = Shedding.of(options)
             _core.set_shedding(order.native, order.shares)
             self.wake_fd = _core.open(str(self.directory), slots, rings, options.overflow, options.block_seconds)
+            self.spool = Spool(self.directory, options.queue_bytes)
         except OSError as error:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise OutputError(error.errno, f"cannot open a session in {self.directory}: {error.strerror}") from error
-        self._lock = threading.Lock()
+        # A signal handler may close a profiler while its thread is in here.
+        self._lock = threading.RLock()
         self._wanted: set[int] = set()
 
     def want(self, profiler: int, on: bool) -> None:
@@ -112,6 +112,7 @@ class Recorder:
     def close(self) -> None:
         """Stops recording for good and removes the session directory."""
         _core.close()
+        self.spool.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
@@ -121,46 +122,16 @@ def _make_directory(wanted: str | None) -> Path:
     problems: list[str] = []
     for place in places:
         try:
-            directory = Path(tempfile.mkdtemp(prefix=f"stepscope-{os.getpid()}-", dir=place))
+            directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
         except OSError as error:
             problems.append(f"{place}: {error.strerror}")
             continue
-        (directory / "process.json").write_text(json.dumps(process_identity()))
-        _sweep(Path(place), directory)
+        identity = os.open(directory / IDENTITY, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(identity, "w") as file:
+            json.dump(process_identity(), file)
+        sweep(Path(place), directory)
         return directory
     raise OutputError(f"no directory for the session can be made ({'; '.join(problems)}); set Options.session_dir")
-
-
-def _sweep(place: Path, own: Path) -> None:
-    """Removes what processes left that were killed long ago, but for the latest: a job that crashes and restarts for
-    ever must not fill the memory with rings."""
-    left: list[tuple[float, Path]] = []
-    for directory in place.glob("stepscope-*"):
-        try:
-            about = directory.lstat()
-            if directory == own or not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
-                continue
-            identity = json.loads((directory / "process.json").read_text())
-            if process_identity(int(identity["pid"])) != identity:
-                left.append((about.st_mtime, directory))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            log.debug("%s is left alone: %s", directory, error)
-    for _, directory in sorted(left)[:-KEPT_LEFTOVERS]:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def process_identity(pid: int | None = None) -> dict[str, int]:
-    """Process id and start time (clock ticks since boot), which together name a process for good.
-
-    Source: proc(5), /proc/[pid]/stat, field 22.
-    """
-    pid = pid or os.getpid()
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text()
-        start = int(fields.rpartition(")")[2].split()[19])
-    except OSError:
-        start = 0
-    return {"pid": pid, "start_time": start}
 
 
 def _running_task() -> tuple[str, int] | None:
@@ -196,6 +167,8 @@ def close_recorder() -> None:
 def _forget() -> None:
     """In a forked child: the parent's session is not ours. `_core` has let go of it already."""
     global _recorder, _making
+    if _recorder is not None:
+        _recorder.spool.close()
     _recorder = None
     _making = threading.Lock()
 

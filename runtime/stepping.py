@@ -14,6 +14,7 @@ from stepscope.runtime.action import ProfilerAction, checked_action
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.messages import ActionChanged, Paused, Resumed, WindowBegins, WindowEnds
 from stepscope.runtime.schedule import Always, PlannedSchedule, ScheduleFunction
+from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.step_marks import StepMark
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Stepping(_core.StepCounter):
             raise ValueError(f"step_num must be a whole number from 0, got {step!r}")
         self._step = step
 
+    @uninterrupted
     def pause(self) -> None:
         """Records nothing until `resume()`. Pauses nest; the gap is an event, and spans across it are cut."""
         with self._lock:
@@ -86,6 +88,7 @@ class Stepping(_core.StepCounter):
                     self._recorder.want(self._serial, False)
                     self._pipeline.inbox.put(Paused(clock.now()))
 
+    @uninterrupted
     def resume(self) -> None:
         """Ends the latest `pause()`; without one it changes nothing."""
         with self._lock:
@@ -106,8 +109,11 @@ class Stepping(_core.StepCounter):
         self._state = "running"
         self._first_step = self._step
         self._live = True
-        _core.changing(1)
-        self._change(self._ask(self._step), clock.now())
+        self._raise()
+        try:
+            self._change(self._ask(self._step), clock.now())
+        finally:
+            self._settle()
 
     def _end_steps(self, reason: str) -> None:
         """Ends the window that is open."""
@@ -119,22 +125,24 @@ class Stepping(_core.StepCounter):
             self._open_steps = self._step - self._window_first
         whole = self._action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
         stepped = self._step > self._first_step
-        _core.changing(1)
-        self._change(
-            ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=stepped
-        )
+        self._raise()
+        try:
+            self._change(
+                ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=stepped
+            )
+        finally:
+            self._settle()
 
     def _transition(self, step: int, at: int) -> None:
-        """Called by `step()` at a change, or at every step if the schedule cannot tell the next one."""
+        """Called by `step()` at a change, or at every step if the schedule cannot tell the next one.
+
+        `step()` has raised `_core.changing`, and sees to it that it is lowered when this returns or raises.
+        """
         with self._lock:
-            after: ProfilerAction | None = None
-            try:
-                if self._live:
-                    after = self._ask(step)
-            finally:
-                if after is None:
-                    _core.changing(-1)
-            if after is None:
+            if not self._live:
+                return
+            after = self._ask(step)
+            if after is self._action and after is not ProfilerAction.RECORD_AND_SAVE:
                 return
             self._change(after, at)
             self._cost_ns += clock.now() - at
@@ -158,10 +166,11 @@ class Stepping(_core.StepCounter):
             action, self._next_change = ProfilerAction.NONE, step + 1
         return action
 
+    @uninterrupted
     def _change(
         self, after: ProfilerAction, at: int, *, complete: bool = True, reason: str = "", cut_short: bool = False
     ) -> None:
-        """Goes from the current action to `after`. The caller has raised `_core.changing`; it is given back here.
+        """Goes from the current action to `after`. The caller has raised `_core.changing`; it is lowered here.
 
         Recording is switched before, and told before, backends do their work: that may take long.
         """
@@ -175,7 +184,7 @@ class Stepping(_core.StepCounter):
             if ends:
                 self._end_window(before, after, at, complete=complete, reason=reason, cut_short=cut_short)
         finally:
-            _core.changing(-1)
+            self._lower()
         if before is after and not ends:
             return
         for source in pipeline.sources:

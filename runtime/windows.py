@@ -97,6 +97,8 @@ class Windows:
 
     def close(self, end: WindowEnds, now: int) -> None:
         """The latest window ends; `now` starts its linger time."""
+        if not self._open:
+            return  # a signal handler raised in the beginning of this window, and nobody was told of it
         window = self._open[-1]
         window.end, window.complete, window.reason, window.cut_short = end.at, end.complete, end.reason, end.cut_short
         window.waiting_since = now
@@ -161,7 +163,7 @@ class Windows:
                 return batches + self._release(self._open[0], batch)
             batches += self._release(self._open[0], batch)
         else:
-            for window, part in _divide(self._open, events):
+            for window, part in divide(self._open, events):
                 batches += self._release(window, self._take(window, source, part, args))
         self._account(source, events[events["kind"] != Kind.GAP])
         return batches
@@ -301,7 +303,7 @@ class Windows:
         )
 
 
-def _divide(windows: list[OpenWindow], events: Block) -> Iterator[tuple[OpenWindow, Block]]:
+def divide(windows: list[OpenWindow], events: Block) -> Iterator[tuple[OpenWindow, Block]]:
     """The events that each of several windows may hold, in one pass: a backlog may hold thousands of windows."""
     events = events[np.argsort(events["ts"], kind="stable")]
     ts, last = events["ts"], ends(events)

@@ -215,6 +215,7 @@ def live(life: Life, overflow: Overflow, ring_slots: int, ring_bytes: int, direc
         crew.end()
     assert rings_before is not None
     return [
+        *_threads_left(),
         *_rings(recorder(sc.Options()).statistics(), rings_before, made),
         *(
             problem
@@ -231,6 +232,16 @@ def live(life: Life, overflow: Overflow, ring_slots: int, ring_bytes: int, direc
             for problem in _windows(memory, by_step)
         ),
     ]
+
+
+def _threads_left() -> list[str]:
+    """Exporters that hang are cancelled at the deadline; their threads end soon afterwards."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("stepscope"):
+            thread.join(10)
+            if thread.is_alive():
+                return [f"thread {thread.name} was left running"]
+    return []
 
 
 def _others(life: Life) -> list[tuple[int, ...]]:

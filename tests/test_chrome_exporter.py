@@ -312,26 +312,28 @@ def test_repair_of_every_cut(tmp_path: Path, name: str, form: Literal["array", "
     for size in range(0, len(data), 7):
         path = tmp_path / f"{name}.part"
         path.write_bytes(data[:size])
-        try:
-            repaired = repair_chrome(path)
-        except FormatError as error:
-            assert str(path) in str(error)
-            path.unlink()
-            continue
+        repaired = repair_chrome(path)
         assert repaired.path == tmp_path / name
         assert not path.exists()
         made = read(repaired.path)
-        events = made if form == "array" else made["traceEvents"]
+        events = made if isinstance(made, list) else made["traceEvents"]
         sizes.add(len(spans(events)))
         assert spans(events) == [f"n{n}" for n in range(len(spans(events)))]
-        assert events[-1]["name"] == "cut off" or (repaired.lost <= 0 and events[-1]["name"] == "stepscope")
+        assert (
+            not events or events[-1]["name"] == "cut off" or (repaired.lost <= 0 and events[-1]["name"] == "stepscope")
+        )
     # Of a compressed file a piece is there or not; of a plain one every event counts.
     assert sizes >= ({20} if name.endswith("gz") else set(range(21)))
 
 
 def test_repair_of_what_is_no_trace(tmp_path: Path) -> None:
     """Other files are refused and left alone."""
-    for name, data in (("a.json", b"hello,\nworld"), ("b.json", b"[1,\n2"), ("c.json.gz", b"no gzip"), ("d.json", b"")):
+    for name, data in (
+        ("a.json", b"hello,\nworld"),
+        ("b.json", b"[1,\n2"),
+        ("c.json.gz", b"no gzip"),
+        ("d.json", b"[\n1,\n"),
+    ):
         path = tmp_path / name
         path.write_bytes(data)
         with pytest.raises(FormatError, match=name):

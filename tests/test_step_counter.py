@@ -27,7 +27,6 @@ class Steps(StepCounter):
         self.changes.append((step, at))
         self._next_change = step + 2
         assert _core.changing(0) == 1
-        _core.changing(-1)
 
     def _step_ignored(self) -> None:
         self.ignored += 1

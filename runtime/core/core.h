@@ -186,6 +186,7 @@ PyObject *ring_py_open(PyObject *self, PyObject *args);
 PyObject *ring_py_close(PyObject *self, PyObject *unused);
 PyObject *ring_py_drain(PyObject *self, PyObject *limit);
 PyObject *ring_py_statistics(PyObject *self, PyObject *unused);
+PyObject *spool_py_use(PyObject *self, PyObject *fd);
 
 /* context.c: which stack a span goes to: that of the running task, or of the thread. */
 Stack *stack_of_object(Thread *thread);   /* needs the GIL; NULL with what a signal handler raised meanwhile */
@@ -206,7 +207,7 @@ PyObject *span_py_set_decorator(PyObject *self, PyObject *decorate);
 /* What was cut, counted (module.c: counts()). */
 typedef struct {
     atomic_ullong names_cut, strings_full, categories_full, values_cut, arguments_cut, arguments_opaque,
-        deep_spans, spans_abandoned, rings_failed, lookups_failed;
+        deep_spans, spans_abandoned, rings_failed, lookups_failed, spool_failed;
 } Counts;
 extern Counts g_counts;
 static inline void count_one(atomic_ullong *count) { atomic_fetch_add_explicit(count, 1, memory_order_relaxed); }

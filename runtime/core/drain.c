@@ -92,10 +92,18 @@ static bool drain_ring(Ring *r, Out *out) {
         expected = r->goal_produced;
     }
     if (whole && (whole = out->count < out->room)) put_sampled(out, r, r->goal_sampled, clock_now());
-    atomic_store_explicit(&h->serial, expected, memory_order_release);
-    atomic_store_explicit(&r->lost, atomic_load_explicit(&r->lost, memory_order_relaxed) + missing, memory_order_release);
-    atomic_store_explicit(&h->tail, tail, memory_order_release);
+    r->taken = tail;
+    r->taken_serial = expected;
+    r->taken_lost = missing;
     return whole;
+}
+
+/* Gives the slots free that were copied. */
+static void give_free(Ring *r) {
+    atomic_store_explicit(&r->header->serial, r->taken_serial, memory_order_release);
+    uint64_t lost = atomic_load_explicit(&r->lost, memory_order_relaxed) + r->taken_lost;
+    atomic_store_explicit(&r->lost, lost, memory_order_release);
+    atomic_store_explicit(&r->header->tail, r->taken, memory_order_release);
 }
 
 PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
@@ -126,7 +134,10 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
     }
     drained_at = clock_now();
     Py_BEGIN_ALLOW_THREADS
+    uint32_t first = plan_at;
     while (plan_at < planned && drain_ring(plan[plan_at], &out)) plan_at++;
+    spool_write(out.events, out.count, out.args, out.args_len);
+    for (uint32_t i = first; i < planned && i <= plan_at; i++) give_free(plan[i]);
     overflow_drained();
     if (plan_at == planned) rings_trim();
     Py_END_ALLOW_THREADS

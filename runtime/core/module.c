@@ -18,9 +18,9 @@ static PyObject *py_recording(PyObject *self, PyObject *unused) { return PyLong_
 
 static PyObject *py_counts(PyObject *self, PyObject *unused) {
 #define COUNT(name) #name, (unsigned long long)atomic_load(&g_counts.name)
-    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsK}", COUNT(names_cut), COUNT(strings_full), COUNT(categories_full), COUNT(values_cut),
+    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsK}", COUNT(names_cut), COUNT(strings_full), COUNT(categories_full), COUNT(values_cut),
                          COUNT(arguments_cut), COUNT(arguments_opaque), COUNT(deep_spans), COUNT(spans_abandoned),
-                         COUNT(rings_failed), COUNT(lookups_failed));
+                         COUNT(rings_failed), COUNT(lookups_failed), COUNT(spool_failed));
 #undef COUNT
 }
 
@@ -56,6 +56,7 @@ static PyMethodDef methods[] = {
     {"set_shedding", shed_py_set, METH_VARARGS, NULL},
     {"set_task_lookup", context_py_set_task_lookup, METH_O, NULL},
     {"shed_levels", shed_py_levels, METH_VARARGS, NULL},
+    {"spool", spool_py_use, METH_O, NULL},
     {"strings_since", strings_py_since, METH_O, NULL},
     {"text", strings_py_text, METH_O, NULL},
     {"track", track_py_new, METH_VARARGS, NULL},

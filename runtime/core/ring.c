@@ -400,6 +400,7 @@ static void after_fork_child(void) {
     idle_count = 0;
     atomic_store(&unheld, 0);
     drain_after_fork();
+    spool_after_fork();
     if (wake_fd >= 0) close(wake_fd);
     wake_fd = -1;
     memset(&g_counts, 0, sizeof g_counts);

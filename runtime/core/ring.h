@@ -39,6 +39,7 @@ struct Ring {
     int64_t last_ts;                   /* consumer: when the event before a gap ended */
     int64_t sampled_from;              /* consumer: since when it has told of no sampling */
     uint64_t goal, goal_produced, goal_sampled; /* consumer: as far as the drain under way goes */
+    uint64_t taken, taken_serial, taken_lost; /* consumer: what it has copied and not given free yet */
     _Atomic uint64_t lost;             /* consumer */
 };
 
@@ -65,5 +66,8 @@ Room overflow_room(Thread *thread, const Event *event, uint64_t slots, Ring **ri
 void overflow_drained(void);          /* by the consumer: rings have room again */
 void overflow_after_fork(void);
 void overflow_close(void);            /* nobody will drain any more */
+/* spool.c: keeps what was drained, while a file for it is open */
+void spool_write(const Event *events, size_t count, const char *args, size_t args_len);
+void spool_after_fork(void);
 
 #endif

@@ -6,6 +6,7 @@ typedef struct {
     PyObject_HEAD
     long long step, next_change;
     unsigned int serial; /* of the profiler in this process: the `id` of its step marks */
+    int inside, owed;    /* changes of this profiler under way, and those of them that still hold `changing` up */
     char live;
 } StepCounter;
 
@@ -21,6 +22,25 @@ PyObject *step_py_changing(PyObject *self, PyObject *by) {
 }
 
 void step_after_fork(void) { atomic_store(&changing, 0); /* those under way are the parent's */ }
+
+/* Raises `changing` at the beginning of a change. `lower` gives it back, and `settle` does at the end of the change if
+ * that did not come to it, as when a signal handler raised in between. Under the GIL. */
+static PyObject *step_raise(StepCounter *self, PyObject *unused) {
+    atomic_fetch_add(&changing, 1);
+    self->inside++, self->owed++;
+    Py_RETURN_NONE;
+}
+
+static PyObject *step_lower(StepCounter *self, PyObject *unused) {
+    if (self->owed > 0) self->owed--, atomic_fetch_sub(&changing, 1);
+    Py_RETURN_NONE;
+}
+
+static PyObject *step_settle(StepCounter *self, PyObject *unused) {
+    self->inside--;
+    while (self->owed > self->inside && self->owed > 0) self->owed--, atomic_fetch_sub(&changing, 1);
+    Py_RETURN_NONE;
+}
 
 /* May leave behind what a signal handler raised meanwhile; the mark is written in any case. */
 static Event write_mark(StepCounter *self, int64_t now) {
@@ -38,13 +58,14 @@ static PyObject *step_step(StepCounter *self, PyObject *unused) {
     if (!self->live) return PyObject_CallMethod((PyObject *)self, "_step_ignored", NULL);
     long long step = ++self->step;
     bool change = step >= self->next_change;
-    if (change) atomic_fetch_add(&changing, 1); /* given back by _transition */
+    if (change) Py_DECREF(step_raise(self, NULL));
     int64_t now = clock_now();
     write_mark(self, now);
     if (!change) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyObject *result = PyObject_CallMethod((PyObject *)self, "_transition", "LL", step, (long long)now);
+    Py_DECREF(step_settle(self, NULL));
     if (!type) return result;
     Py_XDECREF(result);
     PyErr_Restore(type, value, trace);
@@ -57,7 +78,10 @@ static PyObject *step_mark(StepCounter *self, PyObject *unused) {
 }
 
 static PyMethodDef methods[] = {
+    {"_lower", (PyCFunction)step_lower, METH_NOARGS, NULL},
     {"_mark", (PyCFunction)step_mark, METH_NOARGS, NULL},
+    {"_raise", (PyCFunction)step_raise, METH_NOARGS, NULL},
+    {"_settle", (PyCFunction)step_settle, METH_NOARGS, NULL},
     {"step", (PyCFunction)step_step, METH_NOARGS,
      "step()\n--\n\nEnds the current step and begins the next. Never blocks and never raises; call it once per step,\n"
      "from any thread (from the thread of `start()` if a backend is bound to it)."},

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
 from stepscope.runtime.errors import OutputError
+from stepscope.runtime.presence import Presence, create, make_directories, rescue
 
 Piece = bytes | bytearray | memoryview
 
-_MAX_NAMES = 1000
+_FLAGS = os.O_RDWR | os.O_APPEND
 _MAX_PIECES = 512
 
 
 class AppendFile:
     """A new file, readable by this user only, that pieces are appended to. Not for two threads at once.
 
-    A write that returns has reached the kernel. One that fails leaves the file as it was.
+    A write that returns has reached the kernel. One that fails leaves the file as it was. If the file is deleted
+    meanwhile, what it holds is written again under its name or the next that is free.
 
     Args:
         path: its name. If that is taken, `-2`, `-3`, ... is put before the suffix; links are never followed.
@@ -32,16 +33,10 @@ class AppendFile:
         self.size = 0
         """Bytes written."""
         self._fd = -1
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._presence = Presence()
         try:
-            _make_directories(path.parent)
-            for attempt in range(2, _MAX_NAMES):
-                try:
-                    self._fd = os.open(self.path, flags, 0o600)
-                    return
-                except FileExistsError:
-                    self.path = path.with_name(f"{path.stem}-{attempt}{path.suffix}")
-            raise FileExistsError(errno.EEXIST, f"this name and {_MAX_NAMES - 2} like it are taken")
+            make_directories(path.parent)
+            self._fd, self.path = create(path, _FLAGS, 0o600, _other_name)
         except OSError as error:
             raise self._error(error, "create") from error
 
@@ -51,6 +46,7 @@ class AppendFile:
         Raises:
             OutputError: if the system refuses.
         """
+        self.look(now=sync)
         try:
             self._write_all(pieces)
             if sync:
@@ -64,6 +60,21 @@ class AppendFile:
                 self.size = os.fstat(self._fd).st_size
             raise failure from error
         self.size += sum(len(piece) for piece in pieces)
+
+    def look(self, *, now: bool = True) -> None:
+        """Sees whether the file was deleted, and saves what it holds; without `now` once a second at most.
+
+        Raises:
+            OutputError: if it was, and cannot be written again.
+        """
+        if self._fd < 0 or not self._presence.deleted(self._fd, self.path, now=now):
+            return
+        try:
+            new, self.path = rescue(self._fd, self.path, _FLAGS, _other_name)
+        except OSError as error:
+            raise self._error(error, "save what was deleted, to") from error
+        os.close(self._fd)
+        self._fd = new
 
     def close(self) -> None:
         """Closes it. Idempotent."""
@@ -84,10 +95,5 @@ class AppendFile:
         return OutputError(error.errno, f"cannot {doing} the file: {error.strerror or error}", str(self.path))
 
 
-def _make_directories(directory: Path) -> None:
-    missing: list[Path] = []
-    while not directory.exists():
-        missing.append(directory)
-        directory = directory.parent
-    for path in reversed(missing):
-        path.mkdir(mode=0o700, exist_ok=True)
+def _other_name(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.stem}-{number}{path.suffix}")

@@ -134,6 +134,7 @@ class JournalWriter:
         """
         with self._lock:
             self._open_file()
+            self._look()
             self._mark_cap(exactly=True)
             record = records.window_record(window)
             if not self._record(fmt.FrameType.WINDOW_CLOSED, record, self._fsync != "never"):
@@ -209,6 +210,7 @@ class JournalWriter:
                 )
                 self._control(fmt.FrameType.END, end)
                 self._commit(self._fsync != "never")
+                self._look()
             finally:
                 self._file.close()
                 self._file = None
@@ -261,6 +263,11 @@ class JournalWriter:
         if self._file is None:
             raise ClosedError(f"the journal {self.path} is not open")
         return self._file
+
+    def _look(self) -> None:
+        file = self._open_file()
+        file.look()
+        self.path = file.path
 
     def _commit(self, sync: bool) -> None:
         """Writes what is pending, all or nothing."""

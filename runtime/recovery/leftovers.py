@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, empty_block, join_blocks
-from stepscope.runtime.intervals import FOREVER, ends
+from stepscope.runtime.intervals import FOREVER, Mask, ends
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.ledger import SAMPLED, Ledger, SourceLedger, losses
 from stepscope.runtime.open_window import STEPS, OpenWindow
@@ -59,11 +59,8 @@ class Leftovers:
 
     def among(self, events: Block) -> Keys:
         """Keys of those of the events that the rings hold as well."""
-        if not len(self._keys):
-            return self._keys
         keys = keys_of(events)
-        at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        both: Keys = keys[self._keys[at] == keys]
+        both: Keys = keys[_among(keys, self._keys)]
         return both
 
     def begin_after(self, at: int) -> int | None:
@@ -71,11 +68,11 @@ class Leftovers:
         index = int(np.searchsorted(self._begins, at, side="right"))
         return int(self._begins[index]) if index < len(self._begins) else None
 
-    def missing(self, seen: Keys, profiler: int) -> Iterator[tuple[Block, bytes]]:
-        """Events of the rings that are not among `seen`; step marks of one profiler only."""
+    def pieces(self, profiler: int) -> Iterator[tuple[Block, bytes]]:
+        """Events and gaps of the spool and the rings, each once; step marks of one profiler only."""
         for events, args, gaps in self._rings():
             foreign = (events["kind"] == int(Kind.STEP)) & (events["id"] != profiler)
-            yield events[~foreign & ~np.isin(keys_of(events), seen)], args
+            yield events[~foreign], args
             gaps["ts"] = np.where(gaps["ts"] == 0, self.last_ns, gaps["ts"])
             yield gaps, b""
 
@@ -88,13 +85,22 @@ class Leftovers:
         return spans[~np.isin(spans["id"], self._ended)]
 
     def _rings(self) -> Iterator[tuple[Block, bytes, Block]]:
-        for ring in self._session.rings() if self._session else ():
+        if self._session is None:
+            return
+        spooled: list[Keys] = []
+        for piece in self._session.spooled():
+            self._ids.localise(piece.events, piece.args)
+            spooled.append(keys_of(piece.events))
+            yield piece.events, bytes(piece.args), piece.gaps
+        known = np.unique(np.concatenate([_NO_KEYS, *spooled]))
+        for ring in self._session.rings():
             self._ids.localise(ring.events, ring.args)
             self._ids.localise(ring.gaps, bytearray())
             ring.gaps["name"] = strings.intern("dropped")
             if ring.sampled:
                 ring.gaps["name"][-1] = SAMPLED
-            yield ring.events, bytes(ring.args), ring.gaps
+            # What was drained lies in the ring until it is overwritten.
+            yield ring.events[~_among(keys_of(ring.events), known)], bytes(ring.args), ring.gaps
 
 
 class UnfinishedWindow:
@@ -104,8 +110,10 @@ class UnfinishedWindow:
         self.index = index
         self.start = FOREVER
         self.last = 0
-        self.seen: list[Keys] = []
-        """Keys of events that are in the journal and in the rings."""
+        self.added = 0
+        """Events that the journal lacked, without gaps."""
+        self.dropped = 0
+        """Events that gaps count which the journal lacked."""
         self.profiler = 0
         """Number that the profiler's step marks bear; 0 = unknown."""
         self._marks: list[Block] = []
@@ -113,7 +121,15 @@ class UnfinishedWindow:
         self._step_track = 0
         self._counts: Counter[str] = Counter()
         self._dropped: dict[str, Counter[str]] = {}
+        self._seen: list[Keys] = []  # of events that are in the journal and in the rings
+        self._known: Keys = _NO_KEYS
         self._window: OpenWindow | None = None
+
+    @property
+    def window(self) -> OpenWindow:
+        """Its borders and steps, once they are fixed."""
+        assert self._window is not None
+        return self._window
 
     def add(self, batch: EventBatch, leftovers: Leftovers) -> None:
         """Takes note of a batch of the journal."""
@@ -131,7 +147,7 @@ class UnfinishedWindow:
         if batch.source == STEPS and len(spans):
             self._step_spans.append(spans["step"])
             self._step_track = int(spans["track"][0])
-        self.seen.append(leftovers.among(events))
+        self._seen.append(leftovers.among(events))
 
     def begin(self, marks: Block, end: int) -> None:
         """Fixes the borders; `marks` are all that are known of the profiler, also those outside."""
@@ -145,18 +161,22 @@ class UnfinishedWindow:
         self._window = OpenWindow(self.index, first)
         self._window.end = max(end, self.start + 1)
         self._window.add_marks(known)
+        self._known = np.unique(np.concatenate([_NO_KEYS, *self._seen]))
+        self._seen.clear()
 
     def take(self, events: Block, args: bytes, source: str = RECORDER) -> EventBatch:
-        """The events, or parts of them, that lie in this window."""
-        assert self._window is not None
-        taken = self._window.take(source, events) if len(events) else events
+        """The events, or parts of them, that lie in this window and not yet in the journal."""
+        events = events[~_among(keys_of(events), self._known)]
+        taken = self.window.take(source, events) if len(events) else events
+        gaps = taken["kind"] == int(Kind.GAP)
+        self.dropped += int(taken["id"][gaps].sum())
+        self.added += len(taken) - int(gaps.sum())
         return EventBatch(source, self.index, taken, args)
 
     def step_spans(self, pid: int) -> EventBatch:
         """Spans of the steps that the journal lacks; the one that was under way is flagged as open."""
-        assert self._window is not None
         track = self._step_track or tracks.new(tracks.TrackKind.THREAD, pid, 1 << 30, "steps")
-        spans = self._window.step_spans(track, last=True)
+        spans = self.window.step_spans(track, last=True)
         if len(spans):
             spans["flags"][-1] |= int(Flag.OPEN)
         known = np.concatenate([np.empty(0, np.int32), *self._step_spans])
@@ -164,9 +184,9 @@ class UnfinishedWindow:
 
     def finish(self, profiler: str, wall_start_ns: int, metadata: dict[str, Any], note: str) -> Window:
         """The window as it is recovered."""
-        assert self._window is not None and self._window.end is not None
+        assert self.window.end is not None
         sources: dict[str, SourceLedger] = {}
-        recovered = self._window.ledger()
+        recovered = self.window.ledger()
         for source in sorted({*self._counts, *recovered}):
             added = recovered.get(source, SourceLedger())
             accepted = self._counts[source] + added.accepted
@@ -176,14 +196,22 @@ class UnfinishedWindow:
             index=self.index,
             profiler=profiler,
             start_ns=self.start,
-            end_ns=self._window.end,
-            steps=tuple(step for step in self._window.steps() if step.number >= 0),
+            end_ns=self.window.end,
+            steps=tuple(step for step in self.window.steps() if step.number >= 0),
             complete=False,
             diagnostics=(note,),
             ledger=Ledger(sources),
             metadata=metadata,
             wall_start_ns=wall_start_ns,
         )
+
+
+def _among(keys: Keys, known: Keys) -> Mask:
+    """Which of the keys are known; `known` is sorted."""
+    if not len(known):
+        return np.zeros(len(keys), np.bool_)
+    found: Mask = known[np.minimum(np.searchsorted(known, keys), len(known) - 1)] == keys
+    return found
 
 
 def keys_of(events: Block) -> Keys:

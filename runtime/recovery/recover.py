@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.errors import FormatError, ProfilerStateError
-from stepscope.runtime.events import Block, EventBatch, Kind
+from stepscope.runtime.errors import FormatError, ProfilerStateError, RecoveredError
+from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.formats import run_of
 from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.ids import IdMap
@@ -20,10 +22,11 @@ from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.output import SESSION_FILE
 from stepscope.runtime.recovery.journals import RECOVERED, Journals, below
-from stepscope.runtime.recovery.leftovers import Keys, Leftovers, UnfinishedWindow
+from stepscope.runtime.recovery.leftovers import Leftovers, UnfinishedWindow
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.run import Run, this_host
 from stepscope.runtime.window import Window
+from stepscope.runtime.windows import divide
 
 _MAX_NOTE = 1 << 16
 
@@ -37,6 +40,8 @@ class SessionNote(msgspec.Struct, frozen=True):
     """Of the process, in clock ticks since boot."""
     profiler: int = 0
     """Number that the profiler's step marks bear; 0 = not said."""
+    owner: int = -1
+    """User to whom the note belongs, whatever it says itself."""
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,8 +110,8 @@ def recover(
 
     Raises:
         ProfilerStateError: if the process still runs.
-        FormatError: if there is nothing to recover: no journal and no session directory, or a journal that is whole;
-            or if the new journal exists and the session directory is gone.
+        FormatError: if there is nothing to recover: no journal and no session directory, or a journal that is whole.
+        RecoveredError: if the new journal exists and the session directory is gone.
         OSError: if files cannot be read.
         OutputError: if the new journal cannot be written.
     """
@@ -134,7 +139,7 @@ def recover(
         session.load_ids(ids)
     target = Path(out) if out is not None else place / RECOVERED
     if session is None and not force and target.exists():
-        raise FormatError(
+        raise RecoveredError(
             f"{target} exists, and the session directory is gone: a new recovery could lose what it holds; "
             "name another file for the new one, or force its replacement"
         )
@@ -158,10 +163,12 @@ def recover(
     finally:
         if reader is not None:
             reader.close()
+        if session is not None and not remove_session:
+            session.close()
     if session is not None:
         notes += session.notes
-        if remove_session:
-            session.remove()
+        if remove_session and note is not None:
+            session.remove(note.pid, note.start_time)
             (place / SESSION_FILE).unlink()
     return Recovery(
         journal=target,
@@ -230,7 +237,12 @@ class _Recovering:
         last = max([self._leftovers.last_ns, *(window.last for window in windows)])
         for index, window in enumerate(windows):
             window.begin(marks, windows[index + 1].start if index + 1 < len(windows) else last + 1)
-            self._fill(window, last)
+        by_index = {window.index: window for window in windows}
+        for events, args in self._leftovers.pieces(self._profiler):
+            for borders, part in divide([window.window for window in windows], events):
+                self._writer.write_batch(by_index[borders.index].take(part, args))
+        for window in windows:
+            self._finish(window, last)
 
     def _begin_window(self, marks: Block) -> None:
         """The window that had begun, if any had: something was recorded after the last one's end."""
@@ -241,19 +253,13 @@ class _Recovering:
             window.start = int(at.max()) if len(at) else first
             self._open[window.index] = window
 
-    def _fill(self, window: UnfinishedWindow, last: int) -> None:
-        added = 0
-        seen: Keys = np.concatenate(window.seen) if window.seen else np.empty(0, np.uint64)
-        for events, args in self._leftovers.missing(seen, self._profiler):
-            batch = window.take(events, args)
-            gaps = batch.events["kind"] == int(Kind.GAP)
-            self.dropped += int(batch.events["id"][gaps].sum())
-            added += len(batch) - int(gaps.sum())
-            self._writer.write_batch(batch)
+    def _finish(self, window: UnfinishedWindow, last: int) -> None:
+        added = window.added
+        self.from_rings += added
+        self.dropped += window.dropped
         spans = window.take(self._leftovers.open_spans(last), b"")
         self._writer.write_batch(spans)
         self._writer.write_batch(window.step_spans(self._run.pid))
-        self.from_rings += added
         self.open_spans += len(spans)
         why = (
             f"the process ended inside this window; {added:,} events were recovered from its rings, and "
@@ -304,20 +310,32 @@ def read_note(path: Path, notes: list[str]) -> SessionNote | None:
         OSError: if the system refuses.
     """
     try:
-        with path.open("rb") as file:
-            return msgspec.json.decode(file.read(_MAX_NOTE), type=SessionNote)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError as error:
-        notes.append(f"{path} cannot be read: {error}")
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        notes.append(f"{path} is a symbolic link, and was not followed")
         return None
+    with os.fdopen(file, "rb") as stream:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            notes.append(f"{path} is not a regular file")
+            return None
+        try:
+            note = msgspec.json.decode(stream.read(_MAX_NOTE), type=SessionNote)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            notes.append(f"{path} cannot be read: {error}")
+            return None
+    return msgspec.structs.replace(note, owner=about.st_uid)
 
 
 def _open_session(note: SessionNote | None, notes: list[str]) -> SessionFiles | None:
     if note is None:
         return None
     try:
-        return SessionFiles(Path(note.directory))
+        return SessionFiles(Path(note.directory), note.owner)
     except (FormatError, OSError, ValueError) as error:
         notes.append(f"the session directory {note.directory} cannot be used: {error}")
         return None

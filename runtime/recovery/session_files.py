@@ -6,6 +6,7 @@ are not followed, sizes are bounded, every count is checked against what is ther
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import struct
@@ -21,12 +22,17 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EVENT_DTYPE, NO_STEP, Block, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import TrackRecord
+from stepscope.runtime.session_directory import is_session_file, is_session_of
+from stepscope.runtime.spool import FILES as SPOOL_FILES
 
 MAX_RINGS = 4096
 MAX_SLOTS = 1 << 24
 MAX_STACKS = 1 << 16
 MAX_STRINGS_BYTES = 1 << 30
 MAX_TRACKS_BYTES = 32 << 20
+MAX_SPOOLED = 1 << 20
+"""Events of one frame of the spool; a drain takes fewer."""
+MAX_SPOOLED_ARGS = 256 << 20
 
 _RING_HEADER = 4096
 _RING_FIELDS = struct.Struct("<8sIIIIq32xQQQQ32xQQ8xQ")
@@ -36,6 +42,13 @@ _RING_MAGIC = b"SSRING1\0"
 _RING_VERSION = 1
 _MORE = 255
 _MORE_BYTES = 62
+
+_MOST_UNWRITTEN = 4 << 20
+"""Bytes of a ring that may be missing from its file, as on a file system that was full."""
+
+_SPOOL_HEAD = struct.Struct("<8sII")
+"""Magic, events, bytes of arguments."""
+_SPOOL_MAGIC = b"SSSPOOL\0"
 
 _TRACK = struct.Struct("<qqIIII")
 _STRING = struct.Struct("<II")
@@ -68,18 +81,39 @@ class RingContent(msgspec.Struct, frozen=True):
 class SessionFiles:
     """One session directory.
 
+    Args:
+        directory: its name.
+        owner: user to whom it must belong; default: whoever asks.
+
     Raises:
-        FormatError: if the path is not a directory of this user.
+        FormatError: if it is no directory of that user's alone.
         OSError: if it cannot be read.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, owner: int | None = None) -> None:
         self.directory = directory
         self.notes: list[str] = []
         """Files that could not be used, and why."""
-        found = directory.lstat()
-        if not stat.S_ISDIR(found.st_mode) or os.getuid() not in (found.st_uid, 0):
+        owner = os.getuid() if owner is None else owner
+        if not directory.is_absolute():
+            raise FormatError(f"{directory} is not an absolute name")
+        try:
+            # Held open, so that nobody puts another in its place meanwhile.
+            self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise FormatError(f"{directory} is not a session directory of this user") from error
+            raise
+        found = os.fstat(self._fd)
+        if found.st_uid != owner or os.getuid() not in (owner, 0) or found.st_mode & 0o022:
+            self.close()
             raise FormatError(f"{directory} is not a session directory of this user")
+
+    def close(self) -> None:
+        """Closes it. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def load_ids(self, ids: IdMap) -> None:
         """Learns the names and tracks of the dead process."""
@@ -92,7 +126,7 @@ class SessionFiles:
 
     def rings(self) -> Iterator[RingContent]:
         """The rings, one after the other."""
-        for name in sorted(os.listdir(self.directory))[: MAX_RINGS + 16]:
+        for name in sorted(os.listdir(self._fd))[: MAX_RINGS + 16]:
             if name.startswith("ring-"):
                 try:
                     content = self._ring(name)
@@ -100,6 +134,32 @@ class SessionFiles:
                     self.notes.append(f"{self.directory}/{name}: {error}")
                 else:
                     yield content
+
+    def spooled(self) -> Iterator[RingContent]:
+        """What had been drained, and was perhaps not yet in the journal, in pieces."""
+        for name in SPOOL_FILES:
+            try:
+                file = self._open(name)
+            except FormatError as error:
+                self.notes.append(f"{self.directory}/{name}: {error}")
+                continue
+            try:
+                at = 0
+                while (head := os.pread(file, _SPOOL_HEAD.size, at)) and len(head) == _SPOOL_HEAD.size:
+                    magic, count, args_bytes = _SPOOL_HEAD.unpack(head)
+                    size = count * EVENT_DTYPE.itemsize + args_bytes
+                    believed = magic == _SPOOL_MAGIC and count <= MAX_SPOOLED and args_bytes <= MAX_SPOOLED_ARGS
+                    if not believed or at + _SPOOL_HEAD.size + size > os.fstat(file).st_size:
+                        # The last frame was not finished: then the rings still have what it was to hold.
+                        break
+                    body = os.pread(file, size, at + _SPOOL_HEAD.size)
+                    at += _SPOOL_HEAD.size + size
+                    events = np.frombuffer(bytearray(body[: count * EVENT_DTYPE.itemsize]), EVENT_DTYPE)
+                    known = (events["kind"] > 0) & (events["kind"] <= max(Kind))
+                    args = bytearray(body[count * EVENT_DTYPE.itemsize :])
+                    yield RingContent(events[known], args, empty_block())
+            finally:
+                os.close(file)
 
     def open_spans(self, until: int) -> Block:
         """Spans that had begun and not ended, as events with `FLAG_OPEN` and `dur` up to the time `until`."""
@@ -129,15 +189,26 @@ class SessionFiles:
         spans = self.open_spans(np.iinfo(np.int64).max >> 1)
         return int(spans["ts"].max()) if len(spans) else 0
 
-    def remove(self) -> None:
-        """Deletes the files of a session, and the directory if nothing else is in it.
+    def remove(self, pid: int, start_time: int) -> None:
+        """Deletes the files of a session and closes it; also the directory, if nothing else is in it.
+
+        Args:
+            pid: of the process whose session it must be.
+            start_time: of that process.
 
         Raises:
+            FormatError: if it is the session of another process, or none.
             OSError: if that is not possible.
         """
-        for name in os.listdir(self.directory):
-            if name.startswith("ring-") or name in ("strings", "tracks", "stacks", "process.json"):
-                (self.directory / name).unlink()
+        try:
+            said = self._read("process.json", 4096)
+            if not is_session_of(said, pid, start_time):
+                raise FormatError(f"{self.directory} is not the session of process {pid}, and is left alone")
+            for name in os.listdir(self._fd):
+                if is_session_file(name):
+                    os.unlink(name, dir_fd=self._fd)
+        finally:
+            self.close()
         self.directory.rmdir()
 
     def _strings(self) -> Iterator[tuple[int, str]]:
@@ -146,7 +217,7 @@ class SessionFiles:
         while at + _STRING.size <= len(data):
             number, length = _STRING.unpack_from(data, at)
             at += _STRING.size
-            if length > _core.MAX_NAME or at + length > len(data):
+            if number == 0 or length > _core.MAX_NAME or at + length > len(data):
                 self.notes.append(f"{self.directory}/strings: unreadable from byte {at - _STRING.size} on")
                 return
             yield number, data[at : at + length].decode(errors="replace")
@@ -171,6 +242,8 @@ class SessionFiles:
             first = max(max(reserve, end) - slots, 0)
             if not first <= end < 1 << 62 or end - first > slots:
                 raise FormatError("its counters contradict each other")
+            if (end - first) * EVENT_DTYPE.itemsize > _written(file):
+                raise FormatError("its counters claim more than was ever written")
             raw = _read_slots(file, slots, first, end)
         finally:
             os.close(file)
@@ -181,9 +254,8 @@ class SessionFiles:
 
     def _open(self, name: str) -> int:
         """A descriptor of a regular file. Raises `FormatError` if it is none, or cannot be opened."""
-        path = self.directory / name
         try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._fd)
         except OSError as error:
             raise FormatError(error.strerror or str(error)) from error
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -199,10 +271,15 @@ class SessionFiles:
             self.notes.append(f"{self.directory}/{name}: {error}")
             return b""
         with os.fdopen(file, "rb") as stream:
-            data = stream.read(limit + 1)
+            data = stream.read(min(limit + 1, _written(file)))
         if len(data) > limit:
             self.notes.append(f"{self.directory}/{name}: only the first {limit} bytes were read")
         return data[:limit]
+
+
+def _written(file: int) -> int:
+    """Bytes of a file that take space, and some more: one that is sparse claims any size, and holds nothing there."""
+    return os.fstat(file).st_blocks * 512 + _MOST_UNWRITTEN
 
 
 def _read_slots(file: int, slots: int, first: int, end: int) -> bytearray:

@@ -10,7 +10,7 @@ from stepscope.cli import opening
 from stepscope.cli.progress import Progress
 from stepscope.exporters.repair import repair_chrome
 from stepscope.exporters.rotation import PART
-from stepscope.runtime.errors import FormatError, ProfilerStateError
+from stepscope.runtime.errors import FormatError, ProfilerStateError, RecoveredError
 from stepscope.runtime.recovery.recover import Recovery, recover
 
 DESCRIPTION = """\
@@ -72,10 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
             )
     except ProfilerStateError as error:
         raise ProfilerStateError(f"{error} (--force)") from error
-    except FormatError as error:
-        if "force its replacement" in str(error):
-            raise FormatError(f"{error} (--out, --force)") from error
-        raise
+    except RecoveredError as error:
+        raise RecoveredError(f"{error} (--out, --force)") from error
     print(recovered.text())
     if directory.is_dir():
         _repair_traces(directory, recovered)
@@ -87,6 +85,9 @@ def _repair_traces(directory: Path, recovered: Recovery) -> None:
     """Completes the Chrome traces that were cut off."""
     for path in sorted(directory.rglob("*.json*")):
         if not path.name.removesuffix(PART).endswith((".json", ".json.gz")) or not path.is_file():
+            continue
+        if path.is_symlink():
+            print(f"not repaired: {path} is a symbolic link")
             continue
         try:
             repair = repair_chrome(path)

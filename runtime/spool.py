@@ -1,0 +1,85 @@
+"""The spool: keeps what was drained from the rings until the journals have it, so that a killed process loses nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from stepscope.runtime import _core
+
+FILES = ("spool-0", "spool-1")
+
+
+class Writer(Protocol):
+    """An outlet, as far as the spool is concerned."""
+
+    @property
+    def given(self) -> int: ...
+    @property
+    def handled(self) -> int: ...
+
+
+class Spool:
+    """Two files of the session directory, filled by turns.
+
+    A drain copies what it takes into one of them before it gives the rings free. When everything in the other one has
+    been routed, and the journals have handled what they were given by then, that one is emptied and is next. So an
+    event is in a ring, in the spool or in the journal at every moment. Used on the loop.
+
+    Args:
+        directory: of the session.
+        limit: size in bytes of one file after which nothing is added, because a journal does not get on.
+
+    Raises:
+        OSError: if the files cannot be made.
+    """
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._limit = limit
+        self._files = [os.open(directory / name, flags, 0o600) for name in FILES]
+        self._now = 0
+        self._left_at: int | None = None
+        self._goals: list[tuple[Writer, int]] | None = None
+        self.stalled = 0
+        """Times that a file had reached its limit."""
+
+    def begin(self) -> None:
+        """From now on drains are copied."""
+        _core.spool(self._files[self._now])
+
+    def turn(self, routed: int, journals: Sequence[Writer]) -> None:
+        """Empties what is not needed any more, after each routing.
+
+        Args:
+            routed: everything that began by this time was routed, in ns.
+            journals: who must have it; if there is none, nothing is kept.
+        """
+        if not journals:
+            _core.spool(-1)
+            for file in self._files:
+                os.ftruncate(file, 0)
+            self._left_at = self._goals = None
+            return
+        if self._left_at is not None and self._goals is None and routed >= self._left_at:
+            self._goals = [(journal, journal.given) for journal in journals]
+        if self._goals is not None and all(journal.handled >= goal for journal, goal in self._goals):
+            os.ftruncate(self._files[1 - self._now], 0)
+            self._left_at = self._goals = None
+        size = os.fstat(self._files[self._now]).st_size
+        if self._left_at is None and size:
+            self._now = 1 - self._now
+            self._left_at = _core.now()
+            size = 0
+        full = size > self._limit
+        self.stalled += full
+        _core.spool(-1 if full else self._files[self._now])
+
+    def close(self) -> None:
+        """Closes the files; also in a forked child, whose parent goes on with them."""
+        _core.spool(-1)
+        for file in self._files:
+            os.close(file)
+        self._files.clear()

@@ -1,0 +1,280 @@
+"""SIGTERM and SIGINT: what was recorded is delivered first, and then the process ends as it would have."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stepscope.runtime.journal.reader import JournalReader
+from tests.crashes import names, windows
+
+START = """
+import asyncio, os, signal, sys, threading, time
+import stepscope as sc
+def term(who=0): os.kill(who or os.getpid(), signal.SIGTERM)
+profiler = sc.trace(output_dir="run", name="asked to stop")
+"""
+WORK = """
+profiler.start()
+with sc.span("work"):
+    pass
+"""
+
+
+def run(script: str, place: Path, *, code: int, number: int | None = None) -> str:
+    """Runs a script; with `number`, that signal is sent when it has printed a line. Returns what it printed."""
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", START + script],
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        said = ""
+        if number is not None:
+            said = process.stdout.readline()
+            process.send_signal(number)
+        out, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    return said + out
+
+
+def delivered(place: Path) -> bool:
+    """Whether the journal is whole and has the work, in a window that was closed."""
+    journal = place / "run" / "journal"
+    with JournalReader(journal) as reader:
+        list(reader)
+        assert reader.end is not None
+    return names(journal)["work"] == 1 and len(windows(journal)) == 1 and not (place / "run" / "session").exists()
+
+
+def test_sigterm_delivers_and_kills(tmp_path: Path) -> None:
+    """The parent sees a process that died of SIGTERM, and the files are complete; nothing of Python's exit runs."""
+    said = run(
+        WORK + "import atexit; atexit.register(print, 'atexit'); print('ready', flush=True)\ntime.sleep(60)",
+        tmp_path,
+        code=-signal.SIGTERM,
+        number=signal.SIGTERM,
+    )
+    assert said == "ready\n"
+    assert delivered(tmp_path)
+
+
+def test_sigterm_in_the_midst_of_steps(tmp_path: Path) -> None:
+    """Wherever it hits a loop that changes its action at every step, the journal is whole."""
+    script = """
+profiler.schedule = sc.schedule(wait=0, warmup=0, active=1, repeat=0)
+profiler.start()
+print("ready", flush=True)
+while True:
+    with sc.span("work"):
+        pass
+    profiler.step()
+"""
+    for trial in range(5):
+        place = tmp_path / str(trial)
+        place.mkdir()
+        run(script, place, code=-signal.SIGTERM, number=signal.SIGTERM)
+        with JournalReader(place / "run" / "journal") as reader:
+            list(reader)
+            assert reader.end is not None
+            assert not reader.damage
+
+
+def test_a_second_sigterm_does_not_cut_the_flush_short(tmp_path: Path) -> None:
+    """A scheduler that asks again while an exporter is slow gets the same end, and the file is whole."""
+    script = (
+        """
+class Slow(sc.MemoryExporter):
+    async def aclose(self):
+        print("closing", flush=True)
+        await asyncio.sleep(1)
+profiler = sc.trace(output_dir="run", exporters=[Slow()])
+"""
+        + WORK
+        + "print('ready', flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", START + script], cwd=tmp_path, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.terminate()
+        assert process.stdout.readline() == b"closing\n"
+        for _ in range(3):
+            process.terminate()
+            time.sleep(0.05)
+        assert process.wait(60) == -signal.SIGTERM
+    assert delivered(tmp_path)
+
+
+def test_a_hanging_exporter_delays_the_end_by_the_deadline_only(tmp_path: Path) -> None:
+    """The grace of schedulers is short."""
+    script = (
+        """
+profiler = sc.trace(output_dir="run", exporters=[sc.MemoryExporter(hang_in="export")],
+                    options=sc.Options(close_timeout=0.5))
+"""
+        + WORK
+        + "print('ready', flush=True)\ntime.sleep(60)"
+    )
+    began = time.monotonic()
+    run(script, tmp_path, code=-signal.SIGTERM, number=signal.SIGTERM)
+    assert time.monotonic() - began < 30
+    assert delivered(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n" + WORK + "print(0, flush=True)\ntime.sleep(60)",
+        WORK + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\nprint(0, flush=True)\ntime.sleep(60)",
+        WORK
+        + """
+async def main():
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    print(0, flush=True)
+    await stop.wait()
+    sys.exit(5)
+asyncio.run(main())
+""",
+        WORK + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nterm()\nprint(0, flush=True)\nsys.exit(5)",
+    ],
+)
+def test_handlers_of_the_program_are_left_alone(script: str, tmp_path: Path) -> None:
+    """Set before or after, by signal or by asyncio: they decide, and the trace is closed at the exit that they cause."""
+    run(script, tmp_path, code=5, number=signal.SIGTERM if "term()" not in script else None)
+    assert delivered(tmp_path)
+
+
+def test_the_disposition_is_given_back(tmp_path: Path) -> None:
+    """Without an open profiler SIGTERM is as it was; a handler that the program restored late does what it should."""
+    run(
+        """
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+with profiler:
+    ours = signal.getsignal(signal.SIGTERM)
+    assert callable(ours)
+    with sc.trace(output_dir="other"):
+        pass
+    assert signal.getsignal(signal.SIGTERM) is ours
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+async def main():
+    async with sc.trace(output_dir="third"):
+        assert signal.getsignal(signal.SIGTERM) is ours
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+asyncio.run(main())
+with sc.trace(output_dir="fourth", options=sc.Options(handle_sigterm=False)):
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+signal.signal(signal.SIGTERM, ours)
+term()
+""",
+        tmp_path,
+        code=-signal.SIGTERM,
+    )
+
+
+def test_a_thread_that_starts_a_profiler_installs_nothing(tmp_path: Path) -> None:
+    """Python sets handlers on the main thread only; elsewhere starting works all the same."""
+    run(
+        """
+thread = threading.Thread(target=profiler.start)
+thread.start(), thread.join()
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+profiler.close()
+""",
+        tmp_path,
+        code=0,
+    )
+
+
+def test_a_forked_child_dies_at_once(tmp_path: Path) -> None:
+    """Who terminates a worker does not wait for its parent's trace, and the parent's trace goes on."""
+    run(
+        WORK
+        + """
+child = os.fork()
+if child == 0:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    time.sleep(60)
+    os._exit(1)
+time.sleep(0.1)
+term(child)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+""",
+        tmp_path,
+        code=0,
+    )
+    assert delivered(tmp_path)
+
+
+def test_an_interrupt_during_changes_breaks_nothing(tmp_path: Path) -> None:
+    """KeyboardInterrupt that arrives anywhere in a loop of changes, pauses and closing is raised, and all is delivered."""
+    run(
+        """
+import random
+profiler.schedule = sc.schedule(wait=1, warmup=0, active=1, repeat=0)
+armed = threading.Event()
+def interrupt():
+    for _ in range(40):
+        armed.wait()
+        armed.clear()
+        time.sleep(random.uniform(0, 0.002))
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+def work():
+    with sc.span("spans"):
+        profiler.step()
+    profiler.pause()
+    profiler.resume()
+profiler.start()
+threading.Thread(target=interrupt).start()
+for _ in range(40):
+    try:
+        armed.set()
+        while True:
+            work()
+    except KeyboardInterrupt:
+        profiler.resume()  # the interrupt may have come after pause()
+        profiler.flush()
+while profiler.current_action is not sc.ProfilerAction.RECORD_AND_SAVE:
+    profiler.step()
+with sc.span("work"):
+    pass
+profiler.close()
+profiler.raise_errors()
+from stepscope.runtime import _core
+assert _core.changing(0) == 0 and not _core.recording()
+statistics = profiler.statistics().pipeline.windows
+assert statistics.opened == statistics.closed, statistics
+""",
+        tmp_path,
+        code=0,
+    )
+    assert names(tmp_path / "run" / "journal")["work"] == 1
+
+
+def test_an_interrupt_waits_for_closing(tmp_path: Path) -> None:
+    """Ctrl-C while the profiler closes: everything is written, and then KeyboardInterrupt is raised."""
+    script = (
+        """
+class Slow(sc.MemoryExporter):
+    async def aclose(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0.3)
+profiler = sc.trace(output_dir="run", exporters=[Slow()])
+"""
+        + WORK
+        + """
+try:
+    profiler.close()
+except KeyboardInterrupt:
+    sys.exit(5)
+"""
+    )
+    run(script, tmp_path, code=5)
+    assert delivered(tmp_path)

@@ -1,0 +1,345 @@
+"""Faults of files: cut, damaged, removed and replaced."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+import stepscope
+from stepscope.exporters.base import EventBatch, Exporter
+from stepscope.exporters.chrome import ChromeTraceExporter
+from stepscope.exporters.repair import repair_chrome
+from stepscope.exporters.salvage import GZIP
+from stepscope.exporters.specimens import run_in, window_of
+from stepscope.exporters.tensorboard import TensorBoardExporter
+from stepscope.runtime import strings
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.formats import replay_into, run_of
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.frames import Damage, FrameReader
+from stepscope.runtime.journal.reader import JournalReader
+from tests.journals import batch_with_arguments, frame_borders, write_journal
+from tests.torture.fault import Fault, Outcome
+
+SWEPT = 1 << 16
+"""Bytes at the end of a file that are cut off one by one."""
+
+FAMILY = "files"
+WORKERS = 2
+
+
+def sample(count: int, each: int) -> list[EventBatch]:
+    """Batches of spans with arguments, in windows of four."""
+    return [
+        batch_with_arguments(
+            [f"span {index % 7}" for index in range(each)],
+            [{"number": at * each + index, "text": "ü\n" * (index % 9)} for index in range(each)],
+            window=at // 4,
+            start_ns=1_000_000 * (at + 1),
+        )
+        for at in range(count)
+    ]
+
+
+# cut
+
+
+def journal_sweep(place: Path, cuts: Iterable[int]) -> Outcome:
+    """A journal that is cut: every whole frame is read, and nothing else; some of the rests become JSON."""
+    path = write_journal(place / f"journal-{os.getpid()}", sample(9, 96))
+    data = path.read_bytes()
+    borders = frame_borders(data)
+    frames = zip(borders, borders[1:], strict=False)
+    counts = [(end, _events_at(data, at)) for at, end in frames if data[at + 4] == fmt.FrameType.EVENTS]
+    near = {border + by for border in borders for by in range(-2, 3)}
+    total = Outcome(tried=0)
+    for cut in sorted({max(len(data) - cut, 0) for cut in cuts}, reverse=True):
+        os.truncate(path, cut)
+        reader = FrameReader(path)
+        exported = 0
+        while (frame := reader.next()) is not None:
+            exported += _events_at(frame[2]) if frame[0] == fmt.FrameType.EVENTS else 0
+        reader.close()
+        problems: list[str] = []
+        whole = max((border for border in borders if border <= cut), default=0)
+        if reader.damage != Damage(torn_bytes=cut - whole):
+            problems.append(f"cut at {cut}: {reader.damage}")
+        if cut in near and not _converts(path, place, exported):
+            problems.append(f"cut at {cut}: it does not convert to JSON")
+        produced = sum(count for end, count in counts if end <= cut)
+        total += Outcome(produced=produced, exported=exported, problems=tuple(problems))
+    return total
+
+
+def _events_at(data: bytes, frame: int = -fmt.FRAME_HEADER.size) -> int:
+    return int(fmt.EVENTS_HEADER.unpack_from(data, frame + fmt.FRAME_HEADER.size)[3])
+
+
+def _converts(path: Path, place: Path, events: int) -> bool:
+    target = place / f"converted-{os.getpid()}.json"
+
+    async def replay() -> None:
+        with JournalReader(path) as reader:
+            await replay_into(reader, ChromeTraceExporter(target), run_of(reader, place))
+
+    anyio.run(replay)
+    return spans_in(target.read_bytes()) == events
+
+
+def trace_sweep(exporter: Callable[[Path], Exporter], place: Path, cuts: Iterable[int]) -> Outcome:
+    """A trace that is cut: every whole event is kept, and what comes out is JSON."""
+    home = place / f"trace-{os.getpid()}"
+    source = write_trace(exporter(home), home, sample(4, 60))
+    data = source.read_bytes()
+    zipped = data.startswith(GZIP)
+    # Of a compressed file a piece is there or not; what there is to find is what any reader of gzip finds.
+    total = Outcome(tried=0)
+    path = home / "cut" / f"{source.name}.part"
+    path.parent.mkdir()
+    for cut in sorted({max(len(data) - cut, 0) for cut in cuts}, reverse=True):
+        path.write_bytes(data[:cut])
+        text = zlib.decompressobj(31).decompress(data[:cut]) if zipped else data[:cut]
+        produced = text.count(b',\n{"ph":"X"')
+        # The last one may lack its end.
+        last = text.rfind(b',\n{"ph":"X"')
+        produced -= last >= 0 and b"}" not in text[last:].rpartition(b"}}")[1]
+        try:
+            repaired = repair_chrome(path).path
+            made = repaired.read_bytes()
+            exported = spans_in(zlib.decompress(made, 31) if made.startswith(GZIP) else made)
+            total += Outcome(produced=produced, exported=exported)
+        except (FormatError, msgspec.DecodeError, zlib.error) as error:
+            total += Outcome(produced=produced, problems=(f"cut at {cut}: {error!r}",))
+    return total
+
+
+def spans_in(trace: bytes) -> int:
+    """Spans of a Chrome trace that is JSON; raises if it is not."""
+    decoded: Any = msgspec.json.decode(trace)
+    events: list[dict[str, Any]] = decoded if isinstance(decoded, list) else decoded["traceEvents"]
+    return sum(event["ph"] == "X" for event in events)
+
+
+def write_trace(exporter: Exporter, home: Path, batches: list[EventBatch]) -> Path:
+    """Plays batches into an exporter; returns the one file that it made."""
+    home.mkdir(parents=True)
+
+    async def play() -> None:
+        await exporter.open(run_in(home))
+        for batch in batches:
+            await exporter.export(batch)
+        await exporter.close_window(window_of(0, batches[-1]))
+        await exporter.aclose()
+
+    anyio.run(play)
+    (made,) = (path for path in home.iterdir() if path.is_file())
+    return made
+
+
+def sweep(trial: Callable[[Path, Iterable[int]], Outcome], some: int, place: Path, seed: int) -> Outcome:
+    """Cuts off 0 to 65,536 bytes; with `some`, that many cuts of the last 4 KiB, drawn by the seed."""
+    if some:
+        return trial(place, random.Random(seed).sample(range(4096), some))
+    with ProcessPoolExecutor(WORKERS, get_context("spawn")) as workers:
+        parts = [range(worker, SWEPT + 1, WORKERS) for worker in range(WORKERS)]
+        return sum(workers.map(partial(trial, place), parts), Outcome(tried=0))
+
+
+# damaged
+
+
+def damaged(data: bytes, chance: random.Random) -> bytes:
+    """The same with a hole, a flipped bit, a tail that is there twice, or a second file behind it."""
+    made = bytearray(data)
+    at = chance.randrange(len(made))
+    match chance.randrange(5):
+        case 0:
+            size = chance.choice([1, 100, 4096, 1 << 20])
+            made[at : at + size] = bytes(size)
+        case 1:
+            made[at] ^= 1 << chance.randrange(8)
+        case 2:
+            made += made[at:]
+        case 3:
+            made += data
+        case _:
+            del made[at : at + chance.choice([1, 50, 5000])]
+    return bytes(made)
+
+
+def damaged_journal(place: Path, seed: int) -> Outcome:
+    """A journal that is damaged anywhere: no event is invented, all frames that are whole come back."""
+    chance = random.Random(seed)
+    path = write_journal(place / "journal", sample(9, 20))
+    data = path.read_bytes()
+    borders = frame_borders(data)
+    frames = [data[at:end] for at, end in zip(borders, borders[1:], strict=False)]
+    made = damaged(data, chance)
+    path.write_bytes(made)
+    # Frames carry their number, and the mark of their file: whole ones are whole wherever they are.
+    whole = sum(made.count(frame) * _events_at(frame, 0) for frame in frames if frame[4] == fmt.FrameType.EVENTS)
+    try:
+        with JournalReader(path) as reader:
+            exported = sum(len(item) for item in reader if isinstance(item, EventBatch))
+    except FormatError as error:
+        # Nothing can be told of a file whose first two marks are gone.
+        beginning = fmt.FILE_HEADER.size + fmt.FRAME_HEADER.size
+        problems = () if made[:beginning] != data[:beginning] else (str(error),)
+        return Outcome(produced=whole, dropped=whole, problems=problems)
+    return Outcome(produced=whole, exported=exported)
+
+
+def damaged_trace(exporter: Callable[[Path], Exporter], place: Path, seed: int) -> Outcome:
+    """A trace that is damaged anywhere: what comes out is JSON, with every event whose line is whole."""
+    chance = random.Random(seed)
+    source = write_trace(exporter(place / "home"), place / "home", sample(4, 20))
+    data = source.read_bytes()
+    made = damaged(data, chance)
+    source.write_bytes(made)
+    try:
+        text = repair_chrome(source).path.read_bytes()
+        exported = spans_in(zlib.decompress(text, 31) if text.startswith(GZIP) else text)
+    except FormatError as error:
+        problems = (repr(error),) if made[:2] == data[:2] and len(made) > 200 and made[2:200] == data[2:200] else ()
+        return Outcome(problems=problems)
+    except (msgspec.DecodeError, zlib.error) as error:
+        return Outcome(problems=(repr(error),))
+    if data.startswith(GZIP):
+        return Outcome(produced=exported, exported=exported)
+    lines = [line for line in data.split(b"\n") if line.startswith(b'{"ph":"X"')]
+    text = b"\n" + made
+    produced = sum(text.count(b"\n" + line + b"\n") for line in lines)
+    # JSON has no checksum: an event with one wrong letter is an event.
+    return Outcome(produced=produced, exported=min(exported, produced) if exported - produced == 1 else exported)
+
+
+# removed and replaced
+
+
+def vanish(deed: Callable[[Path], object], place: Path, seed: int) -> Outcome:
+    """Something happens to the files of a run between two windows, or within one; everything is in what is there after."""
+    run = place / "run"
+    events = 0
+    held = 0
+    traced = stepscope.trace(
+        output_dir=run,
+        schedule=stepscope.schedule(wait=0, warmup=0, active=4),
+        exporters=[ChromeTraceExporter(run / "trace.json"), TensorBoardExporter(run / "tb", "worker")],
+        options=stepscope.Options(session_dir=str(place)),
+    )
+    with traced:
+        for step in range(12):
+            for _ in range(20):
+                with stepscope.span("vanish"):
+                    events += 1
+            if step == 1 + seed % 2:
+                traced.flush()
+                deed(run)
+            began = time.monotonic_ns()
+            traced.step()
+            held = max(held, time.monotonic_ns() - began)
+    statistics = traced.statistics().pipeline
+    assert statistics is not None
+    errors = [outlet.first_error for outlet in statistics.exporters if outlet.errors]
+    journals = [path for path in run.glob("journal*") if path.stat().st_size > 100]
+    found = max(_count_in_journal(path) for path in journals)
+    names = [path for path in run.rglob("*.json*") if path.stat().st_size > 10]
+    traces = [repair_chrome(path).path.read_bytes().count(b'"name":"vanish"') for path in names]
+    problems = [*errors, *([] if sum(traces) == 2 * events else [f"{traces} of {events} events in {names}"])]
+    return Outcome(produced=events, exported=found, held_ns=held, problems=tuple(problems))
+
+
+def _count_in_journal(path: Path) -> int:
+    name = strings.intern("vanish")
+    with JournalReader(path) as reader:
+        return sum(int((item.events["name"] == name).sum()) for item in reader if isinstance(item, EventBatch))
+
+
+def remove(run: Path) -> None:
+    """The directory of the run and all in it."""
+    shutil.rmtree(run)
+
+
+def delete(run: Path) -> None:
+    """The files that are being written."""
+    for path in [run / "journal", run / "trace.json", *run.glob("tb/*.part")]:
+        path.unlink()
+
+
+def replace(run: Path) -> None:
+    """Another file takes the name of each."""
+    for path in [run / "journal", run / "trace.json", *run.glob("tb/*.part")]:
+        other = path.with_name("other")
+        other.write_text("other")
+        other.replace(path)
+
+
+def plant(run: Path) -> None:
+    """A link to somewhere else takes the name of each."""
+    target = run.parent / "precious"
+    target.write_text("precious")
+    for path in [run / "journal", run / "trace.json", *run.glob("tb/*.part")]:
+        path.unlink()
+        path.symlink_to(target)
+
+
+def plain(home: Path) -> Exporter:
+    """Array form."""
+    return ChromeTraceExporter(home / "trace.json")
+
+
+def zipped(home: Path) -> Exporter:
+    """Array form, gzip under a name that does not say so."""
+    return ChromeTraceExporter(home / "trace.json", gzip=True)
+
+
+def tensorboard(home: Path) -> Exporter:
+    """Object form, in TensorBoard's dialect."""
+    return TensorBoardExporter(home, "worker")
+
+
+FAULTS = (
+    *(
+        Fault(family=FAMILY, name=f"{name} cut at every byte of its last 64 KiB", trial=trial, trials=1, short=0)
+        for name, trial in (
+            ("journal", partial(sweep, journal_sweep, 0)),
+            ("Chrome trace", partial(sweep, partial(trace_sweep, plain), 0)),
+        )
+    ),
+    *(
+        Fault(family=FAMILY, name=f"{name} cut at random bytes", trial=partial(sweep, trial, 100), trials=4, short=1)
+        for name, trial in (
+            ("journal", journal_sweep),
+            ("Chrome trace", partial(trace_sweep, plain)),
+            ("gzip trace", partial(trace_sweep, zipped)),
+            ("TensorBoard trace", partial(trace_sweep, tensorboard)),
+        )
+    ),
+    *(
+        Fault(family=FAMILY, name=name, trial=partial(vanish, deed), trials=4)
+        for name, deed in (
+            ("directory of the run removed", remove),
+            ("files being written deleted", delete),
+            ("files being written replaced", replace),
+            ("links planted in their place", plant),
+        )
+    ),
+    Fault(family=FAMILY, name="journal damaged", trial=damaged_journal, trials=100, short=10),
+    Fault(family=FAMILY, name="Chrome trace damaged", trial=partial(damaged_trace, plain), trials=100, short=10),
+    Fault(family=FAMILY, name="gzip trace damaged", trial=partial(damaged_trace, zipped), trials=100, short=10),
+    Fault(
+        family=FAMILY, name="TensorBoard trace damaged", trial=partial(damaged_trace, tensorboard), trials=100, short=10
+    ),
+)

@@ -1,0 +1,188 @@
+"""A traced program that is ended from outside: threads and tasks with spans, steps, windows and busy exporters.
+
+    python -m tests.torture.victim DIRECTORY SEED ENDING
+
+It notes in DIRECTORY/diary what it has done. ENDING is the name of a function below, or `wait` to go on for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import stepscope
+from stepscope.exporters.base import Exporter
+from tests.torture.diary import Diary, Lane
+
+THREADS = 3
+TASKS = 3
+MAIN = 15
+"""Lane of the main thread."""
+
+
+def profiler(directory: Path, seed: int) -> stepscope.Profiler:
+    """A profiler whose settings the seed chooses."""
+    chance = random.Random(seed)
+    small = chance.random() < 0.4
+    slots = chance.choice([256, 1024]) if small else 65_536
+    exporters: list[Exporter] = [
+        stepscope.ChromeTraceExporter(
+            directory / "run" / chance.choice(["trace.json", "trace.json.gz"]), max_bytes=chance.choice([None, 1 << 20])
+        ),
+        stepscope.tensorboard_trace_handler(directory / "run" / "tb", "victim", chance.random() < 0.5),
+    ]
+    return stepscope.trace(
+        output_dir=directory / "run",
+        schedule=stepscope.schedule(wait=0, warmup=0, active=chance.choice([2, 20])) if chance.random() < 0.5 else None,
+        exporters=exporters,
+        options=stepscope.Options(
+            session_dir=str(directory / "session"),
+            ring_slots=slots,
+            ring_bytes=chance.choice([16, 64]) * slots * 64,
+            drain_interval=chance.choice([0.001, 0.05, 0.25]),
+        ),
+    )
+
+
+def work(lane: Lane, pause: float) -> None:
+    """What a thread does; without a pause, as fast as it can, with a breath now and then."""
+    while not lane.full:
+        with lane.span():
+            for number in range(20 if pause else 2000):
+                with lane.span(text="ü" * (number % 20)) if number % 8 == 0 else lane.span():
+                    pass
+            with lane.span(key=[1, 2]):
+                time.sleep(pause or 0.005)
+
+
+async def task(lane: Lane) -> None:
+    """What a task does."""
+    while not lane.full:
+        with lane.span():
+            await asyncio.sleep(0)
+            with lane.span(share=0.5):
+                await asyncio.sleep(0.0002)
+
+
+async def tasks(lanes: list[Lane]) -> None:
+    """All tasks."""
+    await asyncio.gather(*(task(lane) for lane in lanes))
+
+
+def steps(
+    traced: stepscope.Profiler, lane: Lane, ending: Callable[[], None] | None, seconds: float, note: Path
+) -> None:
+    """What the main thread does, until the end comes."""
+    until = time.monotonic() + seconds
+    while not lane.full:
+        with lane.span(), lane.span(text="innermost"):
+            time.sleep(0.0001)
+            if ending is not None and time.monotonic() > until:
+                note.touch()
+                ending()
+        traced.step()
+
+
+def segfault() -> None:
+    """Reads memory that is not there."""
+    ctypes.string_at(8)
+
+
+def abort() -> None:
+    """What a failed assertion of native code does."""
+    os.abort()
+
+
+def abort_in_a_foreign_thread() -> None:
+    """A thread that Python did not make aborts, as the watchdog of a communication library does."""
+    native = ctypes.CDLL(None)
+    thread = ctypes.c_ulong()
+    native.pthread_create(ctypes.byref(thread), None, native.abort, None)
+    time.sleep(60)
+
+
+def leave_at_once() -> None:
+    """Ends without any clean-up."""
+    os._exit(7)
+
+
+def out_of_memory() -> None:
+    """Asks for memory until there is none; what Python raises then ends the program without a word to us."""
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    held: list[bytearray] = []
+    try:
+        while True:
+            held.append(bytearray(16 << 20))
+    except MemoryError:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def overflow_the_stack() -> None:
+    """Recurses in native code until the stack is used up."""
+    again = ctypes.CFUNCTYPE(None)
+    sys.setrecursionlimit(1 << 30)
+
+    def deeper() -> None:
+        again(deeper)()
+
+    deeper()
+
+
+def raise_an_exception() -> None:
+    """An exception in the loop that nobody catches."""
+    raise RuntimeError("the loop failed")
+
+
+def raise_in_a_thread() -> None:
+    """An exception that ends a thread of the program, which then ends as well."""
+
+    def fail() -> None:
+        raise RuntimeError("the thread failed")
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    sys.exit(1)
+
+
+def terminate() -> None:
+    """SIGTERM, as schedulers send it."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def interrupt() -> None:
+    """Ctrl-C."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def exit_normally() -> None:
+    """The program's own end."""
+    sys.exit(3)
+
+
+def main(directory: Path, seed: int, ending: str) -> None:
+    """Runs until the end comes."""
+    end: Callable[[], None] | None = None if ending == "wait" else globals()[ending]
+    diary = Diary(directory / "diary")
+    traced = profiler(directory, seed)
+    traced.start()
+    for number in range(THREADS):
+        pause = 0.0 if number == 0 else 0.002
+        threading.Thread(target=work, args=(diary.writer(number), pause), name=f"worker {number}", daemon=True).start()
+    lanes = [diary.writer(THREADS + number) for number in range(TASKS)]
+    threading.Thread(target=lambda: asyncio.run(tasks(lanes)), name="loop", daemon=True).start()
+    (directory / "ready").touch()
+    steps(traced, diary.writer(MAIN), end, random.Random(seed).uniform(0.05, 0.4), directory / "ending")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
