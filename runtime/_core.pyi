@@ -121,6 +121,9 @@ class Aggregates:
     def instant_rows(self) -> list[tuple[int, int, int]]:
         """(name, category, count) per key."""
 
+    def nbytes(self) -> int:
+        """Memory that the table takes."""
+
     def counts(self) -> dict[str, int]:
         """What is not as exact as it looks: `cut` spans, `negative` times taken as 0, `not_finite` counter values
         left out, events under an `other` name for want of room, `blurred` values without a bucket of their own."""

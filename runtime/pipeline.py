@@ -39,6 +39,7 @@ from stepscope.runtime.run import Run
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.source import Producer, Source
 from stepscope.runtime.window import Window, WindowActions
+from stepscope.runtime.window_tables import WindowTables
 from stepscope.runtime.windows import RECORDER, Windows, WindowsStatistics
 
 
@@ -85,8 +86,7 @@ class Pipeline:
             Outlet(exporter, run, options.queue_bytes, clock.now, self.outputs, order) for exporter in exporters
         ]
         self.total = Aggregates()
-        self.tables: dict[int, Aggregates] = {}
-        """Tables of the windows that were closed, by index; the newest ones."""
+        self.tables = WindowTables()
         self._track = tracks.borrow(run.pid, STEP_TRACK_TID, "steps")
         self._windows = Windows(serial, round(options.linger * 1e9), self._track)
         for source in self.sources:
@@ -244,9 +244,7 @@ class Pipeline:
 
     def _finish(self, window: OpenWindow) -> None:
         self.total.merge(window.table)
-        self.tables[window.index] = window.table
-        while len(self.tables) > KEPT_TABLES:
-            del self.tables[next(iter(self.tables))]
+        self.tables.keep(window.index, window.table)
         start, end = window.interval
         steps = window.steps()
         notes = [window.reason] if window.reason else []
@@ -371,9 +369,6 @@ class Pipeline:
             loop_ns=self._loop_ns,
         )
 
-
-KEPT_TABLES = 256
-"""Windows whose table is kept for `Window.summary()`."""
 
 STEP_TRACK_TID = 1 << 30
 """Thread number shown for steps that do not nest on the training loop's track; above every real one."""

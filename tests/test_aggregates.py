@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -291,3 +293,33 @@ def test_readers_see_whole_updates_only() -> None:
     reader.join()
     assert torn == [0]
     assert rows(aggregates)[FIRST, 0].count == 3 * rounds * 2000
+
+
+def test_a_table_takes_memory_for_its_keys_only() -> None:
+    """A profiler keeps hundreds of tables, of few keys each; also where the allocator serves large sizes from its heap,
+    which it does once it has taken one back."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    Aggregates().update(empty_block(1 << 18))  # its block is taken back here
+    few = empty_block(3)
+    few["kind"], few["name"], few["dur"] = int(Kind.SPAN), [FIRST, FIRST + 1, FIRST + 2], [10, 1000, 100_000]
+    before = resident()
+    tables = [Aggregates() for _ in range(300)]
+    for table in tables:
+        table.update(few)
+        table.copy()
+    assert resident() - before < 300 * 64 << 10
+
+
+def test_a_table_grows_with_its_keys() -> None:
+    """Keys that come after many others are kept apart, and counted where they were first."""
+    aggregates = Aggregates()
+    for first in range(0, 3000, 500):
+        block = empty_block(1000)
+        block["kind"], block["dur"], block["name"] = int(Kind.SPAN), 7, np.arange(1000) + first + FIRST
+        aggregates.update(block)
+    counts = {row[0] - FIRST: row[2] for row in aggregates.rows()}
+    assert counts == {name: 1 if name < 500 or name >= 3000 else 2 for name in range(3500)}
+    assert aggregates.counts()["other"] == 0

@@ -14,7 +14,7 @@ import pytest
 from stepscope.exporters.memory import MemoryExporter, Method
 from stepscope.runtime import clock
 from stepscope.runtime.events import EventBatch
-from stepscope.runtime.outlet import Outlet
+from stepscope.runtime.outlet import KEPT_WINDOWS, Outlet
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 from tests.blocks import instant_block
@@ -223,3 +223,18 @@ async def test_without_a_loop_an_exporter_has_failed(tmp_path: Path) -> None:
     assert exporter.calls == []
     assert outlet.ledger(0).dropped == {"error": 20}
     assert "open files" in str(outlet.errors[0])
+
+
+async def test_the_accounts_of_old_windows_are_added_up(tmp_path: Path) -> None:
+    """A run may have millions of windows: the sums stay exact, and nobody waits for a window that is long over."""
+    async with running(MemoryExporter(), tmp_path) as outlet:
+        for index in range(KEPT_WINDOWS + 50):
+            outlet.offer(batch(index, 3))
+            outlet.close_window(closed(index))
+        await outlet.drained()
+        for index in (0, KEPT_WINDOWS + 49):
+            await outlet.window_closed(index)
+        assert not outlet.keeps(0) and outlet.keeps(KEPT_WINDOWS + 49)
+        assert outlet.ledger(KEPT_WINDOWS + 49).exported == 3
+    ledger = outlet.statistics().ledger
+    assert ledger.offered == ledger.exported == 3 * (KEPT_WINDOWS + 50)

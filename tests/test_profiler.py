@@ -12,6 +12,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.exporters.memory import MemoryExporter, Method
+from stepscope.runtime import _core
 from stepscope.runtime.errors import OutputError, ProfilerStateError
 from stepscope.runtime.events import Flag, Kind
 
@@ -454,3 +455,14 @@ def test_nothing_is_left_behind(output_dir: Path) -> None:
         sc.instant("tick")
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("stepscope")]
     assert [path.name for path in output_dir.iterdir()] == ["journal"]
+
+
+def test_lives_of_profilers_leave_nothing_in_the_table_of_tracks(tmp_path: Path) -> None:
+    """The table only grows, and every journal writes it: a closed profiler's track of steps is used again."""
+    with sc.trace(output_dir=tmp_path / "first") as first, sc.trace(output_dir=tmp_path / "second"):
+        first.step()
+    before = len(_core.tracks(1))
+    for number in range(10):
+        with sc.trace(output_dir=tmp_path / str(number)) as profiler:
+            profiler.step()
+    assert len(_core.tracks(1)) == before

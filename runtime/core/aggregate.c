@@ -294,10 +294,19 @@ static PyObject *counts(Aggregates *a, PyObject *unused) {
                          "blurred", blurred);
 }
 
+static PyObject *nbytes(Aggregates *a, PyObject *unused) {
+    lock(a);
+    size_t bytes = sizeof *a->table + a->table->sketch_bytes + (a->table->room + KINDS) * sizeof(Entry) +
+                   a->table->room * 2 * sizeof(uint32_t);
+    PyThread_release_lock(a->lock);
+    return PyLong_FromSize_t(bytes);
+}
+
 static PyMethodDef methods[] = {
     {"update", (PyCFunction)update, METH_O, NULL}, {"merge", (PyCFunction)merge, METH_O, NULL},
     {"rows", (PyCFunction)span_rows, METH_NOARGS, NULL}, {"instant_rows", (PyCFunction)instant_rows, METH_NOARGS, NULL},
     {"counter_rows", (PyCFunction)counter_rows, METH_NOARGS, NULL}, {"counts", (PyCFunction)counts, METH_NOARGS, NULL},
+    {"nbytes", (PyCFunction)nbytes, METH_NOARGS, NULL},
     {NULL},
 };
 

@@ -175,6 +175,7 @@ PROGRAM = f"import sys; sys.path.append({str(ROOT)!r}); from tests.torture.fault
 
 def _trial(pressure: Pressure) -> Any:
     def run(directory: Path, seed: int) -> Outcome:
+        """Records faster than something takes, and compares the accounts with what was made and what is written."""
         given = msgspec.structs.replace(pressure, seed=seed, directory=str(directory))
         command = [sys.executable, "-P", "-c", PROGRAM]
         done = subprocess.run(command, input=msgspec.json.encode(given), capture_output=True, timeout=120, check=False)

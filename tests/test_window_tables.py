@@ -1,0 +1,47 @@
+"""Tables of closed windows are kept within bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepscope.runtime.aggregates import Aggregates
+from stepscope.runtime.events import Kind, empty_block
+from stepscope.runtime.strings import FIRST_NAME
+from stepscope.runtime.window_tables import KEPT_TABLES, WindowTables
+
+
+def table(names: int = 1) -> Aggregates:
+    """Statistics of this many names, each with durations far apart."""
+    made = Aggregates()
+    for duration in (10, 100_000, 10_000_000):
+        block = empty_block(names)
+        block["kind"], block["dur"], block["name"] = int(Kind.SPAN), duration, np.arange(names) + FIRST_NAME
+        made.update(block)
+    return made
+
+
+def test_the_newest_are_kept() -> None:
+    """Of small ones a number."""
+    tables = WindowTables()
+    for window in range(KEPT_TABLES + 10):
+        tables.keep(window, table())
+    assert tables.get(9) is None and tables.get(10) is not None and tables.get(KEPT_TABLES + 9) is not None
+
+
+def test_large_ones_are_bounded_by_their_bytes() -> None:
+    """They go sooner; what is kept is what is counted."""
+    one = table(500).nbytes()
+    assert one > 500 * 1000  # many buckets each
+    tables = WindowTables(10 * one)
+    for window in range(100):
+        tables.keep(window, table(500))
+        assert tables.nbytes <= 10 * one
+    assert tables.get(89) is None and all(tables.get(window) is not None for window in range(90, 100))
+
+
+def test_the_newest_is_kept_however_large() -> None:
+    """A callback gets the table of the window that it is called for."""
+    tables = WindowTables(1)
+    for window in range(3):
+        tables.keep(window, table(500))
+    assert tables.get(2) is not None and tables.get(1) is None
