@@ -160,7 +160,9 @@ def main(spans: int, rate: float, directory: Path) -> End:
     statistics = profiler.statistics()
     assert statistics.recorder is not None and statistics.pipeline is not None
     outputs = statistics.pipeline.exporters
-    time.sleep(0.2)  # threads that were told to end do
+    settled = time.monotonic() + 10
+    while _ours() and time.monotonic() < settled:
+        time.sleep(0.05)  # threads that were told to end do, when it is their turn
     return End(
         spans=producers.spans,
         recording_seconds=took,
@@ -173,8 +175,12 @@ def main(spans: int, rate: float, directory: Path) -> End:
             for o in outputs
         },
         errors={output.name: output.first_error for output in outputs if output.errors},
-        threads=[thread.name for thread in threading.enumerate() if thread.name.startswith("stepscope")],
+        threads=_ours(),
     )
+
+
+def _ours() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("stepscope")]
 
 
 if __name__ == "__main__":

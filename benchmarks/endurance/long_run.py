@@ -45,8 +45,8 @@ class LongRun(msgspec.Struct, kw_only=True):
         """Events without a count, at any stage: all but 0 is a fault."""
         outputs = self.end.outputs.values()
         lost = [offered - exported - sum(dropped.values()) for offered, exported, dropped, _ in outputs]
-        # Each span is one event that the recorder produced; what it did not drop was offered to each output.
-        lost += [max(self.end.spans - self.end.overflow - offered, 0) for offered, *_ in outputs]
+        # What the recorder produced and did not drop was offered to each output; spans of steps come on top.
+        lost += [max(self.end.produced - self.end.overflow - offered, 0) for offered, *_ in outputs]
         return sum(abs(count) for count in lost)
 
     @property
