@@ -197,6 +197,7 @@ class Hub:
         for pipeline in self._pipelines:
             pipeline.take_watermark(until)
             await pipeline.take_deliveries(until)
+            pipeline.save(until)
 
 
 def _loop_name() -> str:

@@ -27,6 +27,10 @@ class OpenWindow:
         self.end: int | None = None
         self.complete = True
         self.reason = ""
+        self.notes: list[str] = []
+        """What else there is to say of it."""
+        self.facts: dict[str, object] = {}
+        """What its metadata say beside those of the run."""
         self.cut_short = self.ready = False
         self.waiting_since: int | None = None
         """When the end became known, in ns."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import msgspec
 
-from stepscope.runtime.consumer import Consumer
+from stepscope.runtime.consumer import Consumer, Discarding
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.ledger import Ledger, OutputLedger
 from stepscope.runtime.run import Run
@@ -42,6 +42,15 @@ class WindowClosed(msgspec.Struct, frozen=True):
     window: Window
 
 
+class WindowDiscarded(msgspec.Struct, frozen=True):
+    """A window that was closed is to be deleted."""
+
+    index: int
+
+
+Item = EventBatch | WindowClosed | WindowDiscarded
+
+
 class Outlet:
     """Feeds one exporter at its own speed. What it does wrong costs its own output only."""
 
@@ -62,7 +71,7 @@ class Outlet:
         self._max = max_bytes
         self._now = now
         self._outputs = outputs
-        self._queue: deque[EventBatch | WindowClosed] = deque()
+        self._queue: deque[Item] = deque()
         self._wake = anyio.Event()
         self._idle = anyio.Event()
         self._closing = self._broken = False
@@ -75,6 +84,7 @@ class Outlet:
         self._window_done = anyio.Event()
         self._progress = anyio.Event()
         self._stuck = False
+        self._batches_seen = (0, 0)
 
     # producer's side, on the loop
 
@@ -95,6 +105,19 @@ class Outlet:
         """Queues the end of a window; it always fits."""
         self._put(WindowClosed(window))
 
+    def discard_window(self, index: int) -> None:
+        """Queues the deletion of a window, for exporters that can do that."""
+        if isinstance(self.exporter, Discarding):
+            self._put(WindowDiscarded(index))
+
+    def behind(self) -> bool:
+        """Whether more than half of its queue waits while it gets on: what is not urgent is better held back."""
+        now = self._now()
+        full = self._bytes > self._max // 2
+        if not full or self._batches != self._batches_seen[0]:
+            self._batches_seen = (self._batches, now)
+        return full and now - self._batches_seen[1] < PATIENCE * 1e9
+
     async def relieve(self) -> None:
         """Waits while more than half of the queue is full and the exporter gets on with it.
 
@@ -106,7 +129,7 @@ class Outlet:
                 await self._progress.wait()
             self._stuck = waited.cancelled_caught
 
-    def _put(self, item: EventBatch | WindowClosed) -> None:
+    def _put(self, item: Item) -> None:
         self._queue.append(item)
         self._idle = anyio.Event() if self._idle.is_set() else self._idle
         self._wake.set()
@@ -135,7 +158,12 @@ class Outlet:
         if not self._broken:
             await self._guard("aclose", self.exporter.aclose)
 
-    async def _handle(self, item: EventBatch | WindowClosed) -> None:
+    async def _handle(self, item: Item) -> None:
+        if isinstance(item, WindowDiscarded):
+            exporter = self.exporter
+            if not self._broken and isinstance(exporter, Discarding):
+                await self._guard("discard_window", lambda: exporter.discard_window(item.index))
+            return
         if isinstance(item, WindowClosed):
             if not self._broken:
                 window = msgspec.structs.replace(item.window, ledger=self._with_own(item.window))

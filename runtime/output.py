@@ -33,8 +33,9 @@ class _Journal(Protocol):
 
     is_journal: bool
 
-    @property
-    def path(self) -> Path: ...
+    def path_of(self, window: int) -> Path | None:
+        """The file that holds this window; `None` if none does any more."""
+        ...
 
 
 class Output:
@@ -71,13 +72,16 @@ class Output:
                 error.errno, f"cannot write the run to {self.path}: {error.strerror}; choose another output_dir"
             ) from error
 
-    def announce(self, session: Path, profiler: int) -> None:
-        """Notes where the rings are, and the number of the profiler in them, for `stepscope recover`.
+    def announce(self, session: Path, profiler: int, keep_last: int = 0) -> None:
+        """Notes where the rings are, the number of the profiler in them, and how many steps it keeps if it is a flight
+        recorder, for `stepscope recover`.
 
         Raises:
             OutputError: if the note cannot be written, as on a full disk.
         """
-        note = json.dumps({"directory": str(session), "profiler": profiler, **process_identity()})
+        note = json.dumps(
+            {"directory": str(session), "profiler": profiler, "keep_last": keep_last, **process_identity()}
+        )
         try:
             (self.path / SESSION_FILE).write_text(note)
         except OSError as error:
@@ -128,7 +132,11 @@ class Output:
             raise ProfilerStateError(
                 "this run keeps no journal (Options.journal is off), so windows cannot be exported"
             )
-        source = journal.exporter.path
+        source = journal.exporter.path_of(window.index)
+        if source is None:
+            raise ProfilerStateError(
+                f"window {window.index} has no file any more: newer and slower ones were saved since"
+            )
         directory = path.absolute().parent
         exporter = exporter_for(path, format)
 

@@ -15,7 +15,11 @@ import msgspec
 from stepscope.runtime import clock, hub
 from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.diagnostics import explain
-from stepscope.runtime.errors import BackendError, ExporterError, ProfilerStateError
+from stepscope.runtime.errors import BackendError, ExporterError, ProfilerStateError, TriggerError
+from stepscope.runtime.flight.raised import Raised
+from stepscope.runtime.flight.settings import FlightRecorder
+from stepscope.runtime.flight.trigger import Finding
+from stepscope.runtime.flight.watch import Fired
 from stepscope.runtime.messages import Flush
 from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.options import Options
@@ -73,9 +77,11 @@ class Profiler(Stepping):
         world_size: int | None,
         start: bool,
         options: Options,
+        keep_last: FlightRecorder | None = None,
     ) -> None:
         super().__init__(name, schedule)
         self.options = options
+        self.keep_last = keep_last
         self.output = output
         self._metadata = metadata
         self._backends, self._exporters = list(backends), list(exporters)
@@ -120,11 +126,14 @@ class Profiler(Stepping):
             anchor=self._anchor,
             metadata=self._metadata.snapshot,
         )
-        self.output.announce(self._recorder.directory, self._serial)
+        keep_last, session = self.keep_last, self._recorder.directory
+        self.output.announce(session, self._serial, 0 if keep_last is None else keep_last.steps)
         self._hub = hub.acquire(self._recorder)
         wake = self._hub.wake
         self._pipeline = self._hub.add(
-            lambda: Pipeline(run, self._serial, self.options, self._exporters, self._backends, self.output, wake)
+            lambda: Pipeline(
+                run, self._serial, self.options, self._exporters, self._backends, self.output, wake, keep_last, session
+            )
         )
         self.output.pipeline = self._pipeline
         _alive.add(self)
@@ -190,18 +199,63 @@ class Profiler(Stepping):
             self._hub = None
             hub.release()
 
+    # the flight recorder
+
+    def save(self, reason: str = "call") -> bool:
+        """Saves the last steps, up to now: `trace(keep_last=...)`. From any thread, and from signal handlers.
+
+        With `FlightRecorder.after` it saves up to the end of so many steps more. The same reason does not save again
+        within the cool-down. It only asks: the saving is done on the background loop.
+
+        Args:
+            reason: a word or two; part of the file's name, and what counts and reports call it.
+
+        Returns:
+            False if nothing comes of it: the profiler keeps no steps, does not run, or too many calls wait already.
+        """
+        after = 0 if self.keep_last is None else self.keep_last.after
+        return self._fire(reason, Finding(at=clock.now(), text="save() was called", at_once=not after))
+
+    def caught(self, error: BaseException) -> bool:
+        """Tells the flight recorder of an exception that was handled; saves as one that leaves the `with` does.
+
+        Returns:
+            False if nothing comes of it: there is no `Raised` trigger for such an exception, or as for `save`.
+        """
+        return self._tell_raised(error)
+
+    def _tell_raised(self, error: BaseException, always: bool = False) -> bool:
+        for trigger in () if self.keep_last is None else self.keep_last.triggers:
+            if isinstance(trigger, Raised) and isinstance(error, trigger.only):
+                kind = type(error).__name__
+                finding = Finding(at=clock.now(), value=kind, text=f"{kind}: {error!s:.200}", at_once=True)
+                return self._fire(trigger.name, finding, always)
+        return False
+
+    def _fire(self, reason: str, finding: Finding, always: bool = False) -> bool:
+        flight = None if self._pipeline is None else self._pipeline.flight
+        if flight is None or self._hub is None or not self._live:
+            return False
+        taken = flight.watch.call(Fired(reason, finding, always))
+        self._hub.wake()
+        return taken
+
     def __enter__(self) -> Self:
         if self._start_on_enter:
             self.start()
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._tell_raised(error, always=True)
         self.close()
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._tell_raised(error, always=True)
         if self._state == "running":
             # On this thread, as backends may be bound to it; the waiting is done elsewhere.
             self._end_steps("the profiler was closed inside the window")
@@ -295,6 +349,9 @@ class Profiler(Stepping):
         errors: list[Exception] = [] if self.schedule_error is None else [self.schedule_error]
         for source in self._pipeline.sources if self._pipeline else ():
             errors += [_wrapped(BackendError(f"backend {source.name!r}: {e}"), e) for e in source.errors]
+        flight = self._pipeline.flight if self._pipeline else None
+        for error in flight.watch.errors if flight else ():
+            errors.append(_wrapped(TriggerError(f"a trigger failed: {error}"), error))
         for outlet in self._pipeline.outlets if self._pipeline else ():
             errors += [_wrapped(ExporterError(f"exporter {outlet.name!r}: {e}"), e) for e in outlet.errors]
         if errors:

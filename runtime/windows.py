@@ -26,7 +26,7 @@ REMEMBERED = 64
 
 
 class WindowsStatistics(msgspec.Struct, frozen=True):
-    """Accounts of the windows stage, over the run. Per source: seen = accepted + outside + late + superseded."""
+    """Accounts of the windows stage, over the run. Per source: seen = accepted + outside + late + superseded + kept."""
 
     opened: int
     closed: int
@@ -40,6 +40,8 @@ class WindowsStatistics(msgspec.Struct, frozen=True):
     """Records of spans that were already written as open at their window's end."""
     dropped: dict[str, dict[str, int]]
     watermarks: dict[str, int]
+    kept: dict[str, int] = {}
+    """Events that the flight recorder keeps and has not saved."""
 
 
 class _Closed(NamedTuple):
@@ -127,22 +129,10 @@ class Windows:
 
     def route(self, source: str, events: Block, args: bytes) -> list[EventBatch]:
         """Divides a block among the windows; what belongs to none is counted."""
+        events, batches = self._arrived(source, events)
         if not len(events):
-            return []
-        batches: list[EventBatch] = []
-        if source == RECORDER:
-            events = self._without_foreign_marks(events)
-            if not len(events):
-                return []
-            for window in self._open:
-                if window.marks.pending:
-                    steps = window.step_spans(self._track)
-                    batches += window.release(self._take(window, STEPS, steps, b""))
-        gaps = events[events["kind"] == Kind.GAP]
-        if len(gaps):
-            self._dropped.setdefault(source, Counter())["overflow"] += int(gaps["id"].sum())
-        total = len(events) - len(gaps)
-        self._seen[source] += total
+            return batches
+        total = int((events["kind"] != Kind.GAP).sum())
         if len(self._open) == 1:
             batch = self._take(self._open[0], source, events, args)
             if len(batch) == len(events) and not self._open[0].gaps:  # nothing was left out
@@ -154,6 +144,21 @@ class Windows:
                 batches += window.release(self._take(window, source, part, args))
         self._account(source, events[events["kind"] != Kind.GAP])
         return batches
+
+    def _arrived(self, source: str, events: Block) -> tuple[Block, list[EventBatch]]:
+        """Counts what came, without marks of other profilers, and gives the spans of the steps that have ended."""
+        batches: list[EventBatch] = []
+        if source == RECORDER and len(events):
+            events = self._without_foreign_marks(events)
+            for window in self._open if len(events) else ():
+                if window.marks.pending:
+                    steps = window.step_spans(self._track)
+                    batches += window.release(self._take(window, STEPS, steps, b""))
+        gaps = events[events["kind"] == Kind.GAP]
+        if len(gaps):
+            self._dropped.setdefault(source, Counter())["overflow"] += int(gaps["id"].sum())
+        self._seen[source] += len(events) - len(gaps)
+        return events, batches
 
     def take_marks(self, marks: Block) -> None:
         """Takes step marks ahead of the events between them; those that are known already change nothing."""

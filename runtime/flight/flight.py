@@ -1,0 +1,138 @@
+"""The flight recorder on the loop: what is kept, what fired, what is saved, which windows stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from stepscope.runtime.events import Block
+from stepscope.runtime.flight.retention import RetentionStatistics
+from stepscope.runtime.flight.saved import SavedWindows
+from stepscope.runtime.flight.settings import FlightRecorder
+from stepscope.runtime.flight.trigger import News
+from stepscope.runtime.flight.watch import Fired, Watch, WatchStatistics
+from stepscope.runtime.flight.windows import FlightWindows
+from stepscope.runtime.open_window import OpenWindow
+from stepscope.runtime.plain import plain
+from stepscope.runtime.window import Window
+
+FACTS = "flight"
+"""Key of a window's metadata that says why it was saved."""
+MAX_CAUSES = 64
+"""Further triggers that are named in one window."""
+
+
+class FlightStatistics(msgspec.Struct, frozen=True):
+    """Accounts of the flight recorder."""
+
+    kept: RetentionStatistics
+    triggers: WatchStatistics
+    steps_kept: int
+    windows_saved: int
+    """Windows that were closed, those deleted since included."""
+    windows_deleted: int
+
+
+class Flight:
+    """Of one profiler; called by its pipeline."""
+
+    def __init__(
+        self, settings: FlightRecorder, serial: int, linger_ns: int, fallback_track: int, directory: Path | None
+    ) -> None:
+        """Args: as for `FlightWindows`."""
+        self.settings = settings
+        self.watch = Watch(settings)
+        self.windows = FlightWindows(serial, linger_ns, fallback_track, settings, directory)
+        self._saved = SavedWindows(settings.keep_newest, settings.keep_slowest)
+        self._blocks: list[tuple[str, Block]] = []
+        self._told: dict[str, dict[str, int]] = {}
+        """What was suppressed by the time of the last window."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether something fired that is not saved yet."""
+        return self.watch.waiting
+
+    def saw(self, source: str, events: Block) -> None:
+        """A block has arrived; the triggers are shown it with the next look."""
+        self._blocks.append((source, events))
+
+    def look(self, until: int) -> None:
+        """Everything up to this time, in ns, is known: asks the triggers, opens windows, lets go of what is old."""
+        windows = self.windows
+        blocks, self._blocks = self._blocks, []
+        if len(windows.steps):
+            under_way = windows.steps.mark(windows.steps.find(until))
+            news = News(
+                now=until,
+                steps=windows.ended_steps(until),
+                blocks=blocks,
+                step=under_way.number,
+                step_began=None if windows.paused else windows.began(under_way.ts),
+            )
+            for fired in self.watch.look(news):
+                self._save(fired, until)
+        windows.let_go()
+
+    def finished(self, window: Window) -> list[int]:
+        """A window is closed; the indices of those whose output is to be deleted now."""
+        return self._saved.add(window)
+
+    def statistics(self) -> FlightStatistics:
+        """Accounts so far."""
+        return FlightStatistics(
+            kept=self.windows.retention.statistics(),
+            triggers=self.watch.statistics(),
+            steps_kept=self.windows.steps_kept,
+            windows_saved=self._saved.saved,
+            windows_deleted=self._saved.discarded,
+        )
+
+    def _save(self, fired: Fired, now: int) -> None:
+        windows, finding = self.windows, fired.finding
+        at = windows.clamp(finding.at)
+        mark = windows.steps.mark(windows.steps.find(at))
+        about = {"reason": fired.reason, "step": mark.number, "at_ns": at, "value": plain(finding.value)}
+        about["text"] = finding.text
+        window = windows.window_at(at)
+        if window is not None:
+            self.watch.joined(fired)
+            self._add_cause(window, about)
+            if finding.at_once:
+                windows.end_at_once(window, at, now)
+        elif windows.saved_at(at):
+            self.watch.joined(fired)
+        elif why := self.watch.refusal(fired, mark.number):
+            self.watch.suppress(fired, why)
+        else:
+            window = windows.save(at, finding.at_once, now)
+            self.watch.opened(fired, mark.number)
+            window.facts[FACTS] = {**about, "steps": self.settings.steps, "also": []}
+            window.notes.insert(0, _sentence(about))
+            window.notes += self._suppressed()
+
+    def _add_cause(self, window: OpenWindow, about: dict[str, object]) -> None:
+        facts = window.facts[FACTS]
+        assert isinstance(facts, dict)
+        also: list[object] = facts["also"]
+        if len(also) < MAX_CAUSES:
+            also.append(about)
+            window.notes.append(_sentence(about))
+
+    def _suppressed(self) -> list[str]:
+        """What did not save since the last window was opened."""
+        counts = self.watch.statistics().suppressed
+        new = [
+            f"{reason} {more} times ({why})"
+            for why, reasons in counts.items()
+            for reason, count in reasons.items()
+            if (more := count - self._told.get(why, {}).get(reason, 0))
+        ]
+        self._told = counts
+        return [f"fired before and did not save: {', '.join(new)}"] if new else []
+
+
+def _sentence(about: dict[str, object]) -> str:
+    text = f": {about['text']}" if about["text"] else ""
+    return f"saved: {about['reason']} in step {about['step']}{text}"
