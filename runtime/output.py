@@ -20,6 +20,7 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.recorder import process_identity
+from stepscope.runtime.run import Run
 from stepscope.runtime.summary import Summary
 from stepscope.runtime.window import Window
 
@@ -72,16 +73,20 @@ class Output:
                 error.errno, f"cannot write the run to {self.path}: {error.strerror}; choose another output_dir"
             ) from error
 
-    def announce(self, session: Path, profiler: int, keep_last: int = 0) -> None:
-        """Notes where the rings are, the number of the profiler in them, and how many steps it keeps if it is a flight
-        recorder, for `stepscope recover`.
+    def announce(self, session: Path, profiler: int, run: Run, keep_last: int = 0) -> None:
+        """Notes for `stepscope recover` where the rings are, and whose.
+
+        Args:
+            session: directory of the rings.
+            profiler: its number in them.
+            run: whose name and rank are noted, as there may be no journal that says them.
+            keep_last: steps that a flight recorder keeps.
 
         Raises:
             OutputError: if the note cannot be written, as on a full disk.
         """
-        note = json.dumps(
-            {"directory": str(session), "profiler": profiler, "keep_last": keep_last, **process_identity()}
-        )
+        facts = {"directory": str(session), "profiler": profiler, "keep_last": keep_last, **process_identity()}
+        note = json.dumps({**facts, "name": run.name, "rank": run.rank, "world_size": run.world_size})
         try:
             (self.path / SESSION_FILE).write_text(note)
         except OSError as error:

@@ -127,7 +127,7 @@ class Profiler(Stepping):
             metadata=self._metadata.snapshot,
         )
         keep_last, session = self.keep_last, self._recorder.directory
-        self.output.announce(session, self._serial, 0 if keep_last is None else keep_last.steps)
+        self.output.announce(session, self._serial, run, 0 if keep_last is None else keep_last.steps)
         self._hub = hub.acquire(self._recorder)
         wake = self._hub.wake
         self._pipeline = self._hub.add(

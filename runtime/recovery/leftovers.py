@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from stepscope.runtime.intervals import FOREVER, ends
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.ledger import Ledger, SourceLedger
 from stepscope.runtime.open_window import STEPS, OpenWindow
+from stepscope.runtime.recovery.kept import kept_blocks
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.step_marks import StepMark
 from stepscope.runtime.window import Window
@@ -32,8 +34,10 @@ class Leftovers:
     their events when it is known which are missing. So memory holds one ring at a time.
     """
 
-    def __init__(self, session: SessionFiles | None, ids: IdMap) -> None:
+    def __init__(self, session: SessionFiles | None, ids: IdMap, profiler: int = 0) -> None:
+        """Args: the session; ids of its process; number of the profiler whose kept steps count, 0 = any."""
         self._session = session
+        self._profiler = profiler
         self._ids = ids
         self.last_ns = 0
         """Latest time in the rings and stacks."""
@@ -41,7 +45,7 @@ class Leftovers:
         ended: list[Keys] = []
         begins: list[NDArray[np.int64]] = []
         marks: list[Block] = []
-        for events, _, _ in self._rings():
+        for events, _, _, _ in self._rings():
             kinds = events["kind"]
             keys.append(keys_of(events))
             self.last_ns = max(self.last_ns, int(ends(events).max(initial=0)))
@@ -71,13 +75,17 @@ class Leftovers:
         index = int(np.searchsorted(self._begins, at, side="right"))
         return int(self._begins[index]) if index < len(self._begins) else None
 
-    def missing(self, seen: Keys, profiler: int) -> Iterator[tuple[Block, bytes]]:
-        """Events of the rings that are not among `seen`; step marks of one profiler only."""
-        for events, args, gaps in self._rings():
+    def missing(self, seen: Keys, profiler: int) -> Iterator[tuple[Block, bytes, str]]:
+        """Events that are not among `seen`, once, with their source; step marks of one profiler only."""
+        for events, args, gaps, source in self._rings():
             foreign = (events["kind"] == int(Kind.STEP)) & (events["id"] != profiler)
-            yield events[~foreign & ~np.isin(keys_of(events), seen)], args
+            keys = keys_of(events)
+            new = ~foreign & ~np.isin(keys, seen)
+            yield events[new], args, source
+            # A ring may still have what was kept as well.
+            seen = np.concatenate([seen, keys[new]])
             gaps["ts"] = np.where(gaps["ts"] == 0, self.last_ns, gaps["ts"])
-            yield gaps, b""
+            yield gaps, b"", RECORDER
 
     def open_spans(self, until: int) -> Block:
         """Spans that had not ended, up to `until`; those left out whose end is in a ring."""
@@ -87,12 +95,13 @@ class Leftovers:
         self._ids.localise(spans, bytearray())
         return spans[~np.isin(spans["id"], self._ended)]
 
-    def _rings(self) -> Iterator[tuple[Block, bytes, Block]]:
-        for ring in self._session.rings() if self._session else ():
+    def _rings(self) -> Iterator[tuple[Block, bytes, Block, str]]:
+        session = self._session
+        for ring in chain(kept_blocks(session, self._profiler), session.rings()) if session else ():
             self._ids.localise(ring.events, ring.args)
             self._ids.localise(ring.gaps, bytearray())
             ring.gaps["name"] = strings.intern("dropped")
-            yield ring.events, bytes(ring.args), ring.gaps
+            yield ring.events, bytes(ring.args), ring.gaps, ring.source
 
 
 class UnfinishedWindow:

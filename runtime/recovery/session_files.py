@@ -19,6 +19,7 @@ import numpy as np
 from stepscope.runtime import _core, strings
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EVENT_DTYPE, NO_STEP, Block, Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.flight.segment import PREFIX as KEPT
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import TrackRecord
 
@@ -60,6 +61,7 @@ class RingContent(msgspec.Struct, frozen=True):
     args: bytearray
     gaps: Block
     """Where events were dropped and that was not reported yet: `id` says how many. `ts` 0: after the last event."""
+    source: str = "recorder"
 
 
 class SessionFiles:
@@ -133,7 +135,7 @@ class SessionFiles:
             OSError: if that is not possible.
         """
         for name in os.listdir(self.directory):
-            if name.startswith("ring-") or name in ("strings", "tracks", "stacks", "process.json"):
+            if name.startswith(("ring-", KEPT)) or name in ("strings", "tracks", "stacks", "process.json"):
                 (self.directory / name).unlink()
         self.directory.rmdir()
 
