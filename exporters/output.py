@@ -7,7 +7,7 @@ import errno
 import os
 import tempfile
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -58,6 +58,27 @@ async def check_directory(directory: Path) -> None:
         await asyncio.to_thread(probe)
     except OSError as error:
         raise output_error(error, directory, "create files in the directory") from error
+
+
+async def delete_files(paths: Iterable[Path]) -> None:
+    """Deletes files; one that is gone already is none to delete.
+
+    Raises:
+        OutputError: if the system refused, after all were tried.
+    """
+
+    def delete() -> OutputError | None:
+        failed: OutputError | None = None
+        for path in paths:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                failed = failed or output_error(error, path, "delete the file")
+        return failed
+
+    failed = await asyncio.to_thread(delete)
+    if failed is not None:
+        raise failed
 
 
 _being_written: set[str] = set()

@@ -9,6 +9,7 @@ import anyio.to_thread
 
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.exporters.journal import JournalExporter
+from stepscope.exporters.output import delete_files
 from stepscope.exporters.rotation import PART
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.flight.flight import FACTS
@@ -71,11 +72,10 @@ class WindowJournalsExporter:
         """Deletes the window's file.
 
         Raises:
-            OSError: if the system refuses.
+            OutputError: if the system refuses.
         """
         path = self._complete.pop(window, None)
-        if path is not None:
-            await anyio.to_thread.run_sync(lambda: path.unlink(missing_ok=True))
+        await delete_files([] if path is None else [path])
 
     async def aclose(self) -> None:
         """Completes what is open."""

@@ -303,11 +303,12 @@ class Profiler(Stepping):
 
     def statistics(self) -> ProfilerStatistics:
         """A frozen snapshot of every stage."""
+        flight = None if self._pipeline is None else self._pipeline.flight
         return ProfilerStatistics(
             state=self._state,
             steps=self._step - self._first_step,
             steps_ignored=self._ignored,
-            windows=self._windows,
+            windows=self._windows if flight is None else flight.windows.statistics().opened,
             training_thread_ns=self._cost_ns,
             recorder=self._recorder.statistics() if self._recorder else None,
             pipeline=self._pipeline.statistics() if self._pipeline else None,
@@ -323,8 +324,18 @@ class Profiler(Stepping):
             )
         if self._pipeline is not None:
             notes += tuple(self._pipeline.notes)
+            notes += self._flight_notes(self._pipeline)
         if self._ignored:
             notes += (f"steps ignored: step() was called {self._ignored} times while the profiler was not running",)
+        return notes
+
+    def _flight_notes(self, pipeline: Pipeline) -> tuple[str, ...]:
+        if self.keep_last is None or pipeline.flight is None:
+            return ()
+        notes = tuple(pipeline.flight.statistics().notes(self.keep_last))
+        stepped = self._step > self._first_step
+        if self._state in ("stopped", "closed") and not stepped:
+            notes += ("never stepped: step() was never called, so what is kept is bounded by bytes only",)
         return notes
 
     def report(self) -> TrustReport:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepscope.backends.base import Backend
+from stepscope.backends.base import Backend, Streaming
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.callback import CallbackExporter
 from stepscope.exporters.journal import JournalExporter
@@ -58,7 +58,8 @@ def trace(
 
     Raises:
         TypeError: if an argument is not what it should be.
-        ValueError: if two backends or two exporters have one name, or both a schedule and `keep_last` are given.
+        ValueError: if two backends or two exporters have one name, or a schedule or a backend that delivers only when
+            a window ends is given with `keep_last`.
     """
     chosen = Options() if options is None else options
     if not isinstance(chosen, Options):
@@ -124,11 +125,8 @@ def _flight(keep_last: object, schedule: ScheduleFunction | None, backends: Sequ
             "keep_last records at all times, so it takes no schedule; leave one out, or use two profilers at once"
         )
     for backend in backends if isinstance(backends, Sequence) else ():
-        if getattr(backend, "collects_windows", False):
-            raise ValueError(
-                f"backend {backend.name!r} delivers its events when a window ends, and keep_last knows windows only "
-                "afterwards; use one that streams, such as TorchBackend(mode='stream')"
-            )
+        if isinstance(backend, Streaming):
+            backend.stream_only()
     return keep_last
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -32,6 +33,41 @@ class FlightStatistics(msgspec.Struct, frozen=True):
     windows_saved: int
     """Windows that were closed, those deleted since included."""
     windows_deleted: int
+
+    def lines(self) -> Iterator[str]:
+        """The same in words."""
+        kept, triggers = self.kept, self.triggers
+        yield f"keeps {self.steps_kept:,} steps now, {kept.events:,} events in {kept.bytes / 2**20:,.1f} MiB"
+        fired = ", ".join(f"{reason} {count:,}" for reason, count in triggers.fired.items())
+        suppressed = sum(sum(reasons.values()) for reasons in triggers.suppressed.values())
+        yield f"fired {fired or 'never'}; {suppressed:,} did not save, {sum(triggers.joined.values()):,} were saved already"
+        yield f"saved {self.windows_saved:,} windows; {self.windows_deleted:,} of them were deleted since"
+
+    def notes(self, settings: FlightRecorder) -> Iterator[str]:
+        """What is not as it should be, or why there is nothing."""
+        kept, triggers = self.kept, self.triggers
+        if not triggers.windows:
+            watched = ", ".join(trigger.name for trigger in settings.triggers) or "no trigger"
+            yield f"nothing saved: of {watched} none fired, and save() was not called; the last steps were let go"
+        for why, reasons in triggers.suppressed.items():
+            counts = ", ".join(f"{reason} {count:,} times" for reason, count in reasons.items())
+            yield f"not saved ({why}): {counts}"
+        if triggers.refused:
+            yield f"not saved: {triggers.refused:,} calls of save() came faster than they could be looked at"
+        if kept.let_go_early:
+            yield (
+                f"kept too short: {kept.let_go_early:,} events were let go before {settings.steps:,} steps had passed, "
+                f"to stay below FlightRecorder.max_bytes ({settings.max_bytes:,}); raise it, or keep fewer steps"
+            )
+        if kept.heap_bytes:
+            yield (
+                f"not safe from a kill: {kept.heap_bytes:,} bytes of the last steps are kept on the heap, as the session "
+                "directory cannot be written; see Options.session_dir"
+            )
+        if kept.unreadable:
+            yield f"unreadable: {kept.unreadable:,} events in files of the session directory that were damaged"
+        if triggers.errors:
+            yield f"triggers failed {triggers.errors:,} times; raise_errors() raises what they raised"
 
 
 class Flight:
