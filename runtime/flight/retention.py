@@ -74,7 +74,7 @@ class Retention:
             max_bytes: what may be kept.
             leaving: is called with each block that is about to be let go, while it can be read.
         """
-        self.early = 0
+        self.early = -1
         """Latest end of an event that was let go early, in ns."""
         self._directory = directory
         self._profiler = profiler
