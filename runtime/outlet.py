@@ -85,6 +85,7 @@ class Outlet:
         self._progress = anyio.Event()
         self._stuck = False
         self._batches_seen = (0, 0)
+        self._windows_given = 0
 
     # producer's side, on the loop
 
@@ -103,12 +104,18 @@ class Outlet:
 
     def close_window(self, window: Window) -> None:
         """Queues the end of a window; it always fits."""
+        self._windows_given += 1
         self._put(WindowClosed(window))
 
     def discard_window(self, index: int) -> None:
         """Queues the deletion of a window, for exporters that can do that."""
         if isinstance(self.exporter, Discarding):
             self._put(WindowDiscarded(index))
+
+    @property
+    def windows_waiting(self) -> int:
+        """Windows that ended and that the exporter has not closed yet."""
+        return self._windows_given - len(self._closed)
 
     def behind(self) -> bool:
         """Whether more than half of its queue waits while it gets on: what is not urgent is better held back."""

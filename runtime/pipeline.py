@@ -82,7 +82,7 @@ class Pipeline:
         process = tracks.process()
         track = tracks.new(tracks.TrackKind.THREAD, run.pid, STEP_TRACK_TID, "steps", process)
         linger = round(options.linger * 1e9)
-        self.flight = None if keep_last is None else Flight(keep_last, serial, linger, track, session)
+        self.flight = None if keep_last is None else Flight(keep_last, serial, linger, track, session, self._unwritten)
         self._windows = Windows(serial, linger, track) if self.flight is None else self.flight.windows
         for source in self.sources:
             self._windows.add_source(source.name)
@@ -148,6 +148,10 @@ class Pipeline:
                 break
             self._give(batches)
         self._loop_ns += clock.now() - start
+
+    def _unwritten(self) -> int:
+        """Windows that are closed and that not even the fastest exporter has written."""
+        return min((outlet.windows_waiting for outlet in self.outlets), default=0)
 
     async def relieve(self) -> None:
         """Lets exporters that are behind catch up, so that a burst does not overflow their queues."""

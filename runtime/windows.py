@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from stepscope.runtime.events import Block, EventBatch, Kind, join_blocks
-from stepscope.runtime.intervals import Interval, Mask, ends, has_duration, touching, touching_any
+from stepscope.runtime.intervals import FOREVER, Interval, Mask, ends, has_duration, touching, touching_any
 from stepscope.runtime.messages import WindowEnds
 from stepscope.runtime.open_window import STEPS, OpenWindow
 from stepscope.runtime.step_marks import StepMark
@@ -189,7 +189,10 @@ class Windows:
         self._accepted[source] += int((~left).sum())
         late: Mask = np.zeros(len(events), np.bool_)
         known: Mask = np.zeros(len(events), np.bool_)
+        first, last = int(events["ts"].min(initial=FOREVER)), int(ends(events).max(initial=0))
         for interval, superseded in self._closed:
+            if interval[1] <= first or interval[0] > last:
+                continue
             inside = left & touching(events, interval)
             if not inside.any():
                 continue

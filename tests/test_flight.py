@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 import stepscope as sc
@@ -160,7 +161,7 @@ async def test_exception_in_a_coroutine(output_dir: Path) -> None:
         with pytest.raises(type(error)):
             async with profile.profiler:
                 profile.steps(4)
-                await anyio.sleep(0)
+                await anyio.lowlevel.checkpoint()
                 raise error
         assert len(profile.memory.windows) == isinstance(error, ValueError)
 

@@ -56,15 +56,14 @@ class Flight:
 def test_the_last_steps_come_back(tmp_path: Path, how: int) -> None:
     """Five steps and the one under way, its open spans marked; nothing older, though the rings may have it."""
     flight = Flight(tmp_path).of(
-        """
+        f"""
         step(200)
         with sc.span("outer"):
             with sc.span("inner"): pass
             hanging = sc.span("hanging"); hanging.__enter__()
             sc.counter("loss", 3.0)
-            die(%d)
-        """
-        % how,
+            die({int(how)})
+        """,
         how=how,
     )
     recovered = recover(flight.run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,8 @@ FACTS = "flight"
 """Key of a window's metadata that says why it was saved."""
 MAX_CAUSES = 64
 """Further triggers that are named in one window."""
+MAX_SAVING = 8
+"""Windows that may be on their way to the exporters; a storm of triggers must not pile them up."""
 
 
 class FlightStatistics(msgspec.Struct, frozen=True):
@@ -74,10 +76,17 @@ class Flight:
     """Of one profiler; called by its pipeline."""
 
     def __init__(
-        self, settings: FlightRecorder, serial: int, linger_ns: int, fallback_track: int, directory: Path | None
+        self,
+        settings: FlightRecorder,
+        serial: int,
+        linger_ns: int,
+        fallback_track: int,
+        directory: Path | None,
+        unwritten: Callable[[], int],
     ) -> None:
-        """Args: as for `FlightWindows`."""
+        """Args: as for `FlightWindows`; how many windows that are closed no exporter has written yet."""
         self.settings = settings
+        self._unwritten = unwritten
         self.watch = Watch(settings)
         self.windows = FlightWindows(serial, linger_ns, fallback_track, settings, directory)
         self._saved = SavedWindows(settings.keep_newest, settings.keep_slowest)
@@ -139,7 +148,7 @@ class Flight:
                 windows.end_at_once(window, at, now)
         elif windows.saved_at(at):
             self.watch.joined(fired)
-        elif why := self.watch.refusal(fired, mark.number):
+        elif why := self._refusal(fired, mark.number):
             self.watch.suppress(fired, why)
         else:
             window = windows.save(at, finding.at_once, now)
@@ -147,6 +156,12 @@ class Flight:
             window.facts[FACTS] = {**about, "steps": self.settings.steps, "also": []}
             window.notes.insert(0, _sentence(about))
             window.notes += self._suppressed()
+
+    def _refusal(self, fired: Fired, step: int) -> str:
+        """Why a window is not to be opened, empty if it is."""
+        if not fired.always and self.windows.open_count + self._unwritten() >= MAX_SAVING:
+            return "busy"
+        return self.watch.refusal(fired, step)
 
     def _add_cause(self, window: OpenWindow, about: dict[str, object]) -> None:
         facts = window.facts[FACTS]

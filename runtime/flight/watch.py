@@ -39,7 +39,7 @@ class WatchStatistics(msgspec.Struct, frozen=True):
     joined: dict[str, int]
     """Fired in a step that was saved, or being saved, already."""
     suppressed: dict[str, dict[str, int]]
-    """Did not save, by why (`cooldown`, `max_windows`, `not recording`) and reason."""
+    """Did not save, by why (`cooldown`, `max_windows`, `busy`) and reason."""
     waiting: int
     refused: int
     """Calls of `save` that were too many at a time to be looked at."""

@@ -135,6 +135,11 @@ class FlightWindows(Windows):
         return not len(self.steps) or bool(self._pauses and self._pauses[-1][1] is None)
 
     @property
+    def open_count(self) -> int:
+        """Windows that are not closed yet."""
+        return len(self._open)
+
+    @property
     def steps_kept(self) -> int:
         """Steps that could be saved now, the one under way included."""
         return min(len(self.steps), self._settings.steps + 1)
