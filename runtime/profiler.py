@@ -236,8 +236,11 @@ class Profiler(Stepping):
         flight = None if self._pipeline is None else self._pipeline.flight
         if flight is None or self._hub is None or not self._live:
             return False
+        # One wake is enough for all that wait; at the latest the next drain looks.
+        first = not flight.watch.waiting
         taken = flight.watch.call(Fired(reason, finding, always))
-        self._hub.wake()
+        if first:
+            self._hub.wake()
         return taken
 
     def __enter__(self) -> Self:

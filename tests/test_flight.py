@@ -503,6 +503,7 @@ def test_a_storm_of_calls(output_dir: Path) -> None:
         def call(number: int) -> None:
             while not stop.is_set():
                 profiler.save(f"thread {number}")
+                time.sleep(0.0001)
 
         threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
         for thread in threads:

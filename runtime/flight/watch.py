@@ -68,7 +68,7 @@ class Watch:
     # from any thread
 
     def call(self, fired: Fired) -> bool:
-        """Takes a call of `save`; false if too many wait already."""
+        """Takes a call of `save`, to be looked at with the others that wait; false if they are too many."""
         if len(self._calls) >= MAX_WAITING:
             self._refused += 1
             return False
