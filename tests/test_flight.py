@@ -400,11 +400,15 @@ def test_a_files_name_that_is_taken(output_dir: Path) -> None:
 def test_callbacks_export(output_dir: Path) -> None:
     """`on_trace_ready` gets saved windows as any other, and can export them."""
     ready: list[Path] = []
+
+    def export(window: Window) -> None:
+        ready.append(window.export(output_dir / f"{window.index}.json"))
+
     with sc.trace(
         keep_last=2,
         output_dir=output_dir,
         options=QUIET,
-        on_trace_ready=lambda window: ready.append(window.export(output_dir / f"{window.index}.json")),
+        on_trace_ready=export,
     ) as profiler:
         for _ in range(5):
             with sc.span("work"):
@@ -485,7 +489,11 @@ def test_two_flight_recorders(output_dir: Path) -> None:
 def test_signal_handler(output_dir: Path) -> None:
     """`save()` in a handler, in the middle of anything."""
     profile = Profile(output_dir)
-    before = signal.signal(signal.SIGUSR1, lambda *_: profile.profiler.save("SIGUSR1") and None)
+
+    def handler(number: int, frame: object) -> None:
+        profile.profiler.save("SIGUSR1")
+
+    before = signal.signal(signal.SIGUSR1, handler)
     try:
         with profile.profiler:
             profile.steps(5, lambda number: os.kill(os.getpid(), signal.SIGUSR1) if number == 4 else None)

@@ -27,8 +27,11 @@ STEP = 100
 class Run:
     """A run whose time the test moves."""
 
-    def __init__(self, *, directory: Path | None = None, **settings: int) -> None:
-        self.windows = FlightWindows(SERIAL, 1000, 99, FlightRecorder(**{"steps": 3, **settings}), directory)
+    def __init__(
+        self, *, directory: Path | None = None, steps: int = 3, after: int = 0, max_bytes: int = 128 << 20
+    ) -> None:
+        settings = FlightRecorder(steps=steps, after=after, max_bytes=max_bytes)
+        self.windows = FlightWindows(SERIAL, 1000, 99, settings, directory)
         self.windows.open(StepMark(0, 0, 1))
         self.batches: list[EventBatch] = []
         self.closed: list[OpenWindow] = []

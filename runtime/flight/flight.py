@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -138,7 +139,12 @@ class Flight:
         windows, finding = self.windows, fired.finding
         at = windows.clamp(finding.at)
         mark = windows.steps.mark(windows.steps.find(at))
-        about = {"reason": fired.reason, "step": mark.number, "at_ns": at, "value": plain(finding.value)}
+        about: dict[str, Any] = {
+            "reason": fired.reason,
+            "step": mark.number,
+            "at_ns": at,
+            "value": plain(finding.value),
+        }
         about["text"] = finding.text
         window = windows.window_at(at)
         if window is not None:
@@ -163,10 +169,8 @@ class Flight:
             return "busy"
         return self.watch.refusal(fired, step)
 
-    def _add_cause(self, window: OpenWindow, about: dict[str, object]) -> None:
-        facts = window.facts[FACTS]
-        assert isinstance(facts, dict)
-        also: list[object] = facts["also"]
+    def _add_cause(self, window: OpenWindow, about: dict[str, Any]) -> None:
+        also: list[dict[str, Any]] = window.facts[FACTS]["also"]
         if len(also) < MAX_CAUSES:
             also.append(about)
             window.notes.append(_sentence(about))
@@ -184,6 +188,6 @@ class Flight:
         return [f"fired before and did not save: {', '.join(new)}"] if new else []
 
 
-def _sentence(about: dict[str, object]) -> str:
+def _sentence(about: dict[str, Any]) -> str:
     text = f": {about['text']}" if about["text"] else ""
     return f"saved: {about['reason']} in step {about['step']}{text}"

@@ -15,6 +15,9 @@ import msgspec
 _UNLIMITED = 1 << 60
 """Limits above this mean that there is none: cgroup v1 says 2^63 rounded down to a page."""
 
+_V1 = ("memory.usage_in_bytes", "memory.limit_in_bytes", b"total_inactive_file")
+_V2 = ("memory.current", "memory.max", b"inactive_file")
+
 
 class Usage(msgspec.Struct, frozen=True):
     """Memory in bytes, by one measure."""
@@ -77,16 +80,12 @@ def _cgroups(root: Path) -> list[tuple[Path, str, str, bytes]]:
         if controllers and "memory" not in controllers.split(","):
             continue
         mount = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
-        names = (
-            ("memory.usage_in_bytes", "memory.limit_in_bytes", b"total_inactive_file")
-            if controllers
-            else ("memory.current", "memory.max", b"inactive_file")
-        )
+        use, limit, cache = _V1 if controllers else _V2
         parts = [part for part in path.split("/") if part not in ("", ".", "..")]
         for depth in range(len(parts), -1, -1):
             directory = mount.joinpath(*parts[:depth])
-            if (directory / names[1]).is_file():
-                found.append((directory, *names))
+            if (directory / limit).is_file():
+                found.append((directory, use, limit, cache))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -27,8 +27,6 @@ class MemoryHigh(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     __unchecked__ = ("device",)
 
-    name: ClassVar[str] = "memory_high"
-
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     """Of a limit."""
     limit: Annotated[int, msgspec.Meta(gt=0)] | None = None
@@ -37,6 +35,11 @@ class MemoryHigh(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Returns the share of a device's memory that is used, 0 to 1. Called on the background loop: it must be quick."""
     interval: Annotated[float, msgspec.Meta(ge=0)] = 0.5
     """Seconds from one look to the next."""
+
+    @property
+    def name(self) -> str:
+        """`memory_high`."""
+        return "memory_high"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -19,10 +18,13 @@ class NotFinite(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Once for each counter: it may fire again after the counter was finite in between.
     """
 
-    name: ClassVar[str] = "not_finite"
-
     counters: tuple[str, ...] = ()
     """Names of those to watch; none means all."""
+
+    @property
+    def name(self) -> str:
+        """`not_finite`."""
+        return "not_finite"
 
     def evaluator(self) -> Evaluator:
         """Knows which counters are not finite now."""

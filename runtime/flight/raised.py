@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News
@@ -18,10 +17,13 @@ class Raised(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     __unchecked__ = ("only",)
 
-    name: ClassVar[str] = "raised"
-
     only: tuple[type[BaseException], ...] = (Exception,)
     """Types that count; the default leaves out KeyboardInterrupt and SystemExit."""
+
+    @property
+    def name(self) -> str:
+        """`raised`."""
+        return "raised"
 
     def __post_init__(self) -> None:
         super().__post_init__()

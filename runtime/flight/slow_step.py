@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -23,14 +23,17 @@ class SlowStep(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ValueError: for a value out of its range; names the field.
     """
 
-    name: ClassVar[str] = "slow_step"
-
     factor: Annotated[float, msgspec.Meta(ge=1)] = 1.5
     quantile: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
     warmup: Annotated[int, msgspec.Meta(ge=1)] = 20
     """Steps that are only learned from, from the beginning of the run on; the first ones compile and fill caches."""
     least: Annotated[float, msgspec.Meta(ge=0)] = 0.001
     """Seconds; no shorter step is slow."""
+
+    @property
+    def name(self) -> str:
+        """`slow_step`."""
+        return "slow_step"
 
     def evaluator(self) -> Evaluator:
         """Learns from the first `warmup` steps, then compares."""

@@ -243,9 +243,12 @@ def _storm(directory: Path, seed: int) -> Outcome:
             sc.counter("loss", 1.0)
             time.sleep(0.0001)
 
+    def handler(number: int, frame: object) -> None:
+        recording.call(lambda: profiler.save("signal"))
+
     before = signal.getsignal(signal.SIGUSR2)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGUSR2, lambda *_: recording.call(lambda: profiler.save("signal")))
+        signal.signal(signal.SIGUSR2, handler)
     threads = [threading.Thread(target=call, args=(number,)) for number in range(3)]
     try:
         profiler.start()
