@@ -8,10 +8,11 @@ from pathlib import Path
 import anyio.to_thread
 
 from stepscope.exporters.base import EventBatch, Run, Window
+from stepscope.exporters.completion import complete_all
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.output import delete_files
 from stepscope.exporters.rotation import PART
-from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.flight.flight import FACTS
 from stepscope.runtime.flight.saved import WINDOWS, window_name
 
@@ -65,8 +66,10 @@ class WindowJournalsExporter:
     async def close_window(self, window: Window) -> None:
         """Completes the window's journal and gives it its name."""
         journal = await self._journal(window.index)
-        await journal.close_window(window)
-        await self._finish(window.index, window_name(window.index, window.metadata.get(FACTS)))
+        try:
+            await journal.close_window(window)
+        finally:
+            await self._finish(window.index, window_name(window.index, window.metadata.get(FACTS)))
 
     async def discard_window(self, window: int) -> None:
         """Deletes the window's file.
@@ -78,9 +81,8 @@ class WindowJournalsExporter:
         await delete_files([] if path is None else [path])
 
     async def aclose(self) -> None:
-        """Completes what is open."""
-        for index in list(self._open):
-            await self._finish(index, window_name(index, None))
+        """Completes what is open. A cancelled call still completes what it can within half a second."""
+        await complete_all(lambda: self._open, lambda index: self._finish(index, window_name(index, None)))
         self._run = None
 
     async def _journal(self, window: int) -> JournalExporter:
@@ -95,10 +97,17 @@ class WindowJournalsExporter:
 
     async def _finish(self, window: int, name: str) -> None:
         journal = self._open[window]
-        await journal.aclose()
-        self._dropped += journal.dropped_cap
-        del self._open[window]
+        try:
+            await journal.aclose()
+        except OutputError:
+            # Its end could not be written; what was can be read, and is given no name that says it is whole.
+            self._forget(window)
+            raise
         self._complete[window] = await anyio.to_thread.run_sync(_rename, journal.path, name)
+        self._forget(window)
+
+    def _forget(self, window: int) -> None:
+        self._dropped += self._open.pop(window).dropped_cap
 
 
 def _rename(path: Path, name: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -25,6 +26,7 @@ from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.options import Options
 from stepscope.runtime.output import Output
 from stepscope.runtime.pipeline import Pipeline, PipelineStatistics
+from stepscope.runtime.plain import plain
 from stepscope.runtime.recorder import RecorderStatistics, recorder
 from stepscope.runtime.run import Run, this_host
 from stepscope.runtime.schedule import ScheduleFunction
@@ -34,6 +36,9 @@ from stepscope.runtime.summary import Summary
 from stepscope.runtime.trust import TrustReport
 
 log = logging.getLogger("stepscope")
+
+MAX_REASON = 200
+"""Characters kept of the reason of a save."""
 
 OVERRUN = 0.4
 """Seconds that closing may take beyond `Options.close_timeout` before the loop is given up."""
@@ -213,8 +218,8 @@ class Profiler(Stepping):
         Returns:
             False if nothing comes of it: the profiler keeps no steps, does not run, or too many calls wait already.
         """
-        after = 0 if self.keep_last is None else self.keep_last.after
-        return self._fire(reason, Finding(at=clock.now(), text="save() was called", at_once=not after))
+        finding = Finding(at=clock.now(), text="save() was called", at_once=not self._after)
+        return self._fire(plain(str(reason)[:MAX_REASON]) or "call", finding)
 
     def caught(self, error: BaseException) -> bool:
         """Tells the flight recorder of an exception that was handled; saves as one that leaves the `with` does.
@@ -228,9 +233,17 @@ class Profiler(Stepping):
         for trigger in () if self.keep_last is None else self.keep_last.triggers:
             if isinstance(trigger, Raised) and isinstance(error, trigger.only):
                 kind = type(error).__name__
-                finding = Finding(at=clock.now(), value=kind, text=f"{kind}: {error!s:.200}", at_once=True)
-                return self._fire(trigger.name, finding, always)
+                try:
+                    text = f"{kind}: {error}"
+                except Exception:  # its own __str__ fails: the error that is on its way counts
+                    text = kind
+                at_once = always or not self._after
+                return self._fire(trigger.name, Finding(at=clock.now(), value=kind, text=text, at_once=at_once), always)
         return False
+
+    @property
+    def _after(self) -> int:
+        return 0 if self.keep_last is None else self.keep_last.after
 
     def _fire(self, reason: str, finding: Finding, always: bool = False) -> bool:
         flight = None if self._pipeline is None else self._pipeline.flight
@@ -249,6 +262,10 @@ class Profiler(Stepping):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.end(error)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Closes, as leaving the `with` does: an exception that ends the run is told to the flight recorder first."""
         if error is not None:
             self._tell_raised(error, always=True)
         self.close()
@@ -382,9 +399,14 @@ _alive: set[Profiler] = set()
 
 
 def close_all() -> None:
-    """Closes every profiler that is open; at the interpreter's exit."""
+    """Closes every profiler that is open; at the interpreter's exit.
+
+    Flight recorders are told of the exception that ended the program, if one did.
+    """
+    # In an interactive interpreter it may be of any time.
+    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     for profiler in list(_alive):
-        profiler.close()
+        profiler.end(error)
 
 
 def _forked() -> None:

@@ -7,6 +7,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -250,6 +252,115 @@ def test_a_trigger_that_raises_costs_nothing_else(output_dir: Path) -> None:
         with pytest.raises(ExceptionGroup) as raised:
             profiler.raise_errors()
     assert raised.group_contains(TriggerError, match="bad trigger")
+
+
+class Wild:
+    """A user's trigger that does what none should."""
+
+    name = "wild"
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def evaluator(self) -> Evaluator:
+        return self
+
+    def look(self, news: News) -> Sequence[Finding]:
+        self.looks += 1
+        if self.looks == 2:
+            raise asyncio.CancelledError
+        if self.looks == 3:
+            return None  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+        if self.looks == 4:
+            return [Finding(at=1 << 80, text="\udc80" * 5000), Finding(at=-5), Finding(at=math.nan)]  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        return []
+
+
+def test_a_wild_trigger_disturbs_nobody(output_dir: Path) -> None:
+    """Times of never, text that cannot be written, cancellations: the run goes on and ends in time."""
+    profile = Profile(output_dir, triggers=(Wild(), When(30)))
+    with profile.profiler as profiler:
+        for _ in range(8):
+            profile.steps(5)
+            assert profiler.flush()
+        began = time.monotonic()
+    assert time.monotonic() - began < 20
+    assert [30] in [window[-1:] for window in [[s.number for s in w.steps] for w in profile.memory.windows]]
+    assert profile.flight.triggers.errors == 3
+    profile.check_accounts()
+
+
+def test_odd_reasons(output_dir: Path) -> None:
+    """Whatever is said, it does not raise, is cut, and never leaves the directory."""
+    profile = Profile(output_dir)
+    with profile.profiler as profiler:
+        for reason in ("", "../../etc/passwd", "x" * 10_000_000, "\udc80\0/\n", 7, None):
+            profile.steps(1)
+            assert profiler.save(reason)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        assert profiler.flush()
+    names = sorted(path.name.split("-", 2)[2] for path in (output_dir / "windows").iterdir())
+    said = ["7", "call", "etc_passwd", "none", "udc80", "x" * 40]
+    assert names == [f"{reason}.journal" for reason in said]
+    assert sorted(path.name for path in output_dir.iterdir()) == ["windows"]
+
+
+class Unspeakable(Exception):
+    """Its text cannot be made."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_exception_without_words(output_dir: Path) -> None:
+    """The exception that left the block is the one that the caller gets."""
+    with pytest.raises(Unspeakable), Profile(output_dir, triggers=(sc.Raised(),)).profiler as profiler:
+        profiler.step()
+        raise Unspeakable
+    assert len(list((output_dir / "windows").iterdir())) == 1
+
+
+def test_a_program_that_fails_without_a_block(output_dir: Path) -> None:
+    """With `start()` alone, the exception that ends the program is saved at its exit."""
+    program = f"""
+import stepscope as sc
+profiler = sc.trace(keep_last=2, output_dir={str(output_dir)!r})
+profiler.start()
+for _ in range(5):
+    profiler.step()
+raise ValueError("the end")
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.endswith("ValueError: the end\n")
+    (path,) = (output_dir / "windows").iterdir()
+    assert path.name == "000000-step5-raised.journal"
+
+
+def test_a_full_disk_while_saving(small_disk: Path) -> None:
+    """The window's file is cut, counted and not called whole; the other exporter gets everything; the next one fits."""
+    output_dir = small_disk / "run"
+    profile = Profile(output_dir, steps=2)
+    with profile.profiler as profiler:
+        profile.steps(3)
+        ballast = small_disk / "ballast"
+        with ballast.open("wb", 0) as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+            except OSError:
+                pass
+        for _ in range(20_000):
+            sc.instant("tick")
+        profiler.save("full")
+        assert profiler.flush()
+        ballast.unlink()
+        profile.steps(5)
+        profiler.save("again")
+        assert len(profile.windows) == 2
+        with pytest.raises(ExceptionGroup, match="kept"):
+            profiler.raise_errors()
+    assert profile.memory.names(0, Kind.INSTANT).count("tick") == 20_000
+    (path,) = (output_dir / "windows").glob("*.journal")
+    assert path.name == "000001-step8-again.journal" and len(read_windows(path)) == 1
 
 
 def test_cool_down(output_dir: Path) -> None:

@@ -134,7 +134,7 @@ def test_finished_windows_are_left_alone(tmp_path: Path) -> None:
     assert [step.number for step in windows(recovered.journal)[0].steps] == [18, 19, 20, 21, 22, 23]
 
 
-@pytest.mark.parametrize("harm", ["truncated", "garbage", "link", "fifo", "directory", "empty", "flipped"])
+@pytest.mark.parametrize("harm", ["truncated", "garbage", "link", "fifo", "directory", "empty", "flipped", "hole"])
 def test_damaged_files_of_what_was_kept(tmp_path: Path, harm: str) -> None:
     """Nothing in them is believed: what is damaged is passed over and said, the rest comes back."""
     flight = Flight(tmp_path).of('step(200, lambda: [sc.instant("x") for _ in range(40)]); profiler.flush(); die()')
@@ -154,12 +154,40 @@ def test_damaged_files_of_what_was_kept(tmp_path: Path, harm: str) -> None:
         os.mkfifo(path)
     elif harm == "directory":
         path.mkdir()
+    elif harm == "hole":
+        path.write_bytes(data)
+        os.truncate(path, 1 << 40)
     else:
         path.touch()
     recovered = recover(flight.run)
     assert any(path.name in note for note in recovered.notes) or harm == "empty"
     # The rings have the last steps, too, as so few events did not overwrite them.
     assert names(recovered.journal)["work"] == 5
+
+
+def test_recovering_by_force_leaves_files_of_a_running_process_alone(tmp_path: Path) -> None:
+    """A window that is being saved by a process that lives keeps its file."""
+    run, session = tmp_path / "run", tmp_path / "session"
+    session.mkdir()
+    program = """
+step(20); profiler.save("first")
+while not os.path.exists(sys.argv[1] + "/windows/000000.journal.part"):
+    step(1); time.sleep(0.05)
+print("ready", flush=True)
+sys.stdin.read()
+profiler.close()
+"""
+    source = START.replace("SLOTS", "1024").replace("AFTER", "1000") + program
+    command = [sys.executable, "-c", source, str(run), str(session)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        recovered = recover(run, force=True)
+        assert len(windows(recovered.journal)[0].steps) == 6
+        process.communicate("", timeout=60)
+    assert process.returncode == 0
+    (path,) = (run / "windows").iterdir()
+    assert path.name == "000000-step20-first.journal"
 
 
 def test_session_of_two_profilers(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ FACTS = "flight"
 """Key of a window's metadata that says why it was saved."""
 MAX_CAUSES = 64
 """Further triggers that are named in one window."""
+MAX_TEXT = 1000
+"""Characters kept of what a trigger says."""
 MAX_SAVING = 8
 """Windows that may be on their way to the exporters; a storm of triggers must not pile them up."""
 
@@ -145,7 +147,7 @@ class Flight:
             "at_ns": at,
             "value": plain(finding.value),
         }
-        about["text"] = finding.text
+        about["text"] = plain(str(finding.text)[:MAX_TEXT])
         window = windows.window_at(at)
         if window is not None:
             self.watch.joined(fired)

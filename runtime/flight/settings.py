@@ -59,6 +59,9 @@ class FlightRecorder(Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
             if isinstance(trigger, type) or not isinstance(trigger, Trigger):
                 raise TypeError(f"FlightRecorder.triggers holds {trigger!r}, which has no name or no evaluator()")
         names = [trigger.name for trigger in self.triggers]
+        for name in names:
+            if not isinstance(name, str) or not name:
+                raise TypeError(f"FlightRecorder.triggers has a trigger named {name!r}; its name must be a str")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(

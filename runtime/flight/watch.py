@@ -140,8 +140,10 @@ class Watch:
 
     def _ask(self, name: str, evaluator: Evaluator, news: News) -> Sequence[Finding]:
         try:
-            return list(evaluator.look(news))
-        except Exception as error:
+            found = list(evaluator.look(news))
+            # What is said to be in the future would be waited for at the end of the run.
+            return [msgspec.structs.replace(finding, at=min(int(finding.at), news.now)) for finding in found]
+        except BaseException as error:  # of the user's code, on our loop: also a cancellation would be meant for us
             self._error_count += 1
             if len(self.errors) < 16:
                 error.add_note(f"raised by trigger {name!r} in look()")

@@ -15,6 +15,8 @@ from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.recovery.session_files import RingContent, SessionFiles
 
 MAX_FILES = 1 << 14
+MAX_BYTES = 64 << 20
+"""Of one file; the recorder begins a new one long before. A hole of a terabyte would be searched for frames."""
 PART = ".journal.part"
 """Ends the name of a window's journal while it is written."""
 
@@ -29,6 +31,8 @@ def kept_blocks(session: SessionFiles, profiler: int) -> Iterator[RingContent]:
         if not name.startswith(wanted):
             continue
         try:
+            if (session.directory / name).lstat().st_size > MAX_BYTES:
+                raise FormatError("larger than what is kept in one file")
             frames = FrameReader(session.directory / name, follow=False)
         except (FormatError, OSError) as error:
             session.notes.append(f"{session.directory}/{name}: {error}")
@@ -49,8 +53,12 @@ def kept_blocks(session: SessionFiles, profiler: int) -> Iterator[RingContent]:
             frames.close()
 
 
-def complete_windows(run: Path) -> tuple[int, list[str]]:
+def complete_windows(run: Path, *, rename: bool) -> tuple[int, list[str]]:
     """Gives journals of windows that were being saved a name of their own: what they hold can be read up to its end.
+
+    Args:
+        run: directory of the run.
+        rename: whether the process has ended, so that nobody writes them any more.
 
     Returns:
         The first index that no window of the run has, and what there is to say.
@@ -65,7 +73,7 @@ def complete_windows(run: Path) -> tuple[int, list[str]]:
         if not index.isdigit() or ".journal" not in name:
             continue
         following = max(following, int(index) + 1)
-        if name.endswith(PART):
+        if rename and name.endswith(PART):
             target = directory / f"{name.removesuffix(PART)}-unfinished.journal"
             if target.exists():
                 continue

@@ -152,7 +152,7 @@ def recover(
         profiler = note.profiler if note else 0
         work = _Recovering(writer, run, Leftovers(session, ids, profiler), profiler)
         if note is not None and note.keep_last:
-            following, said = complete_windows(place)
+            following, said = complete_windows(place, rename=not is_running(note.pid, note.start_time))
             notes += said
             work.keep_last(note.keep_last, following)
         if reader is not None:
