@@ -2,6 +2,8 @@
 # make test      all tests
 # make check     lint, types and tests
 # make bench     the benchmarks, beside other tracers
+# make torture   breaks the runtime in every way, about five minutes, and writes docs/reliability.md
+# make endurance 100 million spans and 10,000 starts, about twenty minutes, for docs/reliability.md
 # make wheel     dist/
 # Each target makes what it needs; what is there already is not made again.
 
@@ -19,7 +21,7 @@ PYTEST_ARGS ?=
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint types bench wheel hta viewers viewers-if-npm test-pythons clean distclean
+.PHONY: help install demo test check lint types bench torture endurance wheel hta viewers viewers-if-npm test-pythons clean distclean
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -71,6 +73,12 @@ types: install
 
 bench: $(STAMPS)/bench
 	@$(BIN)/python -m benchmarks
+
+torture: install
+	@$(BIN)/python -m tests.torture --markdown docs/reliability.md
+
+endurance: install
+	@$(BIN)/python -m benchmarks.endurance --markdown docs/reliability.md --plot docs/endurance.svg
 
 # Through the source distribution, which shows that it is complete.
 wheel: install

@@ -55,17 +55,16 @@ class CollectingSink:
         """The highest watermark so far."""
         self.closed = False
 
-    def deliver(self, events: Block, args: bytes = b"", *, watermark: int | None = None) -> bool:
+    def deliver(self, events: Block, args: bytes = b"", *, watermark: int | None = None) -> int:
         """Keeps a block. Raises `ClosedError` after `close`."""
         with self._changed:
             if self.closed:
                 raise ClosedError("the sink is closed: this backend delivers after aclose()")
-            taken = self._accept(events.nbytes + len(args))
-            if not taken:
+            if not self._accept(events.nbytes + len(args)):
                 self.refused += len(events)
                 events, args = empty_block(), b""
             self._keep(events, args, watermark)
-        return taken
+        return len(events)
 
     def watermark(self, at: int) -> None:
         """Keeps the statement that everything before `at` was delivered."""

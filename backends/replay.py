@@ -181,7 +181,7 @@ class ReplayBackend:
         return more
 
     def _deliver(self, sink: Sink, events: Block, args: bytes, watermark: int | None) -> None:
-        if len(events) and not sink.deliver(events, args):
-            self._refused += len(events)
+        if len(events):
+            self._refused += len(events) - sink.deliver(events, args)
         if watermark is not None:
             sink.watermark(watermark)

@@ -41,7 +41,7 @@ class DeviceStatistics(msgspec.Struct, frozen=True):
     lost: int = 0
     """Events in buffers that the device lost, reported to `Sink.dropped`."""
     refused: int = 0
-    """Events in blocks that the sink had no room for; the sink counts those itself."""
+    """Events that the sink had no room for; the sink counts those itself."""
     moved: int = 0
     """Kernels that the clock mapping put before a watermark, by less than its error, and that were moved to it."""
 
@@ -308,7 +308,7 @@ class SimulatedDevice:
             stamped = device_clock.stamp(stretch.started + stretch.ran) - device_clock.stamp(stretch.started)
             block = self._workload.device_block(stretch, started, device_clock.durations_to_ours(stamped))
         taken = sink.deliver(block)
-        self._count(delivered=len(block) if taken else 0, refused=0 if taken else len(block), moved=moved)
+        self._count(delivered=taken, refused=len(block) - taken, moved=moved)
 
     def _lose(self, sink: Sink, buffer: _Buffer) -> None:
         recording = buffer.recording

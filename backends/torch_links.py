@@ -99,7 +99,7 @@ class _NodeNames:
         self._serial = serial
         nodes = [strings.intern(text.removeprefix(ENGINE)) for _, text in new if text.startswith(ENGINE)]
         if nodes:
-            self._ids = np.union1d(self._ids, np.array(nodes, np.uint32))
+            self._ids = np.array(sorted({*self._ids.tolist(), *nodes}), np.uint32)
         return np.isin(names, self._ids)
 
 

@@ -1,4 +1,4 @@
-"""The section of `docs/performance.md` that is written by a run; the text around it is written by people."""
+"""Sections of pages that are written by runs, such as in `docs/performance.md`; people write the text around them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from pathlib import Path
 
 from benchmarks import table
 from benchmarks.report import Report
-
-BEGIN = "<!-- measured: begin -->"
-END = "<!-- measured: end -->"
 
 
 def section(report: Report) -> str:
@@ -33,13 +30,27 @@ def write(report: Report, path: Path) -> None:
     Raises:
         ValueError: if the file exists and lacks the markers.
     """
-    body = f"{BEGIN}\n\n{section(report)}\n\n{END}"
+    put(path, "measured", section(report), title="Performance")
+
+
+def put(path: Path, name: str, body: str, *, title: str) -> None:
+    """Puts text between the markers of this name in a page, or into a new page with this title.
+
+    Raises:
+        ValueError: if the page exists and lacks the markers.
+    """
+    begin, end = markers(name)
+    body = f"{begin}\n\n{body}\n\n{end}"
     if not path.exists():
-        path.write_text(f"# Performance\n\n{body}\n")
+        path.write_text(f"# {title}\n\n{body}\n")
         return
-    text = path.read_text()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{path} has no place for the table: it needs the lines {BEGIN} and {END}")
+    before, found, rest = path.read_text().partition(begin)
+    _, also, after = rest.partition(end)
+    if not found or not also:
+        raise ValueError(f"{path} has no place for the text: it needs the lines {begin} and {end}")
     path.write_text(before + body + after)
+
+
+def markers(name: str) -> tuple[str, str]:
+    """The lines before and after text that a run writes."""
+    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"

@@ -17,6 +17,8 @@ class Machine(msgspec.Struct, frozen=True):
 
     processor: str
     cores: int
+    memory: int
+    """Bytes."""
     kernel: str
     python: str
     packages: dict[str, str]
@@ -30,11 +32,23 @@ class Machine(msgspec.Struct, frozen=True):
         return cls(
             processor=_processor(),
             cores=os.cpu_count() or 1,
+            memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             kernel=f"{platform.system()} {platform.release()}",
             python=f"{platform.python_implementation()} {platform.python_version()}",
             packages={name: _version(name) for name in PACKAGES},
             load=os.getloadavg()[0],
         )
+
+
+def file_system(path: Path) -> str:
+    """Type of the file system that holds a path. Source: proc(5), /proc/[pid]/mountinfo; the longest mount wins."""
+    place, found = path.resolve(), (0, "unknown")
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        mount, _, kind = line.partition(" - ")
+        point = mount.split()[4].encode().decode("unicode_escape")
+        if place.is_relative_to(point) and len(point) >= found[0]:
+            found = len(point), kind.split()[0]
+    return found[1]
 
 
 def _processor() -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from stepscope.exporters.chrome_file import ChromeFile, Dialect, Form, Layout, about_window
+from stepscope.exporters.chrome_file import ChromeFile, Dialect, Form, Layout, about_run, about_window
 from stepscope.exporters.completion import complete_all
 from stepscope.exporters.output import check_directory, delete_files
 from stepscope.exporters.rotation import fill, numbered
@@ -193,7 +193,7 @@ class ChromeTraceExporter:
         run = self._run
         if run is None:
             return
-        about = {"run": run.name, "metadata": dict(run.metadata())}
+        about = about_run(run)
         try:
             await complete_all(lambda: self._open, lambda key: self._complete(key, about))
         finally:

@@ -183,6 +183,11 @@ class ChromeFile:
         return "{\n" + lines + ',\n"traceEvents": [\n' + self._rows.head()
 
 
+def about_run(run: Run) -> dict[str, Any]:
+    """What a file says of the run at its end: the facts that were added, and its accounts."""
+    return {"run": run.name, "metadata": dict(run.metadata()), "ledger": run.ledger()}
+
+
 def about_window(window: Window) -> dict[str, Any]:
     """What a file says of a window: its steps, what was lost, and why it may be empty or partial."""
     return {

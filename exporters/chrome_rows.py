@@ -52,7 +52,8 @@ class Rows:
             self._said = np.concatenate([self._said, np.zeros(top + 1, np.bool_)])
         if self._said[used].all():
             return ""
-        new = [int(track) for track in np.unique(used) if not self._said[track]]
+        # Not np.unique, which imports numpy.ma: that would hold up the first steps of training.
+        new = sorted(set(used[~self._said[used]].tolist()))
         self._said[new] = True
         self._learn()
         return "".join(self._row(self._known[track]) for track in new if track in self._known)

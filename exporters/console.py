@@ -11,8 +11,8 @@ import anyio
 import msgspec
 
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.runtime import strings
 from stepscope.runtime.events import Kind
+from stepscope.runtime.ledger import losses
 from stepscope.runtime.table import human_time, printable
 
 
@@ -89,6 +89,7 @@ class ConsoleExporter:
         length = human_time(max(window.end_ns - window.start_ns, 0))
         steps = f"{len(window.steps)} step" + ("" if len(window.steps) == 1 else "s")
         lines = [f"{self._title}: window {window.index} ended: {steps} in {length}{state}"]
+        lines.append(f"  {printable(str(window.ledger))}")
         lines += [f"  {printable(reason)}" for reason in window.diagnostics]
         if self._top and window.actions is not None:
             lines.append(window.summary().table(self._sort_by, self._top))
@@ -111,14 +112,12 @@ class ConsoleExporter:
                 step_ns = (at - self._mark[1]) / (number - self._mark[0])
             self._mark = (number, at)
             step = max(step, number)
-        gaps = events[kinds == int(Kind.GAP)]
-        lost = gaps[gaps["name"] == strings.intern("dropped")]
         self._statistics = msgspec.structs.replace(
             self._statistics,
             step=step,
             step_ns=step_ns,
             events=self._statistics.events + len(events),
-            dropped=self._statistics.dropped + int(lost["id"].sum()),
+            dropped=self._statistics.dropped + losses(events).total(),
         )
 
     def _progress(self) -> str:

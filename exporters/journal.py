@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 from typing import Any
-
-import anyio
 
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.runtime.clock import ClockAnchor
@@ -18,8 +15,8 @@ from stepscope.runtime.journal.writer import Fsync, JournalWriter
 class JournalExporter:
     """Appends everything to one checksummed file that can be read at any moment, also after `kill -9`.
 
-    What an `export` that returned was given has reached the kernel. Writing happens on a worker thread: a slow
-    disk holds up this exporter and nothing else.
+    What an `export` that returned was given has reached the kernel. It writes on the thread of its own that every
+    exporter has: a slow disk holds up this exporter and nothing else.
 
     Args:
         path: file to write; default: `journal` in the run's directory. A file that exists, another run's, is left
@@ -47,7 +44,6 @@ class JournalExporter:
         self._writer = JournalWriter(Path(path or "journal"), max_bytes=max_bytes, fsync=fsync, compress=compress)
         self._run: Run | None = None
         self._metadata: dict[str, Any] = {}
-        self._finishing = threading.Lock()
 
     @property
     def path(self) -> Path:
@@ -66,53 +62,33 @@ class JournalExporter:
     async def open(self, run: Run) -> None:
         if self._default_name:
             self._writer.path = run.output_dir / "journal"
-        await anyio.to_thread.run_sync(self._writer.open, run)
+        self._writer.open(run)
         self._run = run
 
     async def export(self, batch: EventBatch) -> None:
-        metadata = self._news()
-
-        def write() -> None:
-            if metadata is not None:
-                self._writer.write_metadata(metadata)
-            self._writer.write_batch(batch)
-
-        await anyio.to_thread.run_sync(write)
+        self._write_news()
+        self._writer.write_batch(batch)
 
     async def close_window(self, window: Window) -> None:
-        metadata = self._news()
-
-        def write() -> None:
-            if metadata is not None:
-                self._writer.write_metadata(metadata)
-            self._writer.write_anchor(ClockAnchor.read())
-            self._writer.write_window(window)
-
-        await anyio.to_thread.run_sync(write)
+        self._write_news()
+        self._writer.write_anchor(ClockAnchor.read())
+        self._writer.write_window(window)
 
     async def aclose(self) -> None:
-        # A cancelled call may still be writing on its thread; the writer's lock puts this behind it. If this one is
-        # cancelled too, the journal lacks at most its end mark, and another call may try again.
-        if self._run is not None:
-            await anyio.to_thread.run_sync(self._finish, dict(self._run.metadata()))
+        if self._run is None or not self._writer.is_open:
+            return
+        try:
+            self._writer.write_metadata(dict(self._run.metadata()))
+            self._writer.write_anchor(ClockAnchor.read())
+            self._writer.write_ledger(self._run.ledger())
+        finally:
+            self._writer.close()
 
-    def _news(self) -> dict[str, Any] | None:
-        """The run's metadata if it has changed since the last look: a crash may come before the window's end."""
+    def _write_news(self) -> None:
+        """Writes the run's metadata if it has changed since the last time: a crash may come before the window's end."""
         if self._run is None:
             raise ClosedError("the journal was not opened")
         metadata = dict(self._run.metadata())
-        if metadata == self._metadata:
-            return None
-        self._metadata = metadata
-        return metadata
-
-    def _finish(self, metadata: dict[str, Any]) -> None:
-        # Two threads may be here: that of a cancelled `aclose`, and that of the next one.
-        with self._finishing:
-            if not self._writer.is_open:
-                return
-            try:
-                self._writer.write_metadata(metadata)
-                self._writer.write_anchor(ClockAnchor.read())
-            finally:
-                self._writer.close()
+        if metadata != self._metadata:
+            self._metadata = metadata
+            self._writer.write_metadata(metadata)

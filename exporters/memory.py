@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Literal
 
@@ -9,6 +10,7 @@ import anyio
 
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.runtime import _core, strings
+from stepscope.runtime.change import Change
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, Flag, Kind, join_blocks
 
@@ -18,14 +20,15 @@ Method = Literal["open", "export", "close_window", "aclose"]
 class MemoryExporter:
     """Keeps batches and windows as they came.
 
-    It can be told to be a bad neighbour: to raise, to be slow, to hang. So users and we test that one exporter
-    costs nothing but its own output.
+    It can be told to be a bad neighbour: to raise, to be slow, to hang, to block its loop. So users and we test that
+    one exporter costs nothing but its own output.
 
     Args:
         name: its name in ledgers.
         fail: what to raise, by method. `export` raises before it keeps the batch.
         delay: seconds that each `export` takes.
         hang_in: a method that does not return until `release()` or cancellation.
+        block_in: a method that blocks the thread until `release()`, which no cancellation ends.
         max_bytes: what it may hold; further batches are counted in `dropped_cap`.
     """
 
@@ -33,9 +36,10 @@ class MemoryExporter:
         self,
         *,
         name: str = "memory",
-        fail: Mapping[Method, Exception] | None = None,
+        fail: Mapping[Method, BaseException] | None = None,
         delay: float = 0.0,
         hang_in: Method | None = None,
+        block_in: Method | None = None,
         max_bytes: int = 1 << 30,
     ) -> None:
         self.name = name
@@ -49,8 +53,9 @@ class MemoryExporter:
         """Events left out because of `max_bytes`."""
         self._fail = dict(fail or {})
         self._delay = delay
-        self._hang_in = hang_in
-        self._hanging: set[anyio.Event] = set()
+        self._hang_in, self._block_in = hang_in, block_in
+        self._change = Change()
+        self._released = threading.Event()
         self._max_bytes = max_bytes
         self._bytes = 0
 
@@ -77,10 +82,9 @@ class MemoryExporter:
         await self._called("aclose")
 
     def release(self) -> None:
-        """Lets calls that hang go on, and later ones through. Call it on the loop that they hang on."""
-        self._hang_in = None
-        for event in self._hanging:
-            event.set()
+        """Lets calls that hang go on, and later ones through; from any thread."""
+        self._released.set()
+        self._change.tell()
 
     def __len__(self) -> int:
         return sum(len(batch) for batch in self.batches)
@@ -109,12 +113,9 @@ class MemoryExporter:
             raise ClosedError(f"{method} was called after aclose")
         self.calls.append(method)
         if method == self._hang_in:
-            event = anyio.Event()
-            self._hanging.add(event)
-            try:
-                await event.wait()
-            finally:
-                self._hanging.discard(event)
+            await self._change.wait_for(self._released.is_set)
+        if method == self._block_in:
+            self._released.wait()
         if method in self._fail:
             raise self._fail[method]
 

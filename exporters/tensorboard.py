@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from stepscope.exporters.chrome_file import ChromeFile, Layout, about_window
+from stepscope.exporters.chrome_file import ChromeFile, Layout, about_run, about_window
 from stepscope.exporters.completion import complete_all
 from stepscope.exporters.output import check_directory, delete_files
 from stepscope.runtime.errors import ClosedError
@@ -109,7 +109,7 @@ class TensorBoardExporter:
         run = self._run
         if run is None:
             return
-        about = {"run": run.name, "metadata": dict(run.metadata())}
+        about = about_run(run)
         try:
             await complete_all(lambda: self._open, lambda key: self._complete(key, about))
         finally:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import anyio.to_thread
-
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.exporters.completion import complete_all
 from stepscope.exporters.journal import JournalExporter
@@ -103,7 +101,7 @@ class WindowJournalsExporter:
             # Its end could not be written; what was can be read, and is given no name that says it is whole.
             self._forget(window)
             raise
-        self._complete[window] = await anyio.to_thread.run_sync(_rename, journal.path, name)
+        self._complete[window] = _rename(journal.path, name)
         self._forget(window)
 
     def _forget(self, window: int) -> None:

@@ -20,11 +20,19 @@ def process_track() -> int: ...
 def tracks(first: int, /) -> list[tuple[int, int, int, int, int, str]]: ...
 
 # recorder
-def open(directory: str, slots: int, rings: int, overflow: str, /) -> int:
+def open(directory: str, slots: int, rings: int, overflow: str, block_seconds: float = ..., /) -> int:
     """Opens the session in `directory`. `slots` per ring is a power of two; a thread that fills its ring goes on in
     another while there are fewer than `rings`. Returns the eventfd that rings signal."""
 
 def close() -> None: ...
+def set_shedding(order: tuple[tuple[str, ...], int, tuple[str, ...]], shares: tuple[float, ...], /) -> None:
+    """What goes first when rings fill: `order` as in `shed_levels`, and the share of rings that each level may fill.
+    For the session that is opened next."""
+
+def shed_levels(events: Any, order: tuple[tuple[str, ...], int, tuple[str, ...]], /) -> bytes:
+    """The level of each event of a contiguous block: 2 n for the small events of category n of `order`, 2 n + 1 for its
+    large ones, then one for all others and one for step marks and gaps. `order` is the categories, from which
+    duration in ns on an event is large, and prefixes of names that are kept."""
 
 RECORD_EVENTS: int
 RECORD_OPERATORS: int

@@ -11,7 +11,10 @@ from stepscope.runtime.window import Window
 
 @runtime_checkable
 class Consumer(Protocol):
-    """A consumer of events, with a bounded queue and a task of its own on the runtime's loop.
+    """A consumer of events, with a bounded queue, a thread and an event loop of its own.
+
+    A call that blocks holds up nothing but this exporter; but one that awaits can be cancelled at the deadline for
+    closing, and one that blocks is left to itself then.
 
     Life: `open` once, then `export` and `close_window` in any number, `aclose` once. Calls never overlap.
     Batches of different windows may alternate; `close_window` is the last call for its window.

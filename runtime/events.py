@@ -7,7 +7,7 @@ tracks are ids of the process-wide track table (`tracks.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import IntEnum, IntFlag
 from typing import Any, TypeAlias
 
@@ -51,7 +51,8 @@ class Kind(IntEnum):
     STEP = 11
     """A call of `Profiler.step()` or `start()`: `step` begins at `ts`."""
     GAP = 12
-    """Nothing was recorded from `ts` for `dur` ns: paused, or `id` events dropped."""
+    """Nothing was recorded from `ts` for `dur` ns: paused, or `id` events dropped or left out by sampling; the name
+    says which."""
 
 
 class Flag(IntFlag):
@@ -67,8 +68,6 @@ class Flag(IntFlag):
     """The span does not nest on its track; it is drawn as an async pair."""
     ERROR = 16
     """The span was left by an exception."""
-    LOW = 32
-    """May be shed first under pressure (operators)."""
     NUMBERED = 64
     """Its name is shown followed by `#` and its step: steps of a run have one name, not one each."""
 
@@ -114,3 +113,24 @@ def join_blocks(blocks: Iterable[Block]) -> Block:
     raw = [block.view(_RAW) for block in blocks]
     joined: Any = np.concatenate(raw).view(EVENT_DTYPE) if raw else empty_block()
     return joined  # type: ignore[no-any-return]
+
+
+def split_block(events: Block, args: bytes, most: int) -> Iterator[tuple[Block, bytes]]:
+    """Parts of at most `most` events, each with its own stretch of the arguments; the block itself if it is no larger.
+
+    Arguments must lie in the heap in the order of their events, as the recorder leaves them.
+    """
+    if len(events) <= most:
+        yield events, args
+        return
+    for first in range(0, len(events), most):
+        part = events[first : first + most]
+        held = (part["args_len"] > 0) & (part["flags"] & int(Flag.ARG_INLINE) == 0)
+        if not held.any():
+            yield part, b""
+            continue
+        part = part.copy()
+        start = int(part["args_at"][held].min())
+        end = int((part["args_at"][held].astype(np.int64) + part["args_len"][held]).max())
+        part["args_at"][held] -= np.uint32(start)
+        yield part, args[start:end]

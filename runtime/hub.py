@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any, TypeVar
@@ -17,9 +17,11 @@ import anyio.from_thread
 import numpy as np
 
 from stepscope.runtime import _core
-from stepscope.runtime.events import Block, Kind, join_blocks
+from stepscope.runtime.events import EVENT_DTYPE, Block, Kind, join_blocks, split_block
+from stepscope.runtime.loop_thread import loop_name
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.recorder import Recorder
+from stepscope.runtime.windows import RECORDER
 
 T = TypeVar("T")
 
@@ -37,8 +39,12 @@ class Hub:
         self._recorder = recorder
         self._pipelines: list[Pipeline] = []
         self._held: list[tuple[Block, bytes]] = []
+        self._parts: deque[tuple[Block, bytes]] = deque()
+        """What is being routed; also while the loop waits for an exporter in between."""
+        self._relief: anyio.CancelScope | None = None
+        self._hurries = 0
         self._stack = ExitStack()
-        self.loop_name = _loop_name()
+        self.loop_name = loop_name()
         self._portal = self._stack.enter_context(
             anyio.from_thread.start_blocking_portal(
                 "asyncio", {"use_uvloop": self.loop_name == "uvloop"}, name="stepscope"
@@ -90,6 +96,7 @@ class Hub:
 
         async def start() -> Pipeline:
             pipeline = make()
+            pipeline.expect([*self._parts, *self._held])
             self._pipelines.append(pipeline)
             return pipeline
 
@@ -118,12 +125,17 @@ class Hub:
         with anyio.CancelScope(deadline=deadline - seconds / 2):
             await self.drain(final=True)  # what the sources have yet to be told
             await pipeline.close_sources()
-        with anyio.CancelScope(deadline=deadline - seconds / 4):
+        with anyio.CancelScope(deadline=deadline - seconds / 4) as scope:
             await self.drain(final=True)
             while pipeline.busy():
                 await anyio.sleep(SETTLE)
                 await self.drain()
+        if scope.cancelled_caught:  # by an exporter that is behind; the others are to have everything
+            with self._hurry():
+                await self.drain(final=True)
         self._pipelines.remove(pipeline)
+        for events, _ in (*self._parts, *self._held):
+            pipeline.drop_closed(RECORDER, events)  # the deadline came before their turn
         await pipeline.aclose(deadline)
 
     async def _drain_for_ever(self) -> None:
@@ -176,6 +188,8 @@ class Hub:
     def _take(self) -> int:
         until, blocks = self._recorder.drain()
         self._held += blocks
+        for pipeline in self._pipelines:
+            pipeline.expect(blocks)
         return until
 
     async def _route(self, until: int) -> None:
@@ -185,28 +199,44 @@ class Hub:
         marks = join_blocks(events[events["kind"] == Kind.STEP] for events, _ in held)
         for pipeline in self._pipelines:
             pipeline.take_marks(marks)
+        # In parts that fit every queue, so that a backlog passes at the speed of the exporters.
+        room = min((pipeline.options.queue_bytes for pipeline in self._pipelines), default=0) // EVENT_DTYPE.itemsize
         for events, args in held:
             new = events["ts"] > until
             if new.any():
                 self._held.append((events[new], args))
                 events = events[~new]
+            self._parts.extend(split_block(events, args, max(room // 8, 256)))
+        # What a deadline leaves of them is for the next drain.
+        while self._parts:
+            events, args = self._parts.popleft()
             for pipeline in self._pipelines:
                 pipeline.take_block(events, args)
-            for pipeline in self._pipelines:
-                await pipeline.relieve()
+            await self._relieve()
         for pipeline in self._pipelines:
             pipeline.take_watermark(until)
-            await pipeline.take_deliveries(until)
+            while pipeline.take_delivery(until):
+                await self._relieve()
             pipeline.save(until)
 
+    async def _relieve(self) -> None:
+        """Lets exporters that are behind catch up, unless a profiler is to be closed now."""
+        for pipeline in list(self._pipelines):
+            if not self._hurries:
+                with anyio.CancelScope() as self._relief:
+                    await pipeline.relieve()
+                self._relief = None
 
-def _loop_name() -> str:
-    """`uvloop` where it can be imported, else `asyncio`."""
-    try:
-        importlib.import_module("uvloop")
-    except ImportError:
-        return "asyncio"
-    return "uvloop"
+    @contextlib.contextmanager
+    def _hurry(self) -> Generator[None]:
+        """No exporter is waited for inside, of no profiler, also by a drain that is under way."""
+        self._hurries += 1
+        if self._relief is not None:
+            self._relief.cancel()
+        try:
+            yield
+        finally:
+            self._hurries -= 1
 
 
 _hub: Hub | None = None

@@ -65,6 +65,11 @@ class Inbox(Generic[T]):
         self._wake()
         return True
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that are in it; another thread may change that at any moment."""
+        return self._bytes
+
     def take(self) -> list[T]:
         """Everything that is there, in the order in which it was put."""
         with self._lock:

@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
+
+from stepscope.runtime import strings
+from stepscope.runtime.events import Block, Kind
+
+SAMPLED = strings.intern("sampled")
+"""Name of the gaps that sampling has left."""
+
+
+def losses(events: Block) -> Counter[str]:
+    """What the gaps among these events say was lost, by reason."""
+    gaps = events[events["kind"] == int(Kind.GAP)]
+    sampled = gaps["name"] == SAMPLED
+    return Counter({"sampled": int(gaps["id"][sampled].sum()), "overflow": int(gaps["id"][~sampled].sum())}) + Counter()
+
+
+def events_in(block: Block) -> int:
+    """Events of a block, gaps apart."""
+    return len(block) - int((block["kind"] == int(Kind.GAP)).sum())
 
 
 class SourceLedger(msgspec.Struct, frozen=True):
@@ -11,13 +31,18 @@ class SourceLedger(msgspec.Struct, frozen=True):
     produced: int = 0
     """Events that the producer made, those included that it had to drop itself."""
     accepted: int = 0
-    """Events that reached the window."""
+    """Events that reached the window, or any window of the run."""
     dropped: dict[str, int] = {}
-    """By reason: `overflow` (ring full), `late` (after the window closed), `inbox` (queue full), `source` (by the device)."""
+    """By reason: `overflow` (ring full), `sampled` (ring half full), `late` (after the window closed), `inbox` (inbox
+    full), `source` (by the device), `closed` (the run was over)."""
+    outside: int = 0
+    """In the accounts of a run: events of no window, or for another profiler."""
+    superseded: int = 0
+    """In the accounts of a run: records of spans that had been written as open ones before."""
 
     def balanced(self) -> bool:
         """Whether nothing is unaccounted for."""
-        return self.produced == self.accepted + sum(self.dropped.values())
+        return self.produced == self.accepted + self.outside + self.superseded + sum(self.dropped.values())
 
 
 class OutputLedger(msgspec.Struct, frozen=True):
@@ -38,6 +63,18 @@ class Ledger(msgspec.Struct, frozen=True):
     outputs: dict[str, OutputLedger] = {}
     cut: dict[str, int] = {}
     """What was shortened rather than dropped (`_core.counts()`): names, values, arguments."""
+
+    def __str__(self) -> str:
+        """One line for people: `98 of 100 events; dropped: 2 of recorder (overflow)`."""
+        accepted = sum(source.accepted for source in self.sources.values())
+        produced = sum(source.produced for source in self.sources.values())
+        lost = [
+            f"{n:,} of {name} ({why})" for name, source in self.sources.items() for why, n in source.dropped.items()
+        ]
+        lost += [
+            f"{n:,} at {name} ({why})" for name, output in self.outputs.items() for why, n in output.dropped.items()
+        ]
+        return f"{accepted:,} of {produced:,} events" + (f"; dropped: {', '.join(lost)}" if lost else "")
 
     def dropped(self) -> int:
         """Events that sources lost, over all reasons."""

@@ -11,7 +11,7 @@ from stepscope.runtime import strings
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, empty_block
 from stepscope.runtime.intervals import FOREVER, Interval, clip, touching, without
-from stepscope.runtime.ledger import SourceLedger
+from stepscope.runtime.ledger import SourceLedger, losses
 from stepscope.runtime.step_marks import StepMark, StepMarks
 from stepscope.runtime.window import Step
 
@@ -46,6 +46,7 @@ class OpenWindow:
         """Spans that were written as open when the window closed: their later records are not news."""
         self.events = 0
         """Events and gaps taken, steps apart."""
+        self.gap_events = 0
         self.marks = StepMarks(first)
         self._latest = first.ts
         self._accepted: Counter[str] = Counter()
@@ -79,7 +80,9 @@ class OpenWindow:
         counted = len(mine)
         if gaps.any():
             own = events[(events["kind"] == Kind.GAP) & touching(events, (start, end)) & (events["ts"] >= start)]
-            self.count_dropped(source, "overflow", int(own["id"].sum()))
+            for reason, count in losses(own).items():
+                self.count_dropped(source, reason, count)
+            self.gap_events += int(gaps.sum())
             counted -= int(gaps.sum())
         self._accepted[source] += counted
         self.events += 0 if source == STEPS else int((mine["kind"] != Kind.STEP).sum())
@@ -122,6 +125,16 @@ class OpenWindow:
     def empty(self) -> bool:
         """Whether it was begun by the last `step()` of a run and holds nothing."""
         return self.cut_short and len(self.marks) == 1 and self._latest <= self.start
+
+    @property
+    def taken(self) -> int:
+        """Events, parts of events, steps and gaps that were taken."""
+        return self._accepted.total() + self.gap_events
+
+    @property
+    def withheld(self) -> int:
+        """Those of `taken` that wait for something else to happen in the window."""
+        return 0 if self.held is None else sum(map(len, self.held))
 
     def count_dropped(self, source: str, reason: str, count: int) -> None:
         """Notes `count` events that were lost."""

@@ -21,11 +21,25 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     ring_slots: Slots = 65_536
     """Size of one ring in events of 64 bytes, rounded up to a power of two. A thread that fills its ring before it is
-    drained goes on in another. The first profiler of the process decides on rings."""
+    drained goes on in another, unless `overflow` is `drop_oldest`. The first profiler of the process decides on rings."""
     ring_bytes: Annotated[int, msgspec.Meta(ge=1 << 12)] = 256 << 20
     """What all rings may hold together before events are dropped; every thread has one ring in any case."""
-    overflow: Literal["drop_newest", "drop_oldest"] = "drop_newest"
-    """What a full ring does. Either way it is counted, and shown as a gap."""
+    overflow: Literal["drop_newest", "drop_oldest", "block", "sample"] = "drop_newest"
+    """What happens where there is no room: in rings, whose policy the first profiler of the process decides, and in the
+    queue of an exporter. `drop_newest` drops what comes, `drop_oldest` what is there; `block` waits for room, at most
+    `block_seconds`, then drops; `sample` thins out, ever more as it fills. All is counted, and shown as a gap."""
+    block_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.1
+    """How long `block` holds up a thread of the program that found its ring full, at most. After that the thread drops,
+    and does not wait again before its ring was drained."""
+    shed: Annotated[tuple[str, ...], msgspec.Meta(max_length=16)] = ("python_function", "cpu_instant_event", "cpu_op")
+    """Categories of events that go first where there is no room for all, in this order. What no category here names
+    goes last: spans of the program, kernels, collectives. Step marks go after everything else."""
+    shed_never: Annotated[tuple[str, ...], msgspec.Meta(max_length=16)] = (
+        "record_param_comms", "c10d::", "_c10d_functional::", "c10d_functional::", "nccl:", "gloo:",
+    )  # fmt: skip
+    """How the names of events begin that go last although `shed` has their category: collectives, as torch names them."""
+    small_ns: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 10_000
+    """Duration in ns below which an event of a category in `shed` goes before the others of its category."""
     session_dir: str | None = None
     """Where rings live; default: a private directory in /dev/shm, or the temporary directory where there is none."""
     drain_interval: PositiveFloat = 0.25

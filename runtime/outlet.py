@@ -1,24 +1,36 @@
-"""An outlet: one exporter with its bounded queue, its task and its accounts."""
+"""An outlet: one exporter with its bounded queue, its thread and its accounts."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 
 import anyio
 import msgspec
 
+from stepscope.runtime.change import Change
 from stepscope.runtime.consumer import Consumer, Discarding
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.ledger import Ledger, OutputLedger
+from stepscope.runtime.loop_thread import LoopThread
+from stepscope.runtime.options import Options
 from stepscope.runtime.run import Run
+from stepscope.runtime.shedding import SPARE, Shedding
 from stepscope.runtime.window import Window
 
 log = logging.getLogger("stepscope")
 
 PATIENCE = 0.25
 """Seconds that the loop waits at most for one batch of an exporter that is behind."""
+
+GRACE = 0.2
+"""Seconds that an exporter which was cancelled has left to close its output."""
+
+
+KEPT_WINDOWS = 256
+"""Closed windows whose accounts are kept apart; those of older ones are added up, as a run may have millions."""
 
 
 class OutletStatistics(msgspec.Struct, frozen=True):
@@ -28,6 +40,8 @@ class OutletStatistics(msgspec.Struct, frozen=True):
     ledger: OutputLedger
     batches: int
     waiting_batches: int
+    waiting_events: int
+    """Those in the queue, and in the exporter's hands."""
     waiting_bytes: int
     peak_bytes: int
     errors: int
@@ -52,7 +66,11 @@ Item = EventBatch | WindowClosed | WindowDiscarded
 
 
 class Outlet:
-    """Feeds one exporter at its own speed. What it does wrong costs its own output only."""
+    """Feeds one exporter at its own speed, on a loop and thread of its own.
+
+    What it does wrong costs its own output only, also if it blocks its loop and never comes back. `offer` and its like
+    are for the loop of the pipeline; accounts may be read from any thread, and always agree.
+    """
 
     def __init__(
         self,
@@ -61,46 +79,90 @@ class Outlet:
         max_bytes: int,
         now: Callable[[], int],
         outputs: Callable[[int], dict[str, OutputLedger]] = lambda _: {},
+        shedding: Shedding | None = None,
     ) -> None:
-        """Args: the exporter; the run; limit of the queue in bytes; our clock; accounts of all exporters by window."""
+        """Args: the exporter; the run; limit of the queue in bytes; our clock; accounts of all exporters by window; what
+        goes first when the queue is full."""
         self.exporter = exporter
         self.name = exporter.name
         self.errors: list[BaseException] = []
         """The first errors, oldest first; all are counted."""
         self._run = run
         self._max = max_bytes
+        self._shedding = shedding or Shedding.of(Options())
         self._now = now
         self._outputs = outputs
         self._queue: deque[Item] = deque()
-        self._wake = anyio.Event()
-        self._idle = anyio.Event()
-        self._closing = self._broken = False
-        self._bytes = self._peak = self._batches = self._error_count = self._busy = 0
+        self._in_hand: EventBatch | None = None
+        self._work = Change()
+        self._progress = Change()
+        self._lock = threading.Lock()
+        self._thread: LoopThread | None = None
+        self._closing = self._broken = self._late = self._idle = self._stuck = False
+        self._abandoned = ""
+        """The reason by which everything is dropped from now on; empty while the exporter is fed."""
+        self._bytes = self._peak = self._batches = self._handled = self._error_count = self._busy = 0
         self._offered: Counter[int] = Counter()
         self._exported: Counter[int] = Counter()
         self._dropped: dict[int, Counter[str]] = {}
         self._cap_seen = 0
-        self._closed: set[int] = set()
-        self._window_done = anyio.Event()
-        self._progress = anyio.Event()
-        self._stuck = False
+        self._closed: dict[int, None] = {}
+        self._forgotten = -1
+        self._past_offered = self._past_exported = 0
+        self._past_dropped: Counter[str] = Counter()
         self._batches_seen = (0, 0)
-        self._windows_given = 0
+        self._windows_given = self._windows_closed = 0
 
-    # producer's side, on the loop
+    def start(self) -> None:
+        """Starts the exporter's thread. Without one the exporter has failed, like one that cannot be opened."""
+        try:
+            self._thread = LoopThread(f"stepscope {self.name}", self.run, self._fail)
+        except RuntimeError as error:
+            self._fail(error)
+
+    # producer's side, on the pipeline's loop
 
     def offer(self, batch: EventBatch) -> None:
         """Queues a batch, or drops and counts it."""
         count = len(batch)
-        self._offered[batch.window] += count
-        if self._broken:
-            self._drop(batch.window, "error", count)
-        elif self._bytes + batch.nbytes > self._max and self._queue:
-            self._drop(batch.window, "queue", count)
-        else:
+        with self._lock:
+            self._offered[batch.window] += count
+            if self._broken:
+                self._drop(batch.window, "error", count)
+            elif self._abandoned:
+                self._drop(batch.window, self._abandoned, count)
+            else:
+                self._admit(batch)
+        self._work.tell()
+
+    def _admit(self, batch: EventBatch) -> None:
+        if self._queue:  # else it passes, however large it is
+            count = len(batch)
+            batch = self._fit(batch)
+            self._drop(batch.window, "queue", count - len(batch))
+        if len(batch):
             self._bytes += batch.nbytes
             self._peak = max(self._peak, self._bytes)
-            self._put(batch)
+            self._queue.append(batch)
+            self._idle = False
+
+    def _fit(self, batch: EventBatch) -> EventBatch:
+        """What of a batch there is room for, or is made room for."""
+        need = self._bytes + batch.nbytes - self._max
+        if self._shedding.overflow != "drop_oldest" or need <= 0:
+            return self._shedding.admit_batch(batch, self._bytes, self._max)
+        places = [place for place, item in enumerate(self._queue) if isinstance(item, EventBatch)]
+        waiting = [item for item in self._queue if isinstance(item, EventBatch)]
+        for place, kept in self._shedding.evict([*waiting, batch], need + self._max // SPARE):
+            if place == len(waiting):
+                batch = kept
+                break
+            old = waiting[place]
+            self._drop(old.window, "queue", len(old) - len(kept))
+            self._bytes -= old.nbytes - kept.nbytes
+            self._queue[places[place]] = kept
+        self._queue = deque(item for item in self._queue if not isinstance(item, EventBatch) or len(item))
+        return batch
 
     def close_window(self, window: Window) -> None:
         """Queues the end of a window; it always fits."""
@@ -112,10 +174,17 @@ class Outlet:
         if isinstance(self.exporter, Discarding):
             self._put(WindowDiscarded(index))
 
+    def _put(self, item: WindowClosed | WindowDiscarded) -> None:
+        with self._lock:
+            if not self._abandoned:
+                self._queue.append(item)
+                self._idle = False
+        self._work.tell()
+
     @property
     def windows_waiting(self) -> int:
         """Windows that ended and that the exporter has not closed yet."""
-        return self._windows_given - len(self._closed)
+        return self._windows_given - self._windows_closed
 
     def behind(self) -> bool:
         """Whether more than half of its queue waits while it gets on: what is not urgent is better held back."""
@@ -132,38 +201,106 @@ class Outlet:
         until it does: it must not hold up the others.
         """
         while self._bytes > self._max // 2 and not self._stuck:
+            handled = self._handled
             with anyio.move_on_after(PATIENCE) as waited:
-                await self._progress.wait()
+                await self._progress.wait_for(lambda: self._handled != handled)  # noqa: B023
             self._stuck = waited.cancelled_caught
 
-    def _put(self, item: Item) -> None:
-        self._queue.append(item)
-        self._idle = anyio.Event() if self._idle.is_set() else self._idle
-        self._wake.set()
+    def finish(self) -> None:
+        """No more will be offered."""
+        self._closing = True
+        self._work.tell()
+
+    async def drained(self) -> None:
+        """Returns when the queue is empty and nothing is in the exporter's hands."""
+        await self._progress.wait_for(lambda: self._idle or self._abandoned)
+
+    async def window_closed(self, index: int) -> None:
+        """Returns when the exporter has closed this window, or has tried to; from any loop."""
+        await self._progress.wait_for(lambda: index in self._closed or index <= self._forgotten or self._abandoned)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the thread has done its work; true if it was never started."""
+        return self._thread is None or self._thread.ended
+
+    async def wait(self) -> None:
+        """Returns when the thread has ended."""
+        if self._thread is not None:
+            await self._thread.change.wait_for(lambda: self.ended)
+
+    def cancel(self) -> None:
+        """The deadline has passed: the exporter is cancelled, and has `GRACE` seconds to close its output."""
+        if self._thread is not None and not self.ended:
+            self._late = True
+            self._thread.cancel()
+
+    def abandon(self) -> None:
+        """Nothing more is waited for: what the exporter has not written is dropped, and counted."""
+        self._let_go("closed")
+        if self._late:
+            fate = "cancelled" if self.ended else "left to itself, as it blocks its thread"
+            self._keep("aclose", TimeoutError(f"it did not end by the deadline for closing, and was {fate}"))
+
+    def _let_go(self, reason: str) -> None:
+        with self._lock:
+            self._abandoned = self._abandoned or reason
+            for batch in (self._in_hand, *self._queue):
+                if isinstance(batch, EventBatch):
+                    self._drop(batch.window, reason, len(batch))
+            self._queue.clear()
+            self._in_hand, self._bytes = None, 0
+        self._progress.tell()
 
     def _drop(self, window: int, reason: str, count: int) -> None:
         if count:
             self._dropped.setdefault(window, Counter())[reason] += count
 
-    # consumer's side: the task
+    # consumer's side, on the exporter's loop
 
     async def run(self) -> None:
         """Opens the exporter, feeds it until `finish()` and the queue is empty, closes it."""
-        if not await self._guard("open", lambda: self.exporter.open(self._run)):
-            self._broken = True
-        while True:
-            while self._queue:
-                await self._handle(self._queue.popleft())
-                self._stuck = False
-                self._progress.set()
-                self._progress = anyio.Event()
-            self._idle.set()
-            if self._closing:
-                break
-            self._wake = anyio.Event()
-            await self._wake.wait()
+        try:
+            if not await self._guard("open", lambda: self.exporter.open(self._run)):
+                self._broken = True
+            while True:
+                closing = self._closing  # before the queue is looked at: nothing is offered after it is set
+                item = self._next()
+                if item is not None:
+                    await self._handle(item)
+                    self._stuck = False
+                    self._handled += 1
+                    self._progress.tell()
+                elif closing:
+                    break
+                else:
+                    await self._work.wait_for(lambda: self._queue or self._closing)
+        except BaseException:
+            with anyio.CancelScope(deadline=anyio.current_time() + GRACE, shield=True):
+                await self._close()
+            raise
+        await self._close()
+
+    def _fail(self, error: BaseException) -> None:
+        """The exporter cannot be run (any more): no thread, no descriptor for its loop, or a fault of ours."""
+        self._keep("run", error)
+        self._let_go("error")
+
+    async def _close(self) -> None:
         if not self._broken:
             await self._guard("aclose", self.exporter.aclose)
+
+    def _next(self) -> Item | None:
+        """Takes an item off the queue; a batch stays accounted for as in hand."""
+        with self._lock:
+            item = self._queue.popleft() if self._queue else None
+            if isinstance(item, EventBatch):
+                self._in_hand = item
+                self._bytes -= item.nbytes
+            self._idle = item is None
+        if item is None:
+            self._progress.tell()
+        return item
 
     async def _handle(self, item: Item) -> None:
         if isinstance(item, WindowDiscarded):
@@ -175,27 +312,35 @@ class Outlet:
             if not self._broken:
                 window = msgspec.structs.replace(item.window, ledger=self._with_own(item.window))
                 await self._guard("close_window", lambda: self.exporter.close_window(window))
-            self._closed.add(item.window.index)
-            self._window_done.set()
-            self._window_done = anyio.Event()
+            self._windows_closed += 1
+            self._closed[item.window.index] = None
+            if len(self._closed) > KEPT_WINDOWS:
+                self._forget(next(iter(self._closed)))
             return
-        self._bytes -= item.nbytes
         if self._broken:
-            self._drop(item.window, "error", len(item))
+            self._account(item, "error")
             return
         self._batches += 1
         try:
             done = await self._guard("export", lambda: self.exporter.export(item))
         except BaseException:
-            self._drop(item.window, "closed", len(item))
+            self._account(item, "closed")
             raise
+        self._account(item, "" if done else "error")
+
+    def _account(self, batch: EventBatch, lost: str) -> None:
+        """What became of the batch in hand: it was exported, or lost for a reason."""
         cap = getattr(self.exporter, "dropped_cap", 0)
-        refused, self._cap_seen = min(cap - self._cap_seen, len(item)), cap
-        self._drop(item.window, "cap", refused)
-        if done:
-            self._exported[item.window] += len(item) - refused
-        else:
-            self._drop(item.window, "error", len(item) - refused)
+        with self._lock:
+            if self._in_hand is None:
+                return  # abandoned meanwhile, and counted
+            self._in_hand = None
+            refused, self._cap_seen = min(cap - self._cap_seen, len(batch)), cap
+            self._drop(batch.window, "cap", refused)
+            if lost:
+                self._drop(batch.window, lost, len(batch) - refused)
+            else:
+                self._exported[batch.window] += len(batch) - refused
 
     async def _guard(self, what: str, call: Callable[[], Awaitable[None]]) -> bool:
         """Awaits a call of the exporter; what it raises is kept. Only a cancellation from outside passes."""
@@ -220,57 +365,54 @@ class Outlet:
         if self._error_count == 1:
             log.error("exporter %r failed in %s(): %s: %s", self.name, what, type(error).__name__, error)
 
-    async def window_closed(self, index: int) -> None:
-        """Returns when the exporter has closed this window, or has tried to."""
-        while index not in self._closed:
-            await self._window_done.wait()
-
-    def finish(self) -> None:
-        """No more will be offered."""
-        self._closing = True
-        self._wake.set()
-
-    async def drained(self) -> None:
-        """Returns when the queue is empty and nothing is in the exporter's hands."""
-        await self._idle.wait()
-
-    def abandon(self) -> None:
-        """The deadline has passed: what still waits is dropped, and counted."""
-        while self._queue:
-            item = self._queue.popleft()
-            if isinstance(item, EventBatch):
-                self._drop(item.window, "closed", len(item))
-        self._bytes = 0
-
     # accounts
 
+    def _forget(self, window: int) -> None:
+        with self._lock:
+            self._past_offered += self._offered.pop(window, 0)
+            self._past_exported += self._exported.pop(window, 0)
+            self._past_dropped += self._dropped.pop(window, Counter())
+            self._forgotten = max(self._forgotten, window)
+        del self._closed[window]
+
+    def keeps(self, window: int) -> bool:
+        """Whether the accounts of this window are still kept apart from those of the run."""
+        with self._lock:
+            return window > self._forgotten or window in self._offered
+
     def ledger(self, window: int) -> OutputLedger:
-        """Accounts of one window."""
-        return _ledger(self._offered[window], self._exported[window], self._dropped.get(window, Counter()))
+        """Accounts of one window; empty if they are not kept any more."""
+        with self._lock:
+            return _ledger(self._offered[window], self._exported[window], self._dropped.get(window, Counter()))
 
     def _with_own(self, window: Window) -> Ledger:
-        ledger = window.ledger
-        return msgspec.structs.replace(
-            ledger, outputs={**self._outputs(window.index), self.name: self.ledger(window.index)}
-        )
+        outputs = self._outputs(window.index)
+        if self.keeps(window.index):
+            outputs = {**outputs, self.name: self.ledger(window.index)}
+        return msgspec.structs.replace(window.ledger, outputs=outputs)
 
     def statistics(self) -> OutletStatistics:
         """Accounts so far."""
-        dropped: Counter[str] = Counter()
-        for reasons in self._dropped.values():
-            dropped.update(reasons)
         first = self.errors[0] if self.errors else None
-        return OutletStatistics(
-            name=self.name,
-            ledger=_ledger(sum(self._offered.values()), sum(self._exported.values()), dropped),
-            batches=self._batches,
-            waiting_batches=len(self._queue),
-            waiting_bytes=self._bytes,
-            peak_bytes=self._peak,
-            errors=self._error_count,
-            first_error="" if first is None else f"{type(first).__name__}: {first}",
-            busy_ns=self._busy,
-        )
+        with self._lock:
+            dropped = self._past_dropped.copy()
+            for reasons in self._dropped.values():
+                dropped.update(reasons)
+            waiting = (self._in_hand, *self._queue)
+            offered = self._past_offered + sum(self._offered.values())
+            exported = self._past_exported + sum(self._exported.values())
+            return OutletStatistics(
+                name=self.name,
+                ledger=_ledger(offered, exported, dropped),
+                batches=self._batches,
+                waiting_batches=len(self._queue),
+                waiting_events=sum(len(item) for item in waiting if isinstance(item, EventBatch)),
+                waiting_bytes=self._bytes,
+                peak_bytes=self._peak,
+                errors=self._error_count,
+                first_error="" if first is None else f"{type(first).__name__}: {first}",
+                busy_ns=self._busy,
+            )
 
 
 def _ledger(offered: int, exported: int, dropped: Counter[str]) -> OutputLedger:

@@ -20,7 +20,7 @@ from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.flight.flight import Flight, FlightStatistics
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.inbox import Inbox, InboxStatistics
-from stepscope.runtime.ledger import Ledger, OutputLedger
+from stepscope.runtime.ledger import Ledger, OutputLedger, events_in, losses
 from stepscope.runtime.messages import (
     ActionChanged,
     Delivery,
@@ -37,8 +37,9 @@ from stepscope.runtime.messages import (
 )
 from stepscope.runtime.open_window import OpenWindow
 from stepscope.runtime.options import Options
-from stepscope.runtime.outlet import Outlet, OutletStatistics
+from stepscope.runtime.outlet import GRACE, Outlet, OutletStatistics
 from stepscope.runtime.run import Run
+from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.source import Producer, Source
 from stepscope.runtime.window import Window, WindowActions
 from stepscope.runtime.windows import RECORDER, Windows, WindowsStatistics
@@ -50,7 +51,17 @@ class PipelineStatistics(msgspec.Struct, frozen=True):
     inbox: InboxStatistics
     windows: WindowsStatistics
     exporters: tuple[OutletStatistics, ...]
+    drained: int
+    """Events that the recorder held while this profiler was open."""
+    routed: int
+    """Those that were sorted into windows, or found to belong to none."""
+    unrouted: int
+    """Those that were dropped because the deadline for closing came first."""
+    undelivered: int
+    """Events of backends that have yet to be sorted: the steps of their time are not known."""
     batches: int
+    offered: int
+    """Events that were offered to each exporter."""
     loop_ns: int
     """Time that the loop spent on this pipeline, exporters not included, in ns."""
     flight: FlightStatistics | None = None
@@ -74,34 +85,38 @@ class Pipeline:
         self.run_facts = run
         self.options = options
         self.inbox: Inbox[Message] = Inbox(options.inbox_bytes, wake)
-        self.sources = [Source(backend, self.inbox) for backend in backends]
-        self.outlets = [Outlet(exporter, run, options.queue_bytes, clock.now, self.outputs) for exporter in exporters]
+        self.sources = [Source(backend, self.inbox, options) for backend in backends]
+        order = Shedding.of(options)
+        self.outlets = [
+            Outlet(exporter, run, options.queue_bytes, clock.now, self.outputs, order) for exporter in exporters
+        ]
         self.total = Aggregates()
         self.tables: dict[int, Aggregates] = {}
         """Tables of the windows that were closed, by index; the newest ones."""
-        process = tracks.process()
-        track = tracks.new(tracks.TrackKind.THREAD, run.pid, STEP_TRACK_TID, "steps", process)
-        linger = round(options.linger * 1e9)
-        self.flight = None if keep_last is None else Flight(keep_last, serial, linger, track, session, self._unwritten)
-        self._windows = Windows(serial, linger, track) if self.flight is None else self.flight.windows
+        self._track = tracks.borrow(run.pid, STEP_TRACK_TID, "steps")
+        facts = serial, round(options.linger * 1e9), self._track
+        self.flight = None if keep_last is None else Flight(keep_last, *facts, session, self._unwritten)
+        self._windows = Windows(*facts) if self.flight is None else self.flight.windows
         for source in self.sources:
             self._windows.add_source(source.name)
         self._actions = actions
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._ended = anyio.Event()
+        self._closing, self._ended = anyio.Event(), anyio.Event()
         self._scope = anyio.CancelScope()
         self.notes: deque[str] = deque(maxlen=16)
         """What there was to say of windows, the latest."""
         self._flushes: list[Future[None]] = []
         self._delivered: deque[tuple[int, Message]] = deque()
-        self._batches = self._loop_ns = 0
+        self._drained = self._routed = self._unrouted = 0
+        self._batches = self._offered = self._loop_ns = 0
 
     async def run(self) -> None:
-        """Runs the exporters' tasks and the backends' coroutines until `aclose`."""
+        """Runs the exporters, each on its thread, and the backends' coroutines until `aclose`."""
+        for outlet in self.outlets:
+            outlet.start()
         with self._scope:
             async with anyio.create_task_group() as self._tasks:
-                for outlet in self.outlets:
-                    self._tasks.start_soon(outlet.run, name=f"stepscope exporter {outlet.name}")
+                await self._closing.wait()
         self._ended.set()
 
     # called by the hub, in this order
@@ -116,11 +131,20 @@ class Pipeline:
         if self.flight is not None:
             self.flight.watch.take_calls()
 
-    async def take_deliveries(self, until: int) -> None:
-        """Routes what backends had delivered by `until`: all steps that began by then are known."""
-        while self._delivered and self._delivered[0][0] <= until:
-            self._handle(self._delivered.popleft()[1])
-            await self.relieve()
+    def take_delivery(self, until: int) -> bool:
+        """Routes the next of what backends had delivered by `until`: all steps that began by then are known.
+
+        Returns:
+            Whether there was one.
+        """
+        if not self._delivered or self._delivered[0][0] > until:
+            return False
+        self._handle(self._delivered.popleft()[1])
+        return True
+
+    def expect(self, blocks: list[tuple[Block, bytes]]) -> None:
+        """Counts what the recorder held, and will be routed or dropped."""
+        self._drained += sum(events_in(events) for events, _ in blocks)
 
     def take_marks(self, marks: Block) -> None:
         """Takes the step marks, of all profilers, that the recorder held."""
@@ -129,6 +153,7 @@ class Pipeline:
     def take_block(self, events: Block, args: bytes) -> None:
         """Routes a block of the recorder."""
         start = clock.now()
+        self._routed += events_in(events)
         self._route(RECORDER, events, args)
         self._loop_ns += clock.now() - start
 
@@ -184,8 +209,8 @@ class Pipeline:
             self._flushes.clear()
 
     def outputs(self, window: int) -> dict[str, OutputLedger]:
-        """Accounts of a window at each exporter, as they are now."""
-        return {outlet.name: outlet.ledger(window) for outlet in self.outlets}
+        """Accounts of a window at each exporter that keeps them still, as they are now."""
+        return {outlet.name: outlet.ledger(window) for outlet in self.outlets if outlet.keeps(window)}
 
     def busy(self) -> bool:
         """Whether the hub should look again soon."""
@@ -247,6 +272,7 @@ class Pipeline:
     def _offer(self, batch: EventBatch) -> None:
         if len(batch):
             self._batches += 1
+            self._offered += len(batch)
             for outlet in self.outlets:
                 outlet.offer(batch)
 
@@ -313,25 +339,61 @@ class Pipeline:
         """Closes backends, then exporters, by `deadline` (the loop's clock); then drops what is left, and counts it."""
         if self.flight is not None:
             self._give(self.flight.windows.end_keeping())
+        self._drop_rest(self.inbox.take())  # before the exporters write their last accounts
+        self._closing.set()
         with anyio.CancelScope(deadline=deadline):
             for outlet in self.outlets:
                 outlet.finish()
+            for outlet in self.outlets:
+                await outlet.wait()
             await self._ended.wait()
-        if not self._ended.is_set():
+        if not self._ended.is_set() or not all(outlet.ended for outlet in self.outlets):
             self._scope.cancel()
-            with anyio.move_on_after(0.25):
+            for outlet in self.outlets:
+                outlet.cancel()
+            with anyio.move_on_after(GRACE + 0.05):
                 await self._ended.wait()
+                for outlet in self.outlets:
+                    await outlet.wait()
         for outlet in self.outlets:
             outlet.abandon()
-        self.inbox.close()
+        self._drop_rest(self.inbox.close())
+        tracks.give_back(self._track, self.run_facts.pid, STEP_TRACK_TID, "steps")
         for future in self._flushes:
             future.cancel()
 
+    def _drop_rest(self, messages: list[Message]) -> None:
+        """What backends delivered, and nobody sorts any more."""
+        for message in (*(message for _, message in self._delivered), *messages):
+            if isinstance(message, Delivery):
+                self.drop_closed(message.source, message.events)
+            elif isinstance(message, Dropped):
+                self._handle(message)
+        self._delivered.clear()
+
+    def drop_closed(self, source: str, events: Block) -> None:
+        """Counts events that came too late for the deadline of closing."""
+        count = events_in(events)
+        if source == RECORDER:
+            self._unrouted += count
+        if count:
+            self._windows.source_dropped(source, "closed", count, int(events["ts"][0]))
+        for reason, lost in losses(events).items():
+            self._windows.source_dropped(source, reason, lost, int(events["ts"][0]))
+
     async def close_sources(self) -> None:
-        """Closes the backends; what they deliver now still counts."""
-        for source in self.sources:
-            await source.aclose()
-            self.inbox.put(SourceEnded(source.name))
+        """Closes the backends; what they deliver now still counts. Whatever becomes of it, no window waits for them."""
+        try:
+            for source in self.sources:
+                await source.aclose()
+        finally:
+            for source in self.sources:
+                self.inbox.put(SourceEnded(source.name))
+
+    def ledger(self) -> Ledger:
+        """Accounts of the run, as they are now."""
+        outputs = {outlet.name: outlet.statistics().ledger for outlet in self.outlets}
+        return Ledger(self._windows.ledger(), outputs, _core.counts())
 
     def statistics(self) -> PipelineStatistics:
         """Accounts so far."""
@@ -339,7 +401,12 @@ class Pipeline:
             inbox=self.inbox.statistics(),
             windows=self._windows.statistics(),
             exporters=tuple(outlet.statistics() for outlet in self.outlets),
+            drained=self._drained,
+            routed=self._routed,
+            unrouted=self._unrouted,
+            undelivered=sum(len(m.events) for _, m in self._delivered if isinstance(m, Delivery)),
             batches=self._batches,
+            offered=self._offered,
             loop_ns=self._loop_ns,
             flight=None if self.flight is None else self.flight.statistics(),
         )

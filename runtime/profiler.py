@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -14,6 +15,7 @@ import anyio.to_thread
 import msgspec
 
 from stepscope.runtime import clock, hub
+from stepscope.runtime.audit import audit
 from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.diagnostics import explain
 from stepscope.runtime.errors import BackendError, ExporterError, ProfilerStateError, TriggerError
@@ -21,6 +23,7 @@ from stepscope.runtime.flight.raised import Raised
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.trigger import Finding
 from stepscope.runtime.flight.watch import Fired
+from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.messages import Flush
 from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.options import Options
@@ -130,6 +133,7 @@ class Profiler(Stepping):
             world_size=self._world_size,
             anchor=self._anchor,
             metadata=self._metadata.snapshot,
+            ledger=lambda: Ledger() if self._pipeline is None else self._pipeline.ledger(),
         )
         keep_last, session = self.keep_last, self._recorder.directory
         self.output.announce(session, self._serial, run, 0 if keep_last is None else keep_last.steps)
@@ -358,12 +362,26 @@ class Profiler(Stepping):
             notes += ("never stepped: step() was never called, so what is kept is bounded by bytes only",)
         return notes
 
+    def audit(self) -> tuple[str, ...]:
+        """Every account of this run that does not balance, in words; empty if all do.
+
+        An account that seems wrong is looked at again: the loop goes on counting meanwhile.
+        """
+        found: tuple[str, ...] = ()
+        for _ in range(5):
+            found = audit(self.statistics())
+            if not found:
+                break
+            time.sleep(0.005)
+        return found
+
     def report(self) -> TrustReport:
         """What was recorded, what was dropped, by which clock, at what cost, and what could not be had."""
         reports = {} if self._pipeline is None else {source.name: source.report() for source in self._pipeline.sources}
         return TrustReport(
             name=self.name,
             statistics=self.statistics(),
+            imbalances=self.audit(),
             output_dir=str(self.output.path),
             anchor=self._anchor,
             anchor_now=clock.ClockAnchor.read(),

@@ -21,6 +21,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import EVENT_DTYPE, Block
 from stepscope.runtime.options import Options
+from stepscope.runtime.shedding import Shedding
 
 log = logging.getLogger("stepscope")
 
@@ -44,6 +45,8 @@ class RecorderStatistics(msgspec.Struct, frozen=True):
     produced: int
     drained: int
     dropped: int
+    sampled: int
+    """Those of `dropped` that `Options.overflow` = `sample` left out."""
     waiting: int
     bytes: int
     """Bytes of events and arguments drained."""
@@ -64,7 +67,9 @@ class Recorder:
         slots = 1 << (options.ring_slots - 1).bit_length()
         try:
             rings = max(options.ring_bytes // (slots * EVENT_DTYPE.itemsize), 1)
-            self.wake_fd = _core.open(str(self.directory), slots, rings, options.overflow)
+            order = Shedding.of(options)
+            _core.set_shedding(order.native, order.shares)
+            self.wake_fd = _core.open(str(self.directory), slots, rings, options.overflow, options.block_seconds)
         except OSError as error:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise OutputError(error.errno, f"cannot open a session in {self.directory}: {error.strerror}") from error

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.ledger import Ledger
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +29,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Wall and monotonic clock read together when the run was opened."""
     metadata: Callable[[], Mapping[str, Any]]
     """The metadata added so far; values are JSON-like."""
+    ledger: Callable[[], Ledger] = Ledger
+    """The accounts of the run so far: windows, what lies between them, and every output."""
 
 
 def this_host() -> str:

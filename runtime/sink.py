@@ -25,13 +25,14 @@ class BackendReport(msgspec.Struct, frozen=True, kw_only=True):
 class Sink(Protocol):
     """Takes events from one backend. Every method may be called from any thread and never blocks."""
 
-    def deliver(self, events: Block, args: bytes = b"", *, watermark: int | None = None) -> bool:
+    def deliver(self, events: Block, args: bytes = b"", *, watermark: int | None = None) -> int:
         """Hands over a block, in our clock. Its memory belongs to the runtime from now on.
 
         Names, categories, keys and tracks are ids of the process's tables. `args_at` points into `args`.
 
         Returns:
-            False if the inbox was full: the block was dropped, and counted.
+            How many of the events were taken. Where the inbox had no room for all, what goes first by
+            `Options.shed` was dropped, and counted.
 
         Raises:
             ClosedError: after the profiler was closed.

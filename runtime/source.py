@@ -10,6 +10,8 @@ from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import EVENT_DTYPE, Block, EventBatch
 from stepscope.runtime.inbox import Inbox
 from stepscope.runtime.messages import Delivery, Dropped, Message, Spawn, Watermark
+from stepscope.runtime.options import Options
+from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.sink import BackendReport, Sink
 
 
@@ -28,21 +30,25 @@ class Producer(Protocol):
 class InboxSink:
     """The sink that a backend is given: it puts into the profiler's inbox."""
 
-    def __init__(self, source: str, inbox: Inbox[Message]) -> None:
+    def __init__(self, source: str, inbox: Inbox[Message], options: Options) -> None:
         self._source = source
         self._inbox = inbox
+        self._max = options.inbox_bytes
+        self._shedding = Shedding.of(options)
 
-    def deliver(self, events: Block, args: bytes = b"", *, watermark: int | None = None) -> bool:
+    def deliver(self, events: Block, args: bytes = b"", *, watermark: int | None = None) -> int:
         if events.dtype != EVENT_DTYPE:
             raise TypeError(f"a block of {self._source!r} must have EVENT_DTYPE, got {events.dtype}")
-        fits = True
-        if len(events):
-            fits = self._inbox.put(Delivery(self._source, events, args), int(events.nbytes) + len(args))
-            if not fits:
-                self.dropped(len(events), "inbox", int(events["ts"][0]))
+        kept, heap = self._shedding.admit(events, args, self._inbox.waiting_bytes, self._max)
+        # It may still not fit: other threads put into the same inbox.
+        if len(kept) and not self._inbox.put(Delivery(self._source, kept, heap), int(kept.nbytes) + len(heap)):
+            kept = kept[:0]
+        lost = len(events) - len(kept)
+        if lost:
+            self.dropped(lost, "inbox", int(events["ts"][0]))
         if watermark is not None:
             self.watermark(watermark)
-        return fits
+        return len(kept)
 
     def watermark(self, at: int) -> None:
         self._inbox.put(Watermark(self._source, at))
@@ -59,13 +65,13 @@ class InboxSink:
 class Source:
     """Calls one backend and keeps what it raises: a backend that fails costs its own events only."""
 
-    def __init__(self, backend: Producer, inbox: Inbox[Message]) -> None:
+    def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options) -> None:
         self.backend = backend
         self.name = backend.name
         self.errors: list[BaseException] = []
         self.error_count = 0
         self.open = False
-        self._sink = InboxSink(backend.name, inbox)
+        self._sink = InboxSink(backend.name, inbox, options)
         self._derive: Callable[[EventBatch], Block | None] | None = getattr(backend, "derive", None)
 
     def start(self) -> None:

@@ -27,6 +27,8 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
     """Directory of the run, where its journal is."""
     backends: Mapping[str, BackendReport]
     diagnostics: tuple[str, ...]
+    imbalances: tuple[str, ...] = ()
+    """Accounts that do not agree, in words: there is a mistake in stepscope then."""
 
     def json(self) -> str:
         """The report as JSON text."""
@@ -56,6 +58,7 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
         cut = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in stats.recorder.cut.items() if count)
         if cut:
             yield f"cut       {cut}"
+        yield f"accounts  {'; '.join(self.imbalances) or 'balanced'}"
         for output in pipeline.exporters:
             ledger = output.ledger
             refused = ", ".join(f"{count:,} dropped ({reason})" for reason, count in ledger.dropped.items())

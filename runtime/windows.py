@@ -16,6 +16,7 @@ import numpy as np
 
 from stepscope.runtime.events import Block, EventBatch, Kind, join_blocks
 from stepscope.runtime.intervals import FOREVER, Interval, Mask, ends, has_duration, touching, touching_any
+from stepscope.runtime.ledger import SourceLedger, losses
 from stepscope.runtime.messages import WindowEnds
 from stepscope.runtime.open_window import STEPS, OpenWindow
 from stepscope.runtime.step_marks import StepMark
@@ -39,6 +40,13 @@ class WindowsStatistics(msgspec.Struct, frozen=True):
     superseded: dict[str, int]
     """Records of spans that were already written as open at their window's end."""
     dropped: dict[str, dict[str, int]]
+    taken: int
+    """Events that windows took: taken = released + withheld. An event that crosses a border is taken in parts, and steps
+    and gaps are events here, too."""
+    released: int
+    """What was handed on to the exporters."""
+    withheld: int
+    """What belongs to windows that hold nothing but the begin of a step; nobody hears of these."""
     watermarks: dict[str, int]
     kept: dict[str, int] = {}
     """Events that the flight recorder keeps and has not saved."""
@@ -61,6 +69,7 @@ class Windows:
         self._closed: deque[_Closed] = deque(maxlen=REMEMBERED)
         self._watermarks: dict[str, int] = {RECORDER: 0}
         self._count = self._closed_count = self._by_linger = 0
+        self._taken = self._released = self._withheld = 0
         self._paused_at: int | None = None
         self._seen: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
@@ -109,7 +118,9 @@ class Windows:
             if window.gaps and window.gaps[-1][1] is None:
                 start = window.gaps[-1][0]
                 window.gaps[-1] = (start, at)
+                window.gap_events += 1
                 batches.append(EventBatch(STEPS, window.index, window.gap_event((start, at), self._track), b""))
+        self._released += len(batches)
         return batches
 
     def watermark(self, source: str, at: int) -> None:
@@ -137,11 +148,11 @@ class Windows:
             batch = self._take(self._open[0], source, events, args)
             if len(batch) == len(events) and not self._open[0].gaps:  # nothing was left out
                 self._accepted[source] += total
-                return batches + self._open[0].release(batch)
-            batches += self._open[0].release(batch)
+                return batches + self._release(self._open[0], batch)
+            batches += self._release(self._open[0], batch)
         else:
             for window, part in _divide(self._open, events):
-                batches += window.release(self._take(window, source, part, args))
+                batches += self._release(window, self._take(window, source, part, args))
         self._account(source, events[events["kind"] != Kind.GAP])
         return batches
 
@@ -153,10 +164,10 @@ class Windows:
             for window in self._open if len(events) else ():
                 if window.marks.pending:
                     steps = window.step_spans(self._track)
-                    batches += window.release(self._take(window, STEPS, steps, b""))
+                    batches += self._release(window, self._take(window, STEPS, steps, b""))
         gaps = events[events["kind"] == Kind.GAP]
         if len(gaps):
-            self._dropped.setdefault(source, Counter())["overflow"] += int(gaps["id"].sum())
+            self._dropped.setdefault(source, Counter()).update(losses(gaps))
         self._seen[source] += len(events) - len(gaps)
         return events, batches
 
@@ -175,12 +186,19 @@ class Windows:
             self._accepted[STEPS] += len(events)
         return EventBatch(source, window.index, window.take(source, events), args)
 
+    def _release(self, window: OpenWindow, batch: EventBatch) -> list[EventBatch]:
+        batches = window.release(batch)
+        self._released += sum(map(len, batches))
+        return batches
+
     def _without_foreign_marks(self, events: Block) -> Block:
         marks = events["kind"] == Kind.STEP
         if not marks.any():
             return events
         self.take_marks(events[marks])
         foreign = marks & (events["id"] != self._serial)
+        self._seen[RECORDER] += int(foreign.sum())
+        self._outside[RECORDER] += int(foreign.sum())
         return events[~foreign] if foreign.any() else events
 
     def _account(self, source: str, events: Block) -> None:
@@ -232,11 +250,16 @@ class Windows:
                 self._by_linger += 1
                 waited = f"closed after {self._linger / 1e9:g} s without waiting longer for {', '.join(sorted(late))}"
                 window.reason = f"{window.reason}; {waited}" if window.reason else waited
-            batches = window.release(EventBatch(RECORDER, window.index, window.take_open(open_spans), b""))
+            batches = self._release(window, EventBatch(RECORDER, window.index, window.take_open(open_spans), b""))
             window.trim()
             steps = window.step_spans(self._track, last=True)
             if len(steps):
-                batches += window.release(self._take(window, STEPS, steps, b""))
+                batches += self._release(window, self._take(window, STEPS, steps, b""))
+            if window.empty:  # nobody hears of it, not even of a span that goes on
+                lost = sum(map(len, batches))
+                self._released, self._withheld, batches = self._released - lost, self._withheld + lost, []
+            self._taken += window.taken
+            self._withheld += window.withheld
             self._closed.append(_Closed(window.interval, window.superseded))
             self._closed_count += 1
             closed.append((window, batches))
@@ -252,6 +275,20 @@ class Windows:
         times = [window.waiting_since + self._linger for window in self._open if window.waiting_since is not None]
         return min(times, default=None)
 
+    def ledger(self) -> dict[str, SourceLedger]:
+        """Accounts of each source over the run."""
+        ledgers: dict[str, SourceLedger] = {}
+        for source in sorted({*self._seen, *self._dropped}):
+            dropped = {reason: count for reason, count in list(self._dropped.get(source, {}).items()) if count}
+            ledgers[source] = SourceLedger(
+                produced=self._seen[source] + sum(dropped.values()) - self._late[source],
+                accepted=self._accepted[source],
+                dropped=dropped,
+                outside=self._outside[source],
+                superseded=self._superseded[source],
+            )
+        return ledgers
+
     def statistics(self) -> WindowsStatistics:
         """Accounts so far."""
         return WindowsStatistics(
@@ -263,7 +300,11 @@ class Windows:
             outside=dict(self._outside),
             late=dict(self._late),
             superseded=dict(self._superseded),
-            dropped={source: dict(reasons) for source, reasons in self._dropped.items()},
+            # Copied first: the loop goes on meanwhile, in another thread.
+            dropped={source: dict(reasons) for source, reasons in list(self._dropped.items())},
+            taken=self._taken + sum(window.taken for window in list(self._open)),
+            released=self._released,
+            withheld=self._withheld + sum(window.withheld for window in list(self._open)),
             watermarks=dict(self._watermarks),
         )
 
@@ -272,7 +313,7 @@ def _divide(windows: list[OpenWindow], events: Block) -> Iterator[tuple[OpenWind
     """The events that each of several windows may hold, in one pass: a backlog may hold thousands of windows."""
     events = events[np.argsort(events["ts"], kind="stable")]
     ts, last = events["ts"], ends(events)
-    borders = np.unique([border for window in windows for border in window.interval])
+    borders = np.array(sorted({border for window in windows for border in window.interval}))
     long = events[
         has_duration(events) & (np.searchsorted(borders, ts, "right") != np.searchsorted(borders, last, "right"))
     ]

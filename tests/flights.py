@@ -53,7 +53,8 @@ class Profile:
         return self.memory.windows[window].metadata["flight"]
 
     def check_accounts(self) -> None:
-        """After the end: all that was seen was accepted, or is named."""
+        """After the end: all that was seen was accepted, or is named, and every stage agrees with the next."""
+        assert self.profiler.audit() == ()
         pipeline = self.profiler.statistics().pipeline
         assert pipeline is not None
         known = pipeline.windows

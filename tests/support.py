@@ -6,10 +6,12 @@ import importlib
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+import anyio
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +38,13 @@ def missing(part: str, remedy: str) -> NoReturn:
     if REQUIRE_ALL:
         pytest.fail(message, pytrace=False)
     pytest.skip(message, allow_module_level=True)
+
+
+async def poll(condition: Callable[[], object]) -> None:
+    """Waits until something holds that nobody tells of; fails after 30 seconds."""
+    with anyio.fail_after(30):
+        while not condition():  # noqa: ASYNC110
+            await anyio.sleep(0.001)
 
 
 def require(module: str) -> ModuleType:

@@ -49,7 +49,7 @@ def test_peers_are_measured_in_processes_of_their_own() -> None:
 def test_results_are_written_as_json_and_markdown(tmp_path: Path) -> None:
     """A run leaves every sample in JSON, and the table in its place in a page, again and again."""
     page, samples = tmp_path / "page.md", tmp_path / "samples.json"
-    page.write_text(f"before\n{document.BEGIN}\nold\n{document.END}\nafter\n")
+    page.write_text("before\n{}\nold\n{}\nafter\n".format(*document.markers("measured")))
     arguments = ["--scale", "smoke", "--only", "idle.waiting", "--json", str(samples), "--markdown", str(page)]
     for _ in range(2):
         assert main(arguments) == 0
@@ -63,7 +63,7 @@ def test_a_page_without_a_place_for_the_table_is_left_alone(tmp_path: Path) -> N
     """What people wrote is never overwritten."""
     page = tmp_path / "page.md"
     page.write_text("by hand")
-    with pytest.raises(ValueError, match="has no place for the table"):
+    with pytest.raises(ValueError, match="has no place for the text"):
         main(["--scale", "smoke", "--only", "idle.waiting", "--markdown", str(page)])
     assert page.read_text() == "by hand"
 

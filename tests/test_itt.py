@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import stepscope as sc
 from stepscope.backends import torch_arm
 from stepscope.runtime import _core, strings
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.events import Kind
 from stepscope.runtime.recorder import EVERYTHING
 from tests.operators import ARMED, environment, record, torch
 from tests.readings import texts
@@ -138,7 +138,6 @@ def test_names_decide_categories(tmp_path: Path, name: str, category: str) -> No
     events = record(tmp_path, lambda _: range_of(name)).events(kind=Kind.SPAN)
     event = events[[text == name for text in texts(events)]]
     assert texts(event, "category") == [category]
-    assert int(event["flags"][0]) & Flag.LOW
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 from tests.blocks import instant_block
+from tests.support import poll
 
 
 def run_facts(path: Path) -> Run:
@@ -160,3 +162,64 @@ async def test_cancelling_a_hanging_exporter_leaves_an_exact_account(tmp_path: P
     ledger = outlet.ledger(0)
     assert ledger.dropped == {"closed": 20}
     assert ledger.in_flight == 0
+
+
+async def test_one_that_blocks_its_thread_costs_only_its_own_output(tmp_path: Path) -> None:
+    """On threads of their own, the other gets everything; the one left behind is counted once, whatever it does later."""
+    bad, good = MemoryExporter(block_in="export"), MemoryExporter()
+    outlets = [Outlet(exporter, run_facts(tmp_path), 1 << 20, clock.now) for exporter in (bad, good)]
+    for outlet in outlets:
+        outlet.start()
+        outlet.offer(batch())
+        outlet.offer(batch())
+        outlet.finish()
+    with anyio.fail_after(30):
+        await outlets[1].wait()
+    outlets[0].cancel()
+    for outlet in outlets:
+        outlet.abandon()
+    assert outlets[1].ledger(0).exported == 20 and outlets[1].errors == []
+    assert outlets[0].ledger(0).dropped == {"closed": 20}
+    assert "deadline" in str(outlets[0].errors[0])
+    bad.release()
+    with anyio.fail_after(30):
+        await outlets[0].wait()
+    assert outlets[0].ledger(0).dropped == {"closed": 20} and outlets[0].ledger(0).exported == 0
+
+
+async def test_one_that_is_cancelled_may_still_close_its_output(tmp_path: Path) -> None:
+    """A hanging export is cancelled at the deadline, and `aclose` is called after it."""
+    exporter = MemoryExporter(hang_in="export")
+    outlet = Outlet(exporter, run_facts(tmp_path), 1 << 20, clock.now)
+    outlet.start()
+    outlet.offer(batch())
+    await poll(lambda: "export" in exporter.calls)
+    outlet.cancel()
+    with anyio.fail_after(30):
+        await outlet.wait()
+    outlet.abandon()
+    assert exporter.calls == ["open", "export", "aclose"]
+    assert outlet.ledger(0).dropped == {"closed": 10}
+
+
+async def test_without_a_loop_an_exporter_has_failed(tmp_path: Path) -> None:
+    """No descriptor is left for its loop: everything offered is counted, and the error says why."""
+    exporter = MemoryExporter()
+    outlet = Outlet(exporter, run_facts(tmp_path), 1 << 20, clock.now)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        outlet.offer(batch())
+        outlet.start()
+        with anyio.fail_after(30):
+            await outlet.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    outlet.offer(batch())
+    outlet.close_window(closed())
+    await outlet.drained()
+    await outlet.window_closed(0)
+    outlet.abandon()
+    assert exporter.calls == []
+    assert outlet.ledger(0).dropped == {"error": 20}
+    assert "open files" in str(outlet.errors[0])

@@ -240,12 +240,13 @@ def test_without_a_session_the_journal_is_completed(crash: Crash) -> None:
     assert [step.number for step in window.steps] == list(range(21))
 
 
-def test_dropped_events_are_counted(crash: Crash) -> None:
+@pytest.mark.parametrize(("policy", "reasons"), [("drop_newest", {"overflow"}), ("sample", {"overflow", "sampled"})])
+def test_dropped_events_are_counted(policy: str, reasons: set[str], crash: Crash) -> None:
     """Events that did not fit a ring, and that nobody had reported yet, are a gap and a number."""
     recovery = crash.of(
         """
         profiler = sc.trace(output_dir=sys.argv[1], options=sc.Options(session_dir=sys.argv[2], ring_slots=64,
-                            ring_bytes=4096, drain_interval=1000.0))
+                            ring_bytes=4096, drain_interval=1000.0, overflow=POLICY))
         profiler.start()
         profiler.flush()
         _core.changing(1)  # the loop decides nothing more, and so drains nothing that it keeps
@@ -254,15 +255,38 @@ def test_dropped_events_are_counted(crash: Crash) -> None:
             with sc.span("x"):
                 pass
         die()
-        """,
+        """.replace("POLICY", repr(policy)),
         drain_interval=1000.0,
     ).recover()
     kept = names(recovery.journal)["x"]
     assert 0 < kept < 64
     assert kept + recovery.dropped == 1000
-    assert names(recovery.journal, Kind.GAP) == {"dropped": 1}
     ledger = windows(recovery.journal)[0].ledger.sources["recorder"]
-    assert ledger.dropped == {"overflow": 1000 - kept}
+    assert set(ledger.dropped) == reasons and sum(ledger.dropped.values()) == 1000 - kept
+    gaps = names(recovery.journal, Kind.GAP)
+    assert gaps["dropped"] >= 1 and gaps["sampled"] == ("sampled" in reasons)
+
+
+def test_what_was_in_private_memory_is_counted(crash: Crash, small_disk: Path) -> None:
+    """Where the file system was full, a part of the ring never came to the file: it is a gap, and a number."""
+    recovery = crash.of(
+        f"""
+        profiler = sc.trace(output_dir=sys.argv[1], options=sc.Options(session_dir={str(small_disk)!r},
+                            ring_slots=1 << 15, drain_interval=1000.0, journal=False))
+        profiler.start()
+        profiler.flush()
+        _core.changing(1)
+        drain, _core.drain = _core.drain, lambda limit: (b"", b"", False)
+        for number in range(20_000):
+            with sc.span("x"):
+                pass
+        die()
+        """,
+        drain_interval=1000.0,
+    ).recover()
+    kept = names(recovery.journal)["x"]
+    assert 1000 < kept < 16_000
+    assert kept + recovery.dropped == 20_000
 
 
 def test_other_profilers_steps_are_left_out(crash: Crash) -> None:

@@ -199,4 +199,4 @@ def test_steps_survive_and_operators_go_first() -> None:
         """,
         options=ONE_SMALL_RING,
     )
-    assert (operators, spans, steps) == (56, 4, [1, 2, 3])
+    assert (operators, spans, steps) == (51, 9, [1, 2, 3])

@@ -10,7 +10,8 @@
 #include <stdlib.h>
 
 #define MAX_KEYS 65536                /* keys kept apart; further ones share one per kind, and are counted */
-#define SLOTS (MAX_KEYS * 2)
+#define FIRST_KEYS 32                 /* room of a new table; it doubles: many tables are kept, of few keys each */
+#define KINDS 3                       /* of the keys that further ones share: there is always room for those */
 #define MAX_SKETCH_BYTES (256u << 20) /* buckets of all keys; beyond it values go to the nearest bucket there is */
 #define GRAIN 16                      /* buckets are added this many at a time */
 
@@ -22,12 +23,12 @@ typedef struct {
     };
 } Entry;
 
-/* Allocated zeroed and at full size: pages that no key touches cost address space only. */
 typedef struct {
     uint64_t cut, negative, not_finite, other, blurred;
     size_t sketch_bytes;
-    uint32_t used, slots[SLOTS];      /* open addressing: index of an entry + 1, 0 = free */
-    Entry entries[MAX_KEYS + 3];
+    uint32_t used, room;
+    uint32_t *slots;                  /* open addressing, twice the room: index of an entry + 1, 0 = free */
+    Entry *entries;
 } Table;
 
 typedef struct {
@@ -40,18 +41,48 @@ static uint32_t other_name;
 
 static inline unsigned kind_of(const Entry *e) { return (unsigned)(e->key >> 48); }
 
+static uint32_t slot_of(const Table *t, uint64_t key) {
+    uint32_t mask = t->room * 2 - 1, at = (uint32_t)((key * 0x9e3779b97f4a7c15u) >> 32) & mask;
+    while (t->slots[at] && t->entries[t->slots[at] - 1].key != key) at = (at + 1) & mask;
+    return at;
+}
+
+/* Without memory for more, further keys share one as if there were too many of them. */
+static bool table_grow(Table *t) {
+    uint32_t room = t->room ? t->room * 2 : FIRST_KEYS;
+    if (room > MAX_KEYS) return false;
+    Entry *entries = realloc(t->entries, (room + KINDS) * sizeof *entries);
+    if (entries) t->entries = entries;
+    uint32_t *slots = entries ? calloc(room * 2, sizeof *slots) : NULL;
+    if (!slots) return false;
+    free(t->slots);
+    t->slots = slots, t->room = room;
+    for (uint32_t i = 0; i < t->used; i++) slots[slot_of(t, entries[i].key)] = i + 1;
+    return true;
+}
+
+static Table *table_new(void) {
+    Table *t = calloc(1, sizeof *t);
+    if (t && !table_grow(t)) {
+        free(t->entries);
+        free(t);
+        return NULL;
+    }
+    return t;
+}
+
 static Entry *table_find(Table *t, uint64_t key, uint64_t events) {
-    uint32_t at = (uint32_t)((key * 0x9e3779b97f4a7c15u) >> 32) % SLOTS;
-    for (; t->slots[at]; at = (at + 1) % SLOTS)
-        if (t->entries[t->slots[at] - 1].key == key) return &t->entries[t->slots[at] - 1];
+    uint32_t at = slot_of(t, key);
+    if (t->slots[at]) return &t->entries[t->slots[at] - 1];
     uint64_t other = key >> 48 << 48 | other_name;
-    if (t->used >= MAX_KEYS && key != other) {
+    if (t->used >= t->room && key != other) {
+        if (table_grow(t)) return table_find(t, key, events);
         t->other += events;
         return table_find(t, other, events);
     }
     Entry *e = &t->entries[t->used++];
+    *e = (Entry){.key = key};
     t->slots[at] = t->used;
-    e->key = key;
     if (kind_of(e) == KIND_SPAN) e->span.min = INT64_MAX;
     if (kind_of(e) == KIND_COUNTER) e->counter.min = DBL_MAX, e->counter.max = -DBL_MAX, e->counter.last_ts = INT64_MIN;
     return e;
@@ -159,6 +190,7 @@ static void table_merge(Table *t, const Table *from) {
 static void table_free(Table *t) {
     for (uint32_t i = 0; t && i < t->used; i++)
         if (kind_of(&t->entries[i]) == KIND_SPAN) free(t->entries[i].span.buckets);
+    if (t) free(t->entries), free(t->slots);
     free(t);
 }
 
@@ -174,7 +206,7 @@ static Table *snapshot(Aggregates *a) {
     Table *t;
     lock(a);
     Py_BEGIN_ALLOW_THREADS
-    if ((t = calloc(1, sizeof *t))) table_merge(t, a->table);
+    if ((t = table_new())) table_merge(t, a->table);
     Py_END_ALLOW_THREADS
     PyThread_release_lock(a->lock);
     return t ? t : (Table *)PyErr_NoMemory();
@@ -184,7 +216,7 @@ static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     if (!PyArg_ParseTuple(args, ":Aggregates")) return NULL;
     if (!other_name) other_name = strings_intern("(other names)", 13);
     Aggregates *a = (Aggregates *)type->tp_alloc(type, 0);
-    if (a && (!(a->lock = PyThread_allocate_lock()) || !(a->table = calloc(1, sizeof *a->table)))) {
+    if (a && (!(a->lock = PyThread_allocate_lock()) || !(a->table = table_new()))) {
         Py_CLEAR(a);
         PyErr_NoMemory();
     }

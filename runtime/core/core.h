@@ -57,7 +57,6 @@ enum {
     FLAG_OPEN = 4,       /* had not ended when it was written */
     FLAG_ASYNC = 8,      /* does not nest on its track: drawn as an async pair */
     FLAG_ERROR = 16,     /* left by an exception */
-    FLAG_LOW = 32,       /* may be shed first when a ring runs full (operators) */
     FLAG_NUMBERED = 64   /* the name is shown followed by '#' and the step */
 };
 
@@ -164,6 +163,7 @@ PyObject *track_py_since(PyObject *self, PyObject *first);
 typedef struct Ring Ring;
 typedef struct Thread {
     Ring *ring;
+    Ring *shed, *marks;  /* where the oldest is overwritten: rings beside, of what goes first and of step marks */
     Stack *stack;        /* of the thread itself */
     Stack *context_stack;              /* of the context that recorded last (context.c) */
     uint64_t state_id, context_version; /* when that is valid */
@@ -176,8 +176,10 @@ extern atomic_int g_recording;         /* what is recorded now: what span() look
 static inline bool recording(int what) { return atomic_load_explicit(&g_recording, memory_order_relaxed) & what; }
 Thread *thread_current(void);          /* makes ring and stack; NULL without a session */
 Thread *thread_current_object(void);   /* the same, named as Python names the thread; needs the GIL */
-/* Never blocks; false when the ring was full (counted). Fills `step`. */
+/* False when the ring was full (counted). Blocks only where the user asked for it, up to a limit, and lets go of the
+ * GIL then if it is held: so what other threads may change is read before. */
 bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t args_len);
+void ring_refuse(void);                /* counts an event of a thread that has no ring */
 bool file_reserve(int fd, uint64_t from, uint64_t bytes); /* false when the file system is full */
 int ring_init(void);
 PyObject *ring_py_open(PyObject *self, PyObject *args);

@@ -4,37 +4,53 @@
 static Ring *plan[MAX_RINGS]; /* rings of the drain under way */
 static uint32_t planned, plan_at;
 static uint64_t taken_bytes;
+static atomic_ullong unheld; /* events without a ring that were told of */
+static int64_t drained_at;
 
 uint64_t drain_bytes(void) { return taken_bytes; }
+uint64_t drain_unheld(void) { return atomic_load(&unheld); }
 
 void drain_after_fork(void) {
     planned = plan_at = 0;
     taken_bytes = 0;
+    atomic_store(&unheld, 0);
+    overflow_after_fork();
 }
 
 typedef struct { Event *events; size_t count, room, gaps; char *args; size_t args_len, args_room; } Out;
 
-static uint64_t put_gap(Out *out, const Ring *r, int64_t until, uint64_t missing, uint32_t name) {
-    int64_t from = r->last_ts && r->last_ts < until ? r->last_ts : until;
-    out->events[out->count++] = (Event){.ts = from, .dur = until - from, .id = missing, .name = name, .track = r->header->track,
+static uint32_t dropped_name, sampled_name;
+
+static void put_gap(Out *out, uint32_t track, int64_t from, int64_t until, uint64_t missing, uint32_t name) {
+    if (!from || from > until) from = until;
+    out->events[out->count++] = (Event){.ts = from, .dur = until - from, .id = missing, .name = name, .track = track,
                                         .step = -1, .kind = KIND_GAP};
     out->gaps++;
-    return missing;
+}
+
+/* One event for all that sampling left out since the last. Step marks part it, so that each window has its own. */
+static void put_sampled(Out *out, Ring *r, uint64_t seen, int64_t until) {
+    uint64_t before = atomic_load_explicit(&r->header->sampled_seen, memory_order_relaxed);
+    if ((int64_t)(seen - before) > 0) {
+        put_gap(out, r->header->track, r->sampled_from, until, seen - before, sampled_name);
+        atomic_store_explicit(&r->header->sampled_seen, seen, memory_order_release);
+    }
+    r->sampled_from = until;
 }
 
 /* Copies what was published when the drain began, then drops what a writer that overwrites has overwritten since. */
-static bool drain_ring(Ring *r, Out *out, uint32_t gap_name) {
+static bool drain_ring(Ring *r, Out *out) {
     Header *h = r->header;
     uint64_t tail = atomic_load_explicit(&h->tail, memory_order_relaxed);
     uint64_t expected = atomic_load_explicit(&h->serial, memory_order_relaxed);
     uint64_t missing = 0;
     bool whole = true;
     while (tail < r->goal) {
-        if (out->count + 2 > out->room) { whole = false; break; }
+        if (out->count + 3 > out->room) { whole = false; break; }
         Event e = r->data[tail & r->mask];
         atomic_thread_fence(memory_order_acquire);
         uint64_t reserve = atomic_load_explicit(&h->reserve, memory_order_relaxed);
-        if (reserve > tail + r->mask + 1 && r->oldest) { tail = reserve - (r->mask + 1); continue; }
+        if (reserve > tail + r->mask + 1 && g_overflow == DROP_OLDEST) { tail = reserve - (r->mask + 1); continue; }
         if (e.kind == KIND_MORE) { tail++; continue; }
         uint64_t more = 0;
         if (e.args_len && !(e.flags & FLAG_ARG_INLINE)) {
@@ -47,24 +63,35 @@ static bool drain_ring(Ring *r, Out *out, uint32_t gap_name) {
             }
             atomic_thread_fence(memory_order_acquire);
             reserve = atomic_load_explicit(&h->reserve, memory_order_relaxed);
-            if (reserve > tail + r->mask + 1 && r->oldest) { tail = reserve - (r->mask + 1); continue; }
+            if (reserve > tail + r->mask + 1 && g_overflow == DROP_OLDEST) { tail = reserve - (r->mask + 1); continue; }
             e.args_at = (uint32_t)out->args_len;
             out->args_len += e.args_len;
         }
         uint64_t serial = expected + (uint32_t)((uint32_t)e.step - (uint32_t)expected);
-        if (serial != expected) missing += put_gap(out, r, e.ts, serial - expected, gap_name);
+        if (!r->sampled_from) r->sampled_from = e.ts;
+        if (serial != expected) {
+            put_gap(out, h->track, r->last_ts, e.ts, serial - expected, dropped_name);
+            missing += serial - expected;
+        }
         expected = serial + 1;
-        e.step = e.kind == KIND_STEP ? (int32_t)e.dur : -1;
-        if (e.kind == KIND_STEP) e.dur = 0;
+        e.step = -1;
+        if (e.kind == KIND_STEP) {
+            uint64_t seen = atomic_load_explicit(&h->sampled_seen, memory_order_relaxed);
+            put_sampled(out, r, seen + (uint32_t)(e.args_at - (uint32_t)seen), e.ts);
+            e.step = (int32_t)e.dur;
+            e.dur = e.args_at = 0;
+        }
         r->last_ts = e.ts + e.dur;
         out->events[out->count++] = e;
         tail += 1 + more;
     }
     /* Dropped at the very end, with nothing written after them yet. */
     if (whole && r->goal_produced > expected && (whole = out->count < out->room)) {
-        missing += put_gap(out, r, clock_now(), r->goal_produced - expected, gap_name);
+        put_gap(out, h->track, r->last_ts, clock_now(), r->goal_produced - expected, dropped_name);
+        missing += r->goal_produced - expected;
         expected = r->goal_produced;
     }
+    if (whole && (whole = out->count < out->room)) put_sampled(out, r, r->goal_sampled, clock_now());
     atomic_store_explicit(&h->serial, expected, memory_order_release);
     atomic_store_explicit(&r->lost, atomic_load_explicit(&r->lost, memory_order_relaxed) + missing, memory_order_release);
     atomic_store_explicit(&h->tail, tail, memory_order_release);
@@ -90,9 +117,17 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
         return NULL;
     }
     Out out = {(Event *)PyBytes_AS_STRING(events), 0, slots, 0, PyBytes_AS_STRING(args), 0, slots * PAYLOAD + MAX_ARGS_BYTES};
-    uint32_t gap_name = strings_intern("dropped", 7);
+    dropped_name = strings_intern("dropped", 7);
+    sampled_name = strings_intern("sampled", 7);
+    uint64_t told = atomic_load(&unheld), without = rings_unheld();
+    if (without > told) {
+        put_gap(&out, track_process(), drained_at, clock_now(), without - told, dropped_name);
+        atomic_store(&unheld, without);
+    }
+    drained_at = clock_now();
     Py_BEGIN_ALLOW_THREADS
-    while (plan_at < planned && drain_ring(plan[plan_at], &out, gap_name)) plan_at++;
+    while (plan_at < planned && drain_ring(plan[plan_at], &out)) plan_at++;
+    overflow_drained();
     if (plan_at == planned) rings_trim();
     Py_END_ALLOW_THREADS
     taken_bytes += (out.count - out.gaps) * sizeof(Event) + out.args_len;

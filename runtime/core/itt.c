@@ -204,6 +204,7 @@ static bool runs(uint32_t engine, const Name *node) {
 static void task_begin(const Domain *domain, Id id, Id parent, Handle *handle) {
     bool recorded = recording(RECORD_OPERATORS);
     Thread *t = thread_current();
+    if (!t && recorded) ring_refuse();
     Scratch *s = t ? recorded ? scratch_of(t) : t->itt : NULL;
     /* A task that is not recorded leaves a mark only inside others: an end that finds nothing belongs to such a one. */
     if (!s || (!recorded && s->depth == 0)) return;
@@ -235,11 +236,11 @@ static void task_end(const Domain *domain) {
     else {
         const Task *task = &s->open[--s->depth];
         if (!task->open.stack) return;
-        if (task->number <= UINT32_MAX) span_close(t, &task->open, end, FLAG_LOW, number_key, (uint32_t)task->number, NULL, 0);
-        else if (task->number == NONE) span_close(t, &task->open, end, FLAG_LOW, 0, 0, NULL, 0);
+        if (task->number <= UINT32_MAX) span_close(t, &task->open, end, 0, number_key, (uint32_t)task->number, NULL, 0);
+        else if (task->number == NONE) span_close(t, &task->open, end, 0, 0, 0, NULL, 0);
         else {
             struct { ArgItem item; uint64_t value; } number = {{number_key, 8, 'u', 0}, task->number};
-            span_close(t, &task->open, end, FLAG_LOW, 0, 0, (char *)&number, sizeof number);
+            span_close(t, &task->open, end, 0, 0, 0, (char *)&number, sizeof number);
         }
     }
 }

@@ -1,5 +1,5 @@
 /* The module `stepscope.runtime._core`. Documented in _core.pyi. */
-#include "core.h"
+#include "shed.h"
 
 Counts g_counts;
 int span_init(void);
@@ -53,7 +53,9 @@ static PyMethodDef methods[] = {
     {"ring_statistics", ring_py_statistics, METH_NOARGS, NULL},
     {"set_decorator", span_py_set_decorator, METH_O, NULL},
     {"set_recording", py_set_recording, METH_O, NULL},
+    {"set_shedding", shed_py_set, METH_VARARGS, NULL},
     {"set_task_lookup", context_py_set_task_lookup, METH_O, NULL},
+    {"shed_levels", shed_py_levels, METH_VARARGS, NULL},
     {"strings_since", strings_py_since, METH_O, NULL},
     {"text", strings_py_text, METH_O, NULL},
     {"track", track_py_new, METH_VARARGS, NULL},

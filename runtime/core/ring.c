@@ -3,8 +3,8 @@
  * A slot is 64 bytes: an event, or 62 bytes of the arguments of the event before it. The writer publishes by a
  * release store of `head`. Each event carries the low bits of its serial number in `step` (step marks keep their
  * step in `dur` meanwhile), and numbers of dropped events are used up: so the consumer sees exactly how many are
- * missing and where, whatever the overflow policy. `produced` is stored last: an event below it was published
- * before or is lost, one that is being written is neither. */
+ * missing and where, whatever the overflow policy; those that sampling leaves out are a count of their own.
+ * `produced` is stored last: an event below it was published before or is lost, one that is being written is neither. */
 #include "ring.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -28,8 +28,8 @@ static pthread_key_t thread_key;
 static char directory[3072];
 static uint64_t ring_slots;
 static uint32_t max_rings;
-static bool drop_oldest;
 static atomic_int session_open;
+static atomic_ullong unheld; /* events of threads that have no ring */
 static int wake_fd = -1;
 static __thread Thread *current __attribute__((tls_model("initial-exec")));
 static __thread bool ended __attribute__((tls_model("initial-exec")));
@@ -91,10 +91,8 @@ static Ring *ring_new(uint32_t limit) {
     r->header = map;
     r->data = (Event *)((char *)map + HEADER);
     r->mask = ring_slots - 1;
-    r->limit = ring_slots - ring_slots / 16;
-    r->limit_low = ring_slots - ring_slots / 8;
-    r->oldest = drop_oldest;
-    r->refused_at = UINT64_MAX;
+    r->asked_at = r->waited_at = UINT64_MAX;
+    r->chance = index + 1;
     r->index = index;
     r->header->version = 1;
     r->header->slots = (uint32_t)ring_slots;
@@ -130,10 +128,11 @@ static void ring_give(Ring *r, uint32_t track, int64_t tid) {
         r->backed = r->head & ~(uint64_t)(PAGE_SLOTS - 1);
         r->backed_end = r->backed + r->mask + 1;
     }
-    r->last_ts = 0; /* of another thread, or long ago */
+    r->last_ts = r->sampled_from = 0; /* of another thread, or long ago */
 }
 
 static void ring_leave(Ring *r) {
+    if (!r) return;
     r->header->alive = 0;
     r->idle = true;
     idle[idle_count++] = r;
@@ -164,9 +163,13 @@ static void thread_end(void *value) {
     if (!atomic_load(&session_open)) return; /* the memory of a forked child's parent: not ours to change */
     stack_free(t->stack);
     pthread_mutex_lock(&lock);
-    ring_leave(t->ring);
+    ring_leave(t->ring), ring_leave(t->shed), ring_leave(t->marks);
     pthread_mutex_unlock(&lock);
     free(t);
+}
+
+void ring_refuse(void) {
+    if (atomic_load_explicit(&session_open, memory_order_relaxed)) count_one(&unheld);
 }
 
 static Thread *thread_start(const char *name, size_t len) {
@@ -230,17 +233,36 @@ Thread *thread_current_object(void) {
     return t;
 }
 
-static void wake(Ring *r) {
+void ring_wake(Ring *r) {
     uint64_t one = 1;
-    if (atomic_exchange_explicit(&r->header->signalled, 1, memory_order_relaxed)) return;
+    if (atomic_load_explicit(&r->header->signalled, memory_order_relaxed) ||
+        atomic_exchange_explicit(&r->header->signalled, 1, memory_order_relaxed))
+        return;
     /* EAGAIN: the counter is full, so the consumer is awake already. */
     if (write(wake_fd, &one, sizeof one) < 0 && errno != EAGAIN) count_one(&g_counts.lookups_failed);
 }
 
-/* A full ring is left to the consumer and its thread goes on in another: bursts pass while memory is allowed. */
-static bool move_on(Thread *thread) {
+/* Rings in use or yet to be read. Under the lock. */
+static uint32_t rings_used(void) {
+    uint32_t used = atomic_load(&ring_count);
+    for (uint32_t i = 0; i < idle_count; i++) used -= drained_whole(idle[i]);
+    return used;
+}
+
+uint32_t ring_may_move(void) {
+    uint32_t level = 0;
     pthread_mutex_lock(&lock);
-    Ring *old = thread->ring, *fresh = ring_take(max_rings);
+    uint32_t used = rings_used();
+    pthread_mutex_unlock(&lock);
+    while (level < g_shedding.kept && used >= shed_share(&g_shedding, level, max_rings)) level++;
+    return used >= max_rings ? UINT32_MAX : level;
+}
+
+/* A full ring is left to the consumer and its thread goes on in another: bursts pass while memory is allowed. */
+bool ring_move_on(Thread *thread, uint32_t level) {
+    uint64_t share = level < g_shedding.kept ? shed_share(&g_shedding, level, max_rings) : max_rings;
+    pthread_mutex_lock(&lock);
+    Ring *old = thread->ring, *fresh = rings_used() < share ? ring_take(max_rings) : NULL;
     if (fresh) {
         ring_give(fresh, old->header->track, old->header->tid);
         ring_leave(old);
@@ -248,6 +270,17 @@ static bool move_on(Thread *thread) {
     }
     pthread_mutex_unlock(&lock);
     return fresh != NULL;
+}
+
+Ring *ring_beside(Thread *thread) {
+    pthread_mutex_lock(&lock);
+    Ring *fresh = ring_take(MAX_RINGS);
+    if (fresh) {
+        ring_give(fresh, thread->ring->header->track, thread->ring->header->tid);
+        fresh->header->alive = 2; /* no thread of its own */
+    }
+    pthread_mutex_unlock(&lock);
+    return fresh;
 }
 
 bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t args_len) {
@@ -258,18 +291,13 @@ bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t a
         count_one(&g_counts.arguments_cut);
     }
     bool fits = true;
-    if (r->head + 1 + more - r->tail_seen > (r->mask + 1) / 2) {
-        r->tail_seen = atomic_load_explicit(&r->header->tail, memory_order_acquire);
-        uint64_t used = r->head + 1 + more - r->tail_seen;
-        if (used > (r->mask + 1) / 2) wake(r);
-        /* The last slots are kept for step marks, and an eighth of the others from operators. */
-        uint64_t limit = event->kind == KIND_STEP ? r->mask + 1 : event->flags & FLAG_LOW ? r->limit_low : r->limit;
-        if (!r->oldest && used > limit) {
-            /* Where there was no other ring, none is asked for again before the consumer has been here. */
-            if (r->refused_at != r->tail_seen && move_on(thread)) return ring_write(thread, event, args, args_len);
-            r->refused_at = r->tail_seen;
-            fits = false;
+    if (r->head + 1 + more - r->tail_seen > (r->mask + 1) / 2 || event->kind == KIND_STEP) {
+        Room room = overflow_room(thread, event, 1 + more, &r);
+        if (room == LEFT_OUT) {
+            atomic_fetch_add_explicit(&r->header->sampled, 1, memory_order_release);
+            return false;
         }
+        fits = room == ROOM;
     }
     Header *h = r->header;
     uint64_t serial = r->serial++, end = r->head + 1 + more;
@@ -281,7 +309,10 @@ bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t a
     atomic_thread_fence(memory_order_release);
     Event *slot = &r->data[r->head & r->mask];
     *slot = *event;
-    if (event->kind == KIND_STEP) slot->dur = event->step;
+    if (event->kind == KIND_STEP) {
+        slot->dur = event->step;
+        slot->args_at = (uint32_t)atomic_load_explicit(&h->sampled, memory_order_relaxed);
+    }
     slot->step = (int32_t)serial;
     if (args_len) {
         slot->args_len = args_len;
@@ -309,6 +340,7 @@ uint32_t rings_to_drain(Ring **plan) {
     for (uint32_t i = 0; i < planned; i++) {
         Header *h = plan[i]->header;
         atomic_store_explicit(&h->signalled, 0, memory_order_relaxed);
+        plan[i]->goal_sampled = atomic_load_explicit(&h->sampled, memory_order_acquire);
         plan[i]->goal_produced = atomic_load_explicit(&h->produced, memory_order_acquire);
         plan[i]->goal = atomic_load_explicit(&h->head, memory_order_acquire);
     }
@@ -316,22 +348,29 @@ uint32_t rings_to_drain(Ring **plan) {
     return planned;
 }
 
+uint64_t rings_unheld(void) { return atomic_load(&unheld); }
+
 PyObject *ring_py_statistics(PyObject *self, PyObject *unused) {
-    unsigned long long produced = 0, drained = 0, dropped = 0, waiting = 0;
+    unsigned long long produced = 0, drained = 0, dropped = 0, waiting = 0, sampled = 0;
     uint32_t n = atomic_load_explicit(&ring_count, memory_order_acquire), alive = 0;
     for (uint32_t i = 0; i < n; i++) {
         Header *h = rings[i]->header;
         /* In this order, so that no difference is negative while the ring is being written and drained. */
-        uint64_t lost = atomic_load(&rings[i]->lost), serial = atomic_load(&h->serial), made = atomic_load(&h->produced);
+        uint64_t lost = atomic_load(&rings[i]->lost), seen = atomic_load(&h->sampled_seen), serial = atomic_load(&h->serial);
+        uint64_t made = atomic_load(&h->produced), left_out = atomic_load(&h->sampled);
         if (made < serial) made = serial;
-        produced += made;
-        dropped += lost;
+        if (left_out < seen) left_out = seen; /* a step mark tells of those that came before it */
+        produced += made + left_out;
+        dropped += lost + seen;
+        sampled += seen;
         drained += serial - lost;
-        waiting += made - serial;
-        alive += h->alive;
+        waiting += made - serial + left_out - seen;
+        alive += h->alive == 1;
     }
-    return Py_BuildValue("{sIsIsKsKsKsKsK}", "rings", n, "threads", alive, "produced", produced, "drained", drained, "dropped",
-                         dropped, "waiting", waiting, "bytes", (unsigned long long)drain_bytes());
+    uint64_t told = drain_unheld(), without = atomic_load(&unheld);
+    return Py_BuildValue("{sIsIsKsKsKsKsKsK}", "rings", n, "threads", alive, "produced", produced + without, "drained", drained,
+                         "dropped", dropped + told, "sampled", sampled, "waiting", waiting + without - told, "bytes",
+                         (unsigned long long)drain_bytes());
 }
 
 static void fork_phase(int phase) {
@@ -359,6 +398,7 @@ static void after_fork_child(void) {
     pthread_setspecific(thread_key, NULL);
     atomic_store(&ring_count, 0);
     idle_count = 0;
+    atomic_store(&unheld, 0);
     drain_after_fork();
     if (wake_fd >= 0) close(wake_fd);
     wake_fd = -1;
@@ -381,15 +421,16 @@ PyObject *ring_py_open(PyObject *self, PyObject *args) {
     unsigned long slots;
     unsigned int rings_wanted;
     const char *policy;
-    if (!PyArg_ParseTuple(args, "O&kIs", PyUnicode_FSConverter, &path, &slots, &rings_wanted, &policy)) return NULL;
-    bool oldest = !strcmp(policy, "drop_oldest");
+    double block_seconds = 0;
+    if (!PyArg_ParseTuple(args, "O&kIs|d", PyUnicode_FSConverter, &path, &slots, &rings_wanted, &policy, &block_seconds))
+        return NULL;
     PyObject *result = NULL;
     if (atomic_load(&session_open)) PyErr_SetString(PyExc_RuntimeError, "a session is open already");
-    else if (!oldest && strcmp(policy, "drop_newest"))
-        PyErr_Format(PyExc_ValueError, "overflow must be 'drop_newest' or 'drop_oldest', got '%s'", policy);
     else if (slots < 64 || slots > 1 << 24 || (slots & (slots - 1)))
         PyErr_Format(PyExc_ValueError, "slots must be a power of two from 64 to 16777216, got %lu", slots);
     else if ((size_t)PyBytes_GET_SIZE(path) >= sizeof directory) PyErr_SetString(PyExc_ValueError, "directory name is too long");
+    else if (!overflow_set(policy, block_seconds))
+        PyErr_Format(PyExc_ValueError, "overflow must be 'drop_newest', 'drop_oldest', 'block' or 'sample', got '%s'", policy);
     else {
         strcpy(directory, PyBytes_AS_STRING(path));
         if (strings_open(directory) < 0 || track_open(directory) < 0 || stack_open(directory) < 0 ||
@@ -399,7 +440,6 @@ PyObject *ring_py_open(PyObject *self, PyObject *args) {
         } else {
             ring_slots = slots;
             max_rings = rings_wanted;
-            drop_oldest = oldest;
             atomic_store_explicit(&session_open, 1, memory_order_release);
             result = PyLong_FromLong(wake_fd);
         }
@@ -411,6 +451,7 @@ PyObject *ring_py_open(PyObject *self, PyObject *args) {
 PyObject *ring_py_close(PyObject *self, PyObject *unused) {
     /* Files are closed, memory stays mapped: threads may be writing to it at this moment. */
     atomic_store(&g_recording, 0);
+    overflow_close();
     strings_close(), track_close();
     Py_RETURN_NONE;
 }

@@ -1,7 +1,7 @@
 /* What the writing and the draining of rings share. */
 #ifndef STEPSCOPE_RING_H
 #define STEPSCOPE_RING_H
-#include "core.h"
+#include "shed.h"
 
 #define HEADER 4096
 #define MAX_RINGS 4096
@@ -14,24 +14,31 @@ typedef struct { /* layout read by runtime/recovery/session_files.py */
     int64_t tid;
     char pad0[32];
     _Atomic uint64_t head, reserve, produced;   /* writer: slots published, slots about to be written, serial */
-    char pad1[40];
+    _Atomic uint64_t sampled;                   /* writer: events left out by sampling, which use up no serial */
+    char pad1[32];
     _Atomic uint64_t tail;                      /* consumer */
     _Atomic uint64_t serial;                    /* consumer: serial of the next event expected */
     _Atomic uint32_t signalled;
+    uint32_t zero;
+    _Atomic uint64_t sampled_seen;              /* consumer: those that it has told of */
 } Header;
 
 struct Ring {
     Header *header;
     Event *data;
     uint64_t head, tail_seen, serial;  /* the writer's own */
-    uint64_t mask, limit, limit_low;
-    uint64_t refused_at;               /* tail when no other ring could be had */
+    uint64_t mask;
+    uint64_t asked_at;                 /* tail when it was asked who may have another ring: events of `granted` and above */
+    uint64_t waited_at;                /* tail when a wait for the consumer was in vain */
+    uint64_t chance;                   /* the state of what decides which events a sample holds */
+    uint32_t granted;
     uint64_t backed, backed_end;       /* slots below have memory; all have when it is as far as `backed_end` */
-    bool oldest, clean, idle, anonymous;
+    bool clean, idle, anonymous;
     atomic_bool trimming;
     uint32_t index;
     int64_t last_ts;                   /* consumer: when the event before a gap ended */
-    uint64_t goal, goal_produced;      /* consumer: as far as the drain under way goes */
+    int64_t sampled_from;              /* consumer: since when it has told of no sampling */
+    uint64_t goal, goal_produced, goal_sampled; /* consumer: as far as the drain under way goes */
     _Atomic uint64_t lost;             /* consumer */
 };
 
@@ -39,8 +46,24 @@ typedef struct { char bytes[PAYLOAD]; uint8_t kind, zero; } More;
 _Static_assert(sizeof(More) == sizeof(Event) && offsetof(More, kind) == offsetof(Event, kind), "slots have one shape");
 
 uint32_t rings_to_drain(Ring **plan); /* room for MAX_RINGS */
+uint32_t ring_may_move(void);         /* the lowest level whose events may go on in another ring now */
+bool ring_move_on(Thread *thread, uint32_t level);
+Ring *ring_beside(Thread *thread);    /* one more for a thread; NULL if there is none */
+void ring_wake(Ring *r);              /* the consumer */
 void rings_trim(void);                /* gives back memory that a burst has left */
 uint64_t drain_bytes(void);           /* bytes of events and arguments drained so far */
 void drain_after_fork(void);
+uint64_t rings_unheld(void);          /* events of threads that have no ring */
+uint64_t drain_unheld(void);          /* of the events that had no ring, those that were told of */
+
+/* overflow.c: what becomes of an event when its thread's ring is more than half full. */
+enum { DROP_NEWEST, DROP_OLDEST, BLOCK, SAMPLE };
+typedef enum { ROOM, NO_ROOM, LEFT_OUT } Room;
+extern int g_overflow;
+bool overflow_set(const char *policy, double block_seconds); /* false: no such policy */
+Room overflow_room(Thread *thread, const Event *event, uint64_t slots, Ring **ring);
+void overflow_drained(void);          /* by the consumer: rings have room again */
+void overflow_after_fork(void);
+void overflow_close(void);            /* nobody will drain any more */
 
 #endif

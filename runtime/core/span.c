@@ -131,7 +131,10 @@ static PyObject *span_enter(SpanObject *s, PyObject *unused) {
     /* One that is entered already notes also what is not recorded, so that each exit finds its own entry. */
     if (!recorded && !s->entered) return Py_NewRef(s);
     Thread *t = thread_current_object();
-    if (!t) return Py_NewRef(s);
+    if (!t) {
+        if (recorded) ring_refuse();
+        return Py_NewRef(s);
+    }
     if (!s->name_id && !(s->name_id = strings_intern_object(s->name))) return NULL; /* out of memory */
     Stack *stack = stack_of_object(t);
     if (!stack) return NULL;
@@ -161,7 +164,7 @@ static void choose(SpanObject *s, const Stack *stack) {
     }
 }
 
-static void __attribute__((noinline)) close_with_arguments(Thread *t, SpanObject *s, PyObject *error) {
+static void __attribute__((noinline)) close_with_arguments(Thread *t, SpanObject *s, const Open *open, PyObject *error) {
     ArgBuffer buffer;
     buffer.len = 0;
     int64_t end = clock_now(); /* before the arguments are encoded: that is not the span's work */
@@ -170,7 +173,7 @@ static void __attribute__((noinline)) close_with_arguments(Thread *t, SpanObject
         const char *name = PyExceptionClass_Check(error) ? PyExceptionClass_Name(error) : Py_TYPE(error)->tp_name;
         arg_put_text(&buffer, error_key, name, strlen(name));
     }
-    span_close(t, &s->open, end, error ? FLAG_ERROR : 0, 0, 0, buffer.bytes, buffer.len);
+    span_close(t, open, end, error ? FLAG_ERROR : 0, 0, 0, buffer.bytes, buffer.len);
 }
 
 static PyObject *span_exit(SpanObject *s, PyObject *const *args, Py_ssize_t n) {
@@ -183,17 +186,20 @@ static PyObject *span_exit(SpanObject *s, PyObject *const *args, Py_ssize_t n) {
         if (!stack) return NULL;
         choose(s, stack);
     }
-    if (t && s->open.id) {
+    /* Left before it is recorded: where recording waits for room, other threads may enter the span meanwhile. */
+    Open open = s->open;
+    leave(s);
+    if (!t && open.id) ring_refuse();
+    if (t && open.id) {
         /* The usual cases: no argument, or one small number, which fits the record. */
         PyObject *key = s->keys && PyTuple_GET_SIZE(s->keys) == 1 ? PyTuple_GET_ITEM(s->keys, 0) : NULL;
         int overflow = 1;
         long long number = key && PyLong_CheckExact(s->values[0]) ? PyLong_AsLongLongAndOverflow(s->values[0], &overflow) : -1;
-        if (!error && !s->keys) span_close(t, &s->open, clock_now(), 0, 0, 0, NULL, 0);
+        if (!error && !s->keys) span_close(t, &open, clock_now(), 0, 0, 0, NULL, 0);
         else if (!error && !overflow && number >= 0 && number <= UINT32_MAX && !is_category(key))
-            span_close(t, &s->open, clock_now(), 0, strings_intern_object(key), (uint32_t)number, NULL, 0);
-        else close_with_arguments(t, s, error);
+            span_close(t, &open, clock_now(), 0, strings_intern_object(key), (uint32_t)number, NULL, 0);
+        else close_with_arguments(t, s, &open, error);
     }
-    leave(s);
     Py_RETURN_NONE;
 }
 
@@ -242,7 +248,10 @@ static PyObject *record(Event *event, PyObject *name, PyObject *keys, PyObject *
     if (find_category(keys, values, &event->category) < 0) return NULL;
     if (!recording(RECORD_EVENTS)) Py_RETURN_NONE;
     Thread *t = thread_current_object();
-    if (!t) Py_RETURN_NONE;
+    if (!t) {
+        ring_refuse();
+        Py_RETURN_NONE;
+    }
     if (!(event->name = strings_intern_object(name))) return NULL;
     Stack *stack = stack_of_object(t);
     if (!stack) return NULL;

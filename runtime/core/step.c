@@ -25,7 +25,7 @@ void step_after_fork(void) { atomic_store(&changing, 0); /* those under way are 
 /* May leave behind what a signal handler raised meanwhile; the mark is written in any case. */
 static Event write_mark(StepCounter *self, int64_t now) {
     Thread *t = thread_current_object();
-    if (!t) return (Event){.ts = now};
+    if (!t) return ring_refuse(), (Event){.ts = now};
     Stack *stack = stack_of_object(t);
     if (!stack) stack = t->stack;
     Event mark = {.ts = now, .id = self->serial, .track = stack->track, .step = (int32_t)self->step, .kind = KIND_STEP,

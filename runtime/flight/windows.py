@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,7 @@ from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.step_log import StepLog
 from stepscope.runtime.flight.trigger import StepTimes
 from stepscope.runtime.intervals import FOREVER, touching_any
+from stepscope.runtime.ledger import SourceLedger
 from stepscope.runtime.messages import WindowEnds
 from stepscope.runtime.open_window import STEPS, OpenWindow
 from stepscope.runtime.step_marks import StepMark
@@ -115,7 +116,9 @@ class FlightWindows(Windows):
         if len(events):
             for kept, piece, heap in self.retention.add(source, events, args):
                 for window in self._open:
-                    batches += self._give(window, kept, piece, heap)
+                    given = self._give(window, kept, piece, heap)
+                    self._released += sum(map(len, given))
+                    batches += given
         return batches
 
     # saving
@@ -202,12 +205,14 @@ class FlightWindows(Windows):
         """What one more of the kept blocks gives to the windows that wait for it; `None` when nothing is left."""
         if self._urgent:
             urgent, self._urgent = self._urgent, []
+            self._released += sum(map(len, urgent))
             return urgent
         for window in self._open:
             backlog = self._backlog.get(window.index)
             if backlog:
-                kept = backlog.popleft()
-                return self._give_kept(window, kept)
+                batches = self._give_kept(window, backlog.popleft())
+                self._released += sum(map(len, batches))
+                return batches
         return None
 
     def let_go(self) -> None:
@@ -235,16 +240,24 @@ class FlightWindows(Windows):
             self._backlog.pop(window.index, None)
         return closed
 
+    def kept(self) -> dict[str, int]:
+        """Events of each source that are kept and in no window."""
+        parts = (self._accepted, self._outside, self._late, self._superseded)
+        return {source: count - sum(part[source] for part in parts) for source, count in list(self._seen.items())}
+
+    def ledger(self) -> dict[str, SourceLedger]:
+        """Accounts of each source over the run; what is kept counts when it is let go."""
+        kept = self.kept()
+        return {
+            source: msgspec.structs.replace(known, produced=known.produced - kept.get(source, 0))
+            for source, known in super().ledger().items()
+        }
+
     def statistics(self) -> WindowsStatistics:
         """Accounts so far."""
         known = super().statistics()
-        kept = {
-            source: count
-            - sum(part.get(source, 0) for part in (known.accepted, known.outside, known.late, known.superseded))
-            for source, count in known.seen.items()
-            if source != STEPS
-        }
-        return msgspec.structs.replace(known, kept=kept)
+        withheld = known.withheld + sum(map(len, self._urgent))
+        return msgspec.structs.replace(known, kept=self.kept(), withheld=withheld)
 
     # inside
 
@@ -298,6 +311,7 @@ class FlightWindows(Windows):
             window.gaps.append((max(start, begin), end))
             if end is not None:
                 gap = window.gap_event((max(start, begin), end), self._track)
+                window.gap_events += 1
                 self._urgent.append(EventBatch(STEPS, window.index, gap, b""))
         for loss in self._losses:
             if begin <= loss.at < stop:
@@ -319,7 +333,6 @@ class FlightWindows(Windows):
         read = self.retention.read(kept)
         if read is None:
             window.count_dropped(kept.source, "unreadable", kept.count)
-            self._dropped.setdefault(kept.source, Counter())["unreadable"] += kept.count
             return []
         return self._give(window, kept, *read)
 

@@ -14,7 +14,7 @@ from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.intervals import FOREVER, ends
 from stepscope.runtime.journal.ids import IdMap
-from stepscope.runtime.ledger import Ledger, SourceLedger
+from stepscope.runtime.ledger import SAMPLED, Ledger, SourceLedger, losses
 from stepscope.runtime.open_window import STEPS, OpenWindow
 from stepscope.runtime.recovery.kept import kept_blocks
 from stepscope.runtime.recovery.session_files import SessionFiles
@@ -101,6 +101,8 @@ class Leftovers:
             self._ids.localise(ring.events, ring.args)
             self._ids.localise(ring.gaps, bytearray())
             ring.gaps["name"] = strings.intern("dropped")
+            if ring.sampled:
+                ring.gaps["name"][-1] = SAMPLED
             yield ring.events, bytes(ring.args), ring.gaps, ring.source
 
 
@@ -119,7 +121,7 @@ class UnfinishedWindow:
         self._step_spans: list[NDArray[np.int32]] = []
         self._step_track = 0
         self._counts: Counter[str] = Counter()
-        self._dropped: Counter[str] = Counter()
+        self._dropped: dict[str, Counter[str]] = {}
         self._window: OpenWindow | None = None
 
     def add(self, batch: EventBatch, leftovers: Leftovers) -> None:
@@ -129,7 +131,7 @@ class UnfinishedWindow:
         self.last = max(self.last, int(ends(events).max(initial=0)))
         gaps = events["kind"] == int(Kind.GAP)
         self._counts[batch.source] += len(events) - int(gaps.sum())
-        self._dropped[batch.source] += int(events["id"][gaps].sum())
+        self._dropped.setdefault(batch.source, Counter()).update(losses(events))
         marks = events[events["kind"] == int(Kind.STEP)]
         if len(marks):
             self._marks.append(marks)
@@ -177,8 +179,8 @@ class UnfinishedWindow:
         for source in sorted({*self._counts, *recovered}):
             added = recovered.get(source, SourceLedger())
             accepted = self._counts[source] + added.accepted
-            dropped = self._dropped[source] + sum(added.dropped.values())
-            sources[source] = SourceLedger(accepted + dropped, accepted, {"overflow": dropped} if dropped else {})
+            dropped = self._dropped.get(source, Counter()) + Counter(added.dropped)
+            sources[source] = SourceLedger(accepted + dropped.total(), accepted, dict(dropped))
         return Window(
             index=self.index,
             profiler=profiler,

@@ -30,8 +30,9 @@ MAX_STRINGS_BYTES = 1 << 30
 MAX_TRACKS_BYTES = 32 << 20
 
 _RING_HEADER = 4096
-_RING_FIELDS = struct.Struct("<8sIIIIq32xQQQ40xQQ")
-"""Magic, version, slots, track, alive, thread, head, reserve, produced, tail, serial of the next event."""
+_RING_FIELDS = struct.Struct("<8sIIIIq32xQQQQ32xQQ8xQ")
+"""Magic, version, slots, track, alive, thread, head, reserve, produced, sampled, tail, serial of the next event, and how
+many of the sampled were told of."""
 _RING_MAGIC = b"SSRING1\0"
 _RING_VERSION = 1
 _MORE = 255
@@ -62,6 +63,8 @@ class RingContent(msgspec.Struct, frozen=True):
     gaps: Block
     """Where events were dropped and that was not reported yet: `id` says how many. `ts` 0: after the last event."""
     source: str = "recorder"
+    sampled: bool = False
+    """Whether the last of the gaps is what sampling left out."""
 
 
 class SessionFiles:
@@ -158,7 +161,9 @@ class SessionFiles:
             head = os.pread(file, _RING_HEADER, 0)
             if len(head) < _RING_HEADER:
                 raise FormatError("too short for a ring")
-            magic, version, slots, track, _, _, end, reserve, produced, tail, serial = _RING_FIELDS.unpack_from(head)
+            magic, version, slots, track, _, _, end, reserve, produced, sampled, tail, serial, told = (
+                _RING_FIELDS.unpack_from(head)
+            )
             size = os.fstat(file).st_size
             if magic != _RING_MAGIC or version != _RING_VERSION:
                 raise FormatError("not a ring of this version")
@@ -173,7 +178,8 @@ class SessionFiles:
             os.close(file)
         if len(raw) != (end - first) * EVENT_DTYPE.itemsize:
             raise FormatError("it ends early")
-        return _ring_content(raw, first, track, produced, min(max(tail, first), end), serial)
+        content = _ring_content(raw, first, track, produced, min(max(tail, first), end), serial)
+        return content if told >= sampled else _with_sampled(content, track, sampled - told)
 
     def _open(self, name: str) -> int:
         """A descriptor of a regular file. Raises `FormatError` if it is none, or cannot be opened."""
@@ -215,6 +221,12 @@ def _read_slots(file: int, slots: int, first: int, end: int) -> bytearray:
     return data
 
 
+def _with_sampled(content: RingContent, track: int, count: int) -> RingContent:
+    gap = empty_block(1)
+    gap["id"], gap["track"], gap["kind"] = count & 0xFFFFFFFFFFFF, track, int(Kind.GAP)
+    return msgspec.structs.replace(content, gaps=join_blocks([content.gaps, gap]), sampled=True)
+
+
 def _ring_content(raw: bytearray, first: int, track: int, produced: int, tail: int, serial: int) -> RingContent:
     slots: Block = np.frombuffer(raw, EVENT_DTYPE)
     more: Any = slots["kind"] == _MORE
@@ -231,9 +243,11 @@ def _ring_content(raw: bytearray, first: int, track: int, produced: int, tail: i
     marks = events["kind"] == int(Kind.STEP)
     events["step"] = np.where(marks, events["dur"].astype(np.int32), NO_STEP)
     events["dur"][marks] = 0
-    drained = where + first < tail
-    gaps = _gaps(events[~drained], serials[~drained], track, produced, serial)
+    events["args_at"][marks] = 0
+    # Slots that never came to the file (`ring_back`), or are damaged, hold no event: their numbers are missing.
     known = (events["kind"] > 0) & (events["kind"] <= max(Kind))
+    waiting = known & (where + first >= tail)
+    gaps = _gaps(events[waiting], serials[waiting], track, produced, serial)
     return RingContent(events[known], heap, gaps)
 
 

@@ -203,13 +203,7 @@ class _Recording:
         pipeline = self.profiler.statistics().pipeline
         assert pipeline is not None and pipeline.flight is not None
         known = pipeline.windows
-        found = list(problems)
-        for source, count in known.kept.items():
-            if count:
-                found.append(f"{count} events of {source} are still kept after the end")
-        (ledger,) = [outlet.ledger for outlet in pipeline.exporters if outlet.name == "memory"]
-        if ledger.offered != ledger.exported + sum(ledger.dropped.values()):
-            found.append("the ledger of the healthy exporter does not balance")
+        found = [*problems, *self.profiler.audit()]
         dropped = sum(sum(part.values()) for part in (known.outside, known.late, known.superseded))
         accepted = sum(count for source, count in known.accepted.items() if source != "steps")
         found += _damaged(self.directory / WINDOWS)

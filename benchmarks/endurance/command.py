@@ -1,0 +1,188 @@
+"""The command line of the long runs, and the section of `docs/reliability.md` that they write."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.document import put
+from benchmarks.endurance import long_run
+from benchmarks.endurance.cycles import Cycles, Kind
+from benchmarks.endurance.long_run import LongRun
+from benchmarks.endurance.plot import Line, svg
+from benchmarks.endurance.watch import Sample, slope
+from benchmarks.machine import Machine
+
+SPANS = 100_000_000
+RATE = 400_000.0
+"""Spans per second: what two cores that others use as well record, encode and write without a drop."""
+RATES = (400_000.0, 800_000.0, 1_200_000.0, 1_600_000.0, 2_400_000.0)
+"""Tried one after another, to find what is the most."""
+PROBE = 10.0
+"""Seconds of each."""
+CYCLES = 10_000
+MB = 1e6
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What was measured."""
+
+    machine: Machine
+    rate: float
+    limits: list[tuple[float, int]]
+    """Rates tried, and events dropped."""
+    long: LongRun
+    cycles: list[Cycles]
+
+
+def measure(spans: int, rate: float, rates: Sequence[float], cycles: int) -> Report:
+    """Runs everything and tells how far it is."""
+    machine = Machine.this()
+    limits: list[tuple[float, int]] = []
+    for tried in rates:
+        limits.append((tried, long_run.run(int(tried * PROBE), tried).dropped))
+        print(f"{tried:,.0f} spans/s: {limits[-1][1]:,} dropped", flush=True)
+    long = long_run.run(spans, rate, _tell)
+    print(f"{long.end.spans:,} spans: {long.lost} lost, {long.dropped:,} dropped, {long.end.outputs}", flush=True)
+    seen: list[Cycles] = []
+    for kind in Kind if cycles else ():
+        seen.append(_cycles(kind, cycles))
+        print(f"{cycles:,} times {kind}: {seen[-1].milliseconds:.1f} ms each", flush=True)
+    return Report(machine=machine, rate=rate, limits=limits, long=long, cycles=seen)
+
+
+def _tell(seen: Sample) -> None:
+    if int(seen.seconds) % 10 == 0:
+        print(f"{seen.seconds:5.0f} s {seen.spans / 1e6:6.1f} million, {seen.resident / MB:.0f} MB", flush=True)
+
+
+def _cycles(kind: Kind, count: int) -> Cycles:
+    with tempfile.TemporaryDirectory(prefix="endurance-") as directory:
+        command = [sys.executable, "-m", "benchmarks.endurance.cycles", kind.name, str(count), directory]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    return msgspec.json.decode(done.stdout, type=Cycles)
+
+
+def problems(report: Report) -> list[str]:
+    """What is not as promised, besides how flat memory is, which people judge."""
+    long = report.long
+    found = [f"{long.lost} events lost without a count"] if long.lost else []
+    found += [f"{name}: {count} in flight" for name, (*_, count) in long.end.outputs.items() if count]
+    found += [f"{name}: {error}" for name, error in long.end.errors.items()]
+    found += [f"left in /dev/shm: {name}" for name in long.left]
+    found += [f"thread left: {name}" for name in long.end.threads]
+    found += [f"exit status {long.status}"] if long.status else []
+    for cycles in report.cycles:
+        found += cycles.problems
+        for what in ("descriptors", "threads"):
+            values = [getattr(sample, what) for sample in cycles.samples]
+            if values and values[-1] > values[0]:
+                found.append(f"{cycles.kind}: {what} grew from {values[0]} to {values[-1]}")
+    return found
+
+
+def section(report: Report, picture: str) -> str:
+    """Text, plot and table."""
+    long, machine, end = report.long, report.machine, report.long.end
+    assert long.last is not None
+    best = max((rate for rate, dropped in report.limits if not dropped), default=0.0)
+    outputs = ", ".join(
+        f"{name} {exported:,} of {offered:,}" + (f" (dropped: {dropped})" if dropped else "")
+        for name, (offered, exported, dropped, _) in end.outputs.items()
+    )
+    half = long.samples[len(long.samples) // 2 :]
+    parts = [
+        f"{machine.processor}, {machine.cores} cores, {machine.memory / (1 << 30):.0f} GiB, {machine.kernel}, "
+        f"{machine.python}. Load average just before: {machine.load:.1f}.",
+        f"**{end.spans:,} spans** in {end.recording_seconds:.0f} s ({end.spans / end.recording_seconds:,.0f} a second), "
+        f"on four threads, one of which runs tasks that come and go, {end.windows} windows. Rings dropped "
+        f"{end.overflow:,}; exported: {outputs}; lost without a count: {long.lost}. "
+        f"Written: {long.journal_bytes / 1e9:.1f} GB of journal, {long.chrome_bytes / 1e9:.1f} GB of Chrome JSON.",
+        f"![Memory over the run]({picture})",
+        f"Memory at the end of the run: {half[-1].private / MB:.0f} MB allocated, {half[-1].shared / MB:.0f} MB of rings. "
+        f"Growth over the second half, by least squares: {long.per_million(lambda s: s.private):,.0f} bytes of allocated "
+        f"memory and {long.per_million(lambda s: s.shared):,.0f} bytes of rings for a million spans.",
+        f"Closing took {end.closing_ns / 1e6:.0f} ms. Then {len(end.threads)} of our threads ran, the process had "
+        f"{long.last.descriptors} descriptors (while it recorded: {half[0].descriptors}), and ended {long.exit_seconds * 1e3:.0f} ms "
+        f"after it was let go, with status {long.status} and {len(long.left)} directories left in /dev/shm.",
+        "Events dropped in ten seconds, by rate: "
+        + ", ".join(f"{rate:,.0f} spans/s {dropped:,}" for rate, dropped in report.limits)
+        + f". The highest of these rates at which nothing was dropped: {best:,.0f} spans/s.",
+    ]
+    if report.cycles:
+        parts.append(table(report.cycles))
+    return "\n\n".join(parts)
+
+
+def table(all_cycles: Sequence[Cycles]) -> str:
+    """The cycles: values at the first sample and at the last, and the growth of memory over the second half."""
+    head = "| cycle | times | ms each | descriptors | threads | tracks | names | /dev/shm, KB | memory, MB | bytes a cycle, second half |"
+    rows = [head, "| --- |" + " ---: |" * 9]
+    for c in all_cycles:
+        first, last = c.samples[0], c.samples[-1]
+        half = [(float(s.spans), float(s.resident)) for s in c.samples[len(c.samples) // 2 :]]
+        cells = [
+            c.kind, f"{c.count:,}", f"{c.milliseconds:.1f}",
+            f"{first.descriptors} → {last.descriptors}", f"{first.threads} → {last.threads}",
+            f"{c.tracks[0]} → {c.tracks[-1]}", f"{c.names[0]} → {c.names[-1]}",
+            f"{first.shm / 1e3:.0f} → {last.shm / 1e3:.0f}",
+            f"{first.resident / MB:.1f} → {last.resident / MB:.1f}", f"{slope(half):.1f}",
+        ]  # fmt: skip
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def picture(report: Report) -> str:
+    """Memory over the run."""
+    samples = report.long.samples
+    return svg(
+        f"Memory of a process that records {report.long.end.spans / 1e6:.0f} million spans",
+        "million spans",
+        "MB",
+        [
+            Line("allocated and rings", [(s.spans / 1e6, s.resident / MB) for s in samples]),
+            Line("rings", [(s.spans / 1e6, s.shared / MB) for s in samples]),
+        ],
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what the arguments say.
+
+    Returns:
+        0, or 1 if something was lost or left behind.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.endurance", description="Long runs, watched.")
+    parser.add_argument("--spans", type=int, default=SPANS)
+    parser.add_argument("--rate", type=float, default=RATE, help=f"spans per second; default {RATE:,.0f}")
+    parser.add_argument("--no-limits", action="store_true", help="do not look for the highest rate")
+    parser.add_argument("--cycles", type=int, default=CYCLES, help="of each kind; 0 for none")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write all that was seen there, as JSON")
+    parser.add_argument("--from", type=Path, metavar="FILE", dest="read", help="measure nothing, read such a file")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="put the section into this page")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the memory of the long run there")
+    options = parser.parse_args(arguments)
+    if options.read:
+        report = msgspec.json.decode(options.read.read_bytes(), type=Report)
+    else:
+        report = measure(options.spans, options.rate, () if options.no_limits else RATES, options.cycles)
+    if options.report:
+        options.report.write_bytes(msgspec.json.encode(report))
+    if options.plot:
+        options.plot.write_text(picture(report))
+    if options.markdown:
+        put(
+            options.markdown,
+            "endurance",
+            section(report, options.plot.name if options.plot else ""),
+            title="Reliability",
+        )
+    found = problems(report)
+    print("\n".join(found) if found else "nothing lost, nothing left")
+    return int(bool(found))

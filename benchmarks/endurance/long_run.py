@@ -1,0 +1,150 @@
+"""One long run, watched: the program of `load.py`, with its memory sampled and its disk kept small."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.endurance.load import End
+from benchmarks.endurance.watch import Sample, sample, sessions, slope
+
+KEPT = 32 << 20
+"""Bytes at the end of the journal that stay on the disk while it grows: what is before is given back."""
+FALLOC_PUNCH_HOLE = 0x02 | 0x01
+"""FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE. Source: fallocate(2)."""
+
+
+class LongRun(msgspec.Struct, kw_only=True):
+    """What was seen of a long run."""
+
+    samples: list[Sample]
+    last: Sample | None
+    """When everything was closed, before the process ended."""
+    end: End
+    status: int
+    """Of the process."""
+    exit_seconds: float
+    """From the moment that it was let go to its end."""
+    left: list[str]
+    """What was left in /dev/shm."""
+    journal_bytes: int
+    chrome_bytes: int
+
+    @property
+    def lost(self) -> int:
+        """Events without a count, at any stage: all but 0 is a fault."""
+        outputs = self.end.outputs.values()
+        lost = [offered - exported - sum(dropped.values()) for offered, exported, dropped, _ in outputs]
+        # Each span is one event that the recorder produced; what it did not drop was offered to each output.
+        lost += [max(self.end.spans - self.end.overflow - offered, 0) for offered, *_ in outputs]
+        return sum(abs(count) for count in lost)
+
+    @property
+    def dropped(self) -> int:
+        """Events dropped, and counted."""
+        return self.end.overflow + sum(sum(dropped.values()) for _, _, dropped, _ in self.end.outputs.values())
+
+    def per_million(self, of: Callable[[Sample], int]) -> float:
+        """Growth over the second half, in bytes for a million spans."""
+        half = [s for s in self.samples if s.spans >= self.end.spans / 2]
+        return slope([(s.spans / 1e6, of(s)) for s in half])
+
+
+def run(spans: int, rate: float, told: Callable[[Sample], object] = lambda sample: None) -> LongRun:
+    """Records spans at a rate (per second) in a process of its own, and watches it once a second.
+
+    Raises:
+        RuntimeError: if the process ends without an account.
+    """
+    with tempfile.TemporaryDirectory(prefix="endurance-") as name:
+        directory = Path(name)
+        command = [sys.executable, "-m", "benchmarks.endurance.load", str(spans), str(rate), name]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin is not None and process.stdout is not None
+            started = time.monotonic()
+            samples: list[Sample] = []
+            disk = Disk(directory)
+            line = b""
+            while not line.startswith(b"{"):
+                if not select.select([process.stdout], [], [], 60)[0]:
+                    process.kill()
+                line = process.stdout.readline()
+                if not line:
+                    raise RuntimeError(f"the program ended with {process.wait()}")
+                if line.strip().isdigit():
+                    seen = sample(process.pid, time.monotonic() - started, int(line))
+                    disk.clear()
+                    if seen is not None:
+                        samples.append(seen)
+                        told(seen)
+            end = msgspec.json.decode(line, type=End)
+            last = sample(process.pid, time.monotonic() - started, end.spans)
+            disk.clear()
+            let_go = time.monotonic()
+            process.stdin.close()
+            status = process.wait()
+            exit_seconds = time.monotonic() - let_go
+            left = [path.name for path in sessions(process.pid)]
+        return LongRun(
+            samples=samples,
+            last=last,
+            end=end,
+            status=status,
+            exit_seconds=exit_seconds,
+            left=left,
+            journal_bytes=disk.journal_bytes(),
+            chrome_bytes=disk.chrome_bytes,
+        )
+
+
+class Disk:
+    """Keeps the outputs small while they are written: parts of the Chrome trace that are complete are removed, and of
+    the journal all but its end is given back to the file system. What is written stays written: nothing is saved."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._punched = 0
+        self.chrome_bytes = 0
+        """Of the parts so far."""
+
+    def clear(self) -> None:
+        """Gives back what is not written to any more."""
+        self._punch(self._directory / "run" / "journal")
+        parts = sorted(self._directory.glob("trace*.json"), key=_number)
+        for part in parts[:-1]:
+            self.chrome_bytes += part.stat().st_size
+            part.unlink()
+
+    def journal_bytes(self) -> int:
+        """Size of the journal."""
+        self.chrome_bytes += sum(part.stat().st_size for part in self._directory.glob("trace*.json"))
+        return (self._directory / "run" / "journal").stat().st_size
+
+    def _punch(self, journal: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            until = (journal.stat().st_size - KEPT) // 4096 * 4096
+            if until <= self._punched:
+                return
+            descriptor = os.open(journal, os.O_RDWR)
+            try:
+                libc = ctypes.CDLL(None, use_errno=True)
+                length = ctypes.c_int64(until - self._punched)
+                if libc.fallocate(descriptor, FALLOC_PUNCH_HOLE, ctypes.c_int64(self._punched), length) == 0:
+                    self._punched = until
+            finally:
+                os.close(descriptor)
+
+
+def _number(part: Path) -> int:
+    middle = part.name.removeprefix("trace").removesuffix(".json").strip(".")
+    return int(middle) if middle else 0

@@ -1,0 +1,98 @@
+"""The audit: whether the accounts of all stages agree, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from stepscope.runtime.pipeline import PipelineStatistics
+from stepscope.runtime.recorder import RecorderStatistics
+from stepscope.runtime.window import Window
+from stepscope.runtime.windows import RECORDER
+
+if TYPE_CHECKING:
+    from stepscope.runtime.profiler import ProfilerStatistics
+
+
+def audit(statistics: ProfilerStatistics) -> tuple[str, ...]:
+    """Every account of a run that does not balance, in words; empty if all do.
+
+    Stage by stage, what went in is what came out, was dropped for a reason, or is still there. A snapshot that was taken
+    while the loop counted may seem wrong for once; one that was taken after the profiler had closed is exact.
+    """
+    found: list[str] = []
+    if statistics.recorder is not None:
+        found += _rings(statistics.recorder)
+    if statistics.pipeline is not None:
+        found += _pipeline(statistics.pipeline, closed=statistics.state == "closed")
+    return tuple(found)
+
+
+def audit_window(window: Window) -> tuple[str, ...]:
+    """Every account in the ledger of a window that does not balance, in words; empty if all do."""
+    found: list[str] = []
+    for name, source in window.ledger.sources.items():
+        out = source.accepted + source.outside + source.superseded + sum(source.dropped.values())
+        found += _equal(f"window {window.index}, {name}: produced", source.produced, "accounted for", out)
+        found += _whole(f"window {window.index}, {name}", source.accepted, *source.dropped.values())
+    offers: set[int] = set()
+    for name, output in window.ledger.outputs.items():
+        out = output.exported + sum(output.dropped.values()) + output.in_flight
+        found += _equal(f"window {window.index} at {name}: offered", output.offered, "accounted for", out)
+        found += _whole(f"window {window.index} at {name}", output.exported, output.in_flight, *output.dropped.values())
+        offers.add(output.offered)
+    if len(offers) > 1:
+        found.append(f"window {window.index}: exporters were offered different numbers of events, {sorted(offers)}")
+    return tuple(found)
+
+
+def _rings(rings: RecorderStatistics) -> Iterator[str]:
+    out = rings.drained + rings.dropped + rings.waiting
+    yield from _equal("rings: produced", rings.produced, "drained, dropped and waiting", out)
+    yield from _whole("rings", rings.drained, rings.dropped, rings.waiting, rings.dropped - rings.sampled)
+
+
+def _pipeline(pipeline: PipelineStatistics, closed: bool) -> Iterator[str]:
+    inbox, windows = pipeline.inbox, pipeline.windows
+    yield from _equal("inbox: put", inbox.put, "taken and waiting", inbox.taken + inbox.waiting)
+    if pipeline.drained < pipeline.routed + pipeline.unrouted or closed:
+        gone = pipeline.routed + pipeline.unrouted
+        yield from _equal(f"{RECORDER}: drained", pipeline.drained, "routed or dropped", gone)
+    yield from _equal(f"{RECORDER}: routed", pipeline.routed, "seen by windows", windows.seen.get(RECORDER, 0))
+    for source, seen in windows.seen.items():
+        stages = (windows.accepted, windows.outside, windows.late, windows.superseded, windows.kept)
+        parts = [part.get(source, 0) for part in stages]
+        yield from _equal(f"{source}: seen", seen, "accepted, outside, late, superseded and kept", sum(parts))
+        yield from _whole(source, *parts, *windows.dropped.get(source, {}).values())
+        late = windows.dropped.get(source, {}).get("late", 0)
+        yield from _equal(f"{source}: late", parts[2], "dropped as late", late)
+    yield from _equal("windows: taken", windows.taken, "released and withheld", windows.released + windows.withheld)
+    yield from _equal("windows: released", windows.released, "offered to exporters", pipeline.offered)
+    for output in pipeline.exporters:
+        ledger = output.ledger
+        yield from _equal(f"{output.name}: offered", ledger.offered, "of the pipeline's", pipeline.offered)
+        out = ledger.exported + sum(ledger.dropped.values()) + ledger.in_flight
+        yield from _equal(f"{output.name}: offered", ledger.offered, "exported, dropped and in flight", out)
+        yield from _equal(f"{output.name}: in flight", ledger.in_flight, "waiting", output.waiting_events)
+        yield from _whole(output.name, ledger.exported, ledger.in_flight, *ledger.dropped.values())
+    if closed:
+        flight = [output.ledger.in_flight for output in pipeline.exporters]
+        kept = sum(windows.kept.values())
+        left = (
+            ("inbox", inbox.waiting),
+            ("delivered", pipeline.undelivered),
+            ("in flight", sum(flight)),
+            ("kept", kept),
+        )
+        for what, count in left:
+            yield from _equal(f"after closing: {what}", count, "to be left", 0)
+
+
+def _equal(what: str, count: int, other: str, out: int) -> Iterator[str]:
+    if count != out:
+        yield f"{what} {count:,}, but {out:,} {other}"
+
+
+def _whole(what: str, *counts: int) -> Iterator[str]:
+    if min(counts) < 0:
+        yield f"{what}: an account is below zero"

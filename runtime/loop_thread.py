@@ -1,0 +1,134 @@
+"""A thread with an event loop of its own, which nothing has to wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import queue
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+import anyio
+
+from stepscope.runtime.change import Change
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MAX_WORKERS = 8
+
+
+def loop_name() -> str:
+    """`uvloop` where it can be imported, else `asyncio`."""
+    try:
+        importlib.import_module("uvloop")
+    except ImportError:
+        return "asyncio"
+    return "uvloop"
+
+
+class LoopThread:
+    """Runs a coroutine function to its end on a loop in a daemon thread, also if it blocks the loop for ever.
+
+    What it hands to `asyncio.to_thread` runs on daemon threads as well, so that nothing of it holds up the exit of
+    the interpreter.
+
+    Args:
+        name: of the thread.
+        work: the coroutine function.
+        failed: called on the thread with what the work raised, or what kept its loop from being made.
+
+    Raises:
+        RuntimeError: if the system gives no further thread.
+    """
+
+    def __init__(
+        self, name: str, work: Callable[[], Awaitable[None]], failed: Callable[[BaseException], object]
+    ) -> None:
+        self.ended = False
+        self.change = Change()
+        """Told of when it has ended."""
+        self._work = work
+        self._failed = failed
+        self._scope: anyio.CancelScope | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._cancelled = False
+        self._lock = threading.Lock()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def cancel(self) -> None:
+        """Cancels the work; from any thread. Work that blocks the loop does not notice."""
+        with self._lock:
+            self._cancelled = True
+            if self._loop is not None and self._scope is not None:
+                with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                    self._loop.call_soon_threadsafe(self._scope.cancel)
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._main, backend="asyncio", backend_options={"use_uvloop": loop_name() == "uvloop"})
+        except BaseException as error:
+            self._failed(error)
+        finally:
+            self.ended = True
+            self.change.tell()
+
+    async def _main(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(DaemonExecutor())
+        with anyio.CancelScope() as scope:
+            with self._lock:
+                self._loop, self._scope = loop, scope
+                if self._cancelled:
+                    scope.cancel()
+            await self._work()
+
+
+class DaemonExecutor(ThreadPoolExecutor):
+    """A pool of daemon threads, which the interpreter does not wait for at its exit.
+
+    It is one of `ThreadPoolExecutor`'s kind because loops accept no other as their default.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(max_workers=1)
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._workers = self._idle = 0
+        self._guard = threading.Lock()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Runs the call on a thread of the pool."""
+        future: Future[T] = Future()
+
+        def job() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        with self._guard:
+            spare = self._idle > 0 or self._workers >= MAX_WORKERS
+            self._idle -= spare
+            self._workers += not spare
+        self._jobs.put(job)
+        if not spare:
+            threading.Thread(target=self._run, name="stepscope worker", daemon=True).start()
+        return future
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            with self._guard:
+                self._idle += 1
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Lets the threads end when they have done what they were given; never waits."""
+        for _ in range(self._workers):
+            self._jobs.put(None)

@@ -1,0 +1,125 @@
+"""Exporters that misbehave beside good ones: the good ones get everything, and nothing waits longer than promised."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stepscope.exporters.base import EventBatch
+from stepscope.runtime import strings
+from stepscope.runtime.journal.reader import JournalReader
+from tests.support import ROOT
+from tests.torture import neighbour, servers
+from tests.torture.fault import Fault, Outcome
+
+SLACK = 0.5
+"""Seconds by which closing may exceed its deadline, as promised."""
+SETTLING = 1.0
+"""Seconds that the interpreter itself may need to end on a busy machine, beyond closing."""
+
+
+def trial(
+    how: str, method: str, server: Callable[[], contextlib.AbstractContextManager[int]], place: Path, _: int
+) -> Outcome:
+    """Trains beside an exporter that misbehaves in `method`, and reads what the others have written."""
+    with server() as port:
+        command = [sys.executable, "-m", "tests.torture.neighbour", how, method, str(place), str(port)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = time.monotonic_ns()
+    if done.returncode or not done.stdout:
+        return Outcome(problems=(f"the program ended with {done.returncode}: {done.stderr[-500:]}",))
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    leaving = ended - said["ending"]
+    problems: list[str] = []
+    if max(leaving, said["closing"]) > (neighbour.TIMEOUT + SLACK + (SETTLING if not said["closing"] else 0)) * 1e9:
+        problems.append(f"closing took {said['closing'] / 1e9:.2f} s and the exit {leaving / 1e9:.2f} s")
+    spans = neighbour.STEPS * neighbour.SPANS
+    problems += [
+        f"{output} has {said[output]} of {spans} spans"
+        for output in ("journal", "chrome", "memory")
+        if said[output] != spans
+    ]
+    problems += [f"{name} still has {row[3]} events in flight" for name, row in said["ledger"].items() if row[3]]
+    if how != "slow" and not said["errors"]["bad" if "bad" in said["errors"] else "stream"]:
+        problems.append("nothing was said of what the exporter did")
+    rows = said["ledger"].values()
+    return Outcome(
+        produced=sum(row[0] for row in rows),
+        exported=sum(row[1] for row in rows),
+        dropped=sum(sum(row[2].values()) for row in rows),
+        held_ns=said["held"],
+        shutdown_ns=max(leaving, said["closing"]),
+        problems=tuple(problems),
+    )
+
+
+LEAVING = """
+import time
+import stepscope as sc
+from stepscope.exporters.memory import MemoryExporter
+from tests.torture.neighbour import TIMEOUT, Threaded
+bad = {bad}
+profiler = sc.trace(exporters=[bad], output_dir={place!r}, options=sc.Options(close_timeout=TIMEOUT, drain_interval=0.05))
+profiler.start()
+for _ in range(100):
+    with sc.span("work"):
+        pass
+    profiler.step()
+time.sleep(0.2)
+print(time.monotonic_ns(), flush=True)
+"""
+
+
+def leaving(bad: str, place: Path, _: int) -> Outcome:
+    """The program ends without closing its profiler: the interpreter's exit keeps the deadline, too."""
+    program = LEAVING.format(bad=bad, place=str(place / "run"))
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    took = time.monotonic_ns() - int(done.stdout)
+    with JournalReader(place / "run" / "journal") as reader:
+        batches = [item.events for item in reader if isinstance(item, EventBatch)]
+        ended = reader.end is not None
+    found = sum(int((events["name"] == strings.intern("work")).sum()) for events in batches)
+    problems = [] if took < (neighbour.TIMEOUT + SLACK + SETTLING) * 1e9 else [f"the exit took {took / 1e9:.2f} s"]
+    problems += [] if ended and not done.returncode else [f"exit status {done.returncode}: {done.stderr[-300:]}"]
+    return Outcome(produced=100, exported=found, shutdown_ns=took, problems=tuple(problems))
+
+
+@contextlib.contextmanager
+def nobody() -> Generator[int]:
+    """No server is needed."""
+    yield 0
+
+
+def _fault(name: str, how: str, method: str = "export", server: Callable[[], Any] = nobody, short: int = 0) -> Fault:
+    return Fault(family="exporters", name=name, trial=partial(trial, how, method, server), trials=1, short=short)
+
+
+FAULTS = (
+    *(
+        Fault(family="exporters", name=f"the interpreter exits while one {what}", trial=partial(leaving, bad), trials=1)
+        for what, bad in (
+            ("hangs", 'MemoryExporter(hang_in="export")'),
+            ("blocks its thread", 'MemoryExporter(block_in="export")'),
+            ("hangs in asyncio.to_thread", "Threaded()"),
+        )
+    ),
+    *(_fault(f"raises in {method}", "raise", method) for method in ("open", "export", "close_window", "aclose")),
+    *(_fault(f"raises CancelledError in {method}", "cancel", method) for method in ("open", "export", "aclose")),
+    _fault("raises SystemExit", "exit"),
+    *(_fault(f"hangs in {method}", "hang", method, short=method == "export") for method in ("open", "export", "aclose")),
+    *(_fault(f"blocks its thread in {method}", "block", method, short=method == "export") for method in ("open", "export", "close_window", "aclose")),
+    _fault("hangs in asyncio.to_thread", "thread"),
+    _fault("takes 3 s for a batch", "slow"),
+    _fault("its server refuses", "connect", server=servers.refusing),
+    _fault("its server does not answer", "connect", server=servers.dead),
+    _fault("its server never reads", "connect", server=servers.half_open),
+    _fault("its server reads 1 byte/s", "connect", server=servers.trickling, short=1),
+    _fault("its server resets the connection", "connect", server=servers.resetting),
+)  # fmt: skip

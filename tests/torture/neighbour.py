@@ -1,0 +1,114 @@
+"""A training loop that traces to a bad exporter beside good ones, as a program: what each got, and what it cost.
+
+usage: python -m tests.torture.neighbour HOW METHOD DIRECTORY PORT
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import stepscope as sc
+from stepscope.exporters.base import EventBatch, Exporter
+from stepscope.exporters.memory import MemoryExporter, Method
+from stepscope.runtime import strings
+from stepscope.runtime.journal.reader import JournalReader
+from tests.torture.servers import StreamExporter
+
+STEPS = 120
+SPANS = 50
+TIMEOUT = 1.0
+"""`Options.close_timeout`, in seconds: shorter than its default, so that many trials fit into a run."""
+
+
+class Threaded(MemoryExporter):
+    """Hands its work to a thread, as most do who call a synchronous client, and that never comes back."""
+
+    async def export(self, batch: EventBatch) -> None:
+        await asyncio.to_thread(threading.Event().wait)
+
+
+def neighbour(how: str, method: Method, port: int) -> Exporter:
+    """The bad exporter."""
+    match how:
+        case "raise":
+            return MemoryExporter(name="bad", fail={method: OSError("the disk is on fire")})
+        case "cancel":
+            return MemoryExporter(name="bad", fail={method: asyncio.CancelledError("made up")})
+        case "exit":
+            return MemoryExporter(name="bad", fail={method: SystemExit(3)})
+        case "hang":
+            return MemoryExporter(name="bad", hang_in=method)
+        case "block":
+            return MemoryExporter(name="bad", block_in=method)
+        case "thread":
+            return Threaded(name="bad")
+        case "slow":
+            return MemoryExporter(name="bad", delay=3.0)
+        case "connect":
+            return StreamExporter(port)
+        case _:
+            raise ValueError(f"no way to misbehave: {how}")
+
+
+def work(until: float) -> None:
+    """A step's work: some spans, then idle until it is time for the next."""
+    for _ in range(SPANS):
+        with sc.span("work", batch=7):
+            pass
+    time.sleep(max(until - time.perf_counter(), 0))
+
+
+def main(how: str, method: Method, directory: Path, port: int) -> dict[str, Any]:
+    """Trains, and returns the accounts."""
+    bad, good = neighbour(how, method, port), MemoryExporter(name="good")
+    chrome = sc.ChromeTraceExporter(directory / "good.json")
+    options = sc.Options(close_timeout=TIMEOUT, drain_interval=0.05, queue_bytes=1 << 16)
+    profiler = sc.trace(exporters=[bad, good, chrome], output_dir=directory / "run", options=options)
+    held: list[int] = []
+    began = time.perf_counter()
+    profiler.start()
+    for step in range(STEPS):
+        work(began + (step + 1) * 0.01)
+        before = time.perf_counter_ns()
+        profiler.step()
+        held.append(time.perf_counter_ns() - before)
+    before = time.perf_counter_ns()
+    profiler.close()
+    closing = time.perf_counter_ns() - before
+    pipeline = profiler.statistics().pipeline
+    assert pipeline is not None
+    with JournalReader(directory / "run" / "journal") as reader:
+        journal = sum(
+            int((item.events["name"] == strings.intern("work")).sum())
+            for item in reader
+            if isinstance(item, EventBatch)
+        )
+    trace = json.loads((directory / "good.json").read_text())
+    rows: list[dict[str, Any]] = trace["traceEvents"] if "traceEvents" in trace else trace
+    return {
+        "held": max(held),
+        "median": statistics.median(held),
+        "closing": closing,
+        "journal": journal,
+        "chrome": sum(row.get("name") == "work" for row in rows),
+        "memory": good.names().count("work"),
+        "ledger": {
+            output.name: [
+                output.ledger.offered, output.ledger.exported, output.ledger.dropped, output.ledger.in_flight,
+            ]
+            for output in pipeline.exporters
+        },
+        "errors": {output.name: output.first_error for output in pipeline.exporters},
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    said = main(sys.argv[1], cast(Method, sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    print(json.dumps({**said, "ending": time.monotonic_ns()}), flush=True)

@@ -1,0 +1,1 @@
+"""Faults that try the runner itself: each does what no fault should."""
