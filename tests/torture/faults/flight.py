@@ -309,8 +309,8 @@ def _harmed_files(directory: Path, seed: int) -> Outcome:
 
 
 FAULTS: tuple[Fault, ...] = (
-    Fault(family="flight", name="SIGKILL while steps are kept", trial=_killed(signal.SIGKILL, False), trials=20),
-    Fault(family="flight", name="SIGABRT while windows are saved", trial=_killed(signal.SIGABRT, True), trials=12),
+    Fault(family="flight", name="SIGKILL while steps are kept", trial=_killed(signal.SIGKILL, False), trials=15),
+    Fault(family="flight", name="SIGABRT while windows are saved", trial=_killed(signal.SIGABRT, True), trials=8),
     Fault(family="flight", name="storm of triggers", trial=_storm, trials=6),
     Fault(family="flight", name="exporters die during a save", trial=_dead_exporters, trials=4),
     Fault(family="flight", name="what is kept is damaged", trial=_harmed_files, trials=4),
