@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 from stepscope.runtime.schedule import ProfilerAction
 from stepscope.runtime.sink import BackendReport, Sink
 
-__all__ = ["Backend", "BackendReport", "Sink"]
+__all__ = ["Backend", "BackendReport", "Sink", "Streaming"]
 
 
 @runtime_checkable
@@ -48,4 +48,17 @@ class Backend(Protocol):
 
     def report(self) -> BackendReport:
         """What was recorded, at what cost, and what could not be. Any time, any thread."""
+        ...
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """What a backend may have besides, if it could deliver at the end of a window only, or while it goes on."""
+
+    def stream_only(self) -> None:
+        """Called before `open` by a profiler that does not know beforehand when a window ends.
+
+        Raises:
+            ValueError: if the backend's settings leave only the other way; says what to do.
+        """
         ...

@@ -83,6 +83,18 @@ class TorchBackend:
         self._thread = 0
         self._notes: list[str] = []
 
+    def stream_only(self) -> None:
+        """Leaves `auto` no choice but `stream`: kineto mode delivers when a window ends.
+
+        Raises:
+            ValueError: if something is asked for that only kineto has, or kineto itself.
+        """
+        beyond = self._settings.beyond_stream
+        if self._wanted == "kineto" or beyond:
+            wanted = " and ".join(beyond) or "mode='kineto'"
+            raise ValueError(f"{wanted} of backend {self.name!r} delivers when a window ends; use mode='stream'")
+        self._wanted = "stream"
+
     def open(self, sink: Sink) -> None:
         try:
             torch: Any = import_module("torch")

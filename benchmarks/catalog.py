@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from benchmarks import closing, idle, json_export, memory, operators, span, startup, step, summary, training, window_end
+from benchmarks import (
+    closing,
+    flight,
+    idle,
+    json_export,
+    memory,
+    operators,
+    span,
+    startup,
+    step,
+    summary,
+    training,
+    window_end,
+)
 
 ROWS = (
     *span.ROWS,
     *idle.ROWS,
     *step.ROWS,
+    *flight.ROWS,
     *operators.ROWS,
     *window_end.ROWS,
     *memory.ROWS,

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from stepscope.exporters.chrome_file import ChromeFile, Dialect, Form, Layout, about_run, about_window
 from stepscope.exporters.completion import complete_all
-from stepscope.exporters.output import check_directory
+from stepscope.exporters.output import check_directory, delete_files
 from stepscope.exporters.rotation import fill, numbered
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, EventBatch
@@ -75,6 +75,11 @@ class TraceSeries:
             await self._next({"continued in": numbered(self._path, self._number + 1).name})
             await (await self.begin()).mark(name, at, args)
 
+    @property
+    def paths(self) -> list[Path]:
+        """The files written so far, in their order."""
+        return [numbered(self._path, number) for number in range(self._number + 1)]
+
     async def finish(self, args: Mapping[str, Any]) -> None:
         """Writes the end of the last file."""
         file = await self.begin()
@@ -135,6 +140,7 @@ class ChromeTraceExporter:
         self._by_window = "{window}" in str(path)
         self._run: Run | None = None
         self._open: dict[int, TraceSeries] = {}
+        self._complete_files: dict[int, list[Path]] = {}
         self._dropped = 0
 
     @property
@@ -174,6 +180,14 @@ class ChromeTraceExporter:
         else:
             await series.mark(f"window {window.index}", window.end_ns, about_window(window))
 
+    async def discard_window(self, window: int) -> None:
+        """Deletes the files of a window, if every window has its own; from a file of all windows none is taken out.
+
+        Raises:
+            OutputError: if the system refused.
+        """
+        await delete_files(self._complete_files.pop(window, ()))
+
     async def aclose(self) -> None:
         """Completes what is open. A cancelled call still completes what it can within half a second."""
         run = self._run
@@ -198,4 +212,6 @@ class ChromeTraceExporter:
         series = self._open[key]
         await series.finish(args)
         self._dropped += series.dropped
+        if self._by_window:
+            self._complete_files[key] = series.paths
         del self._open[key]

@@ -50,6 +50,10 @@ class JournalExporter:
         """The file written to; final after `open`."""
         return self._writer.path
 
+    def path_of(self, window: int) -> Path | None:
+        """The file, which holds every window."""
+        return self.path
+
     @property
     def dropped_cap(self) -> int:
         """Events left out because of `max_bytes`."""

@@ -8,7 +8,7 @@ import os
 import stat
 import tempfile
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -84,6 +84,27 @@ def _other_name(path: Path, number: int) -> Path:
     part = PART if path.name.endswith(PART) else ""
     other = numbered(path.with_name(path.name.removesuffix(part)), number)
     return other.with_name(other.name + part)
+
+
+async def delete_files(paths: Iterable[Path]) -> None:
+    """Deletes files; one that is gone already is none to delete.
+
+    Raises:
+        OutputError: if the system refused, after all were tried.
+    """
+
+    def delete() -> OutputError | None:
+        failed: OutputError | None = None
+        for path in paths:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                failed = failed or output_error(error, path, "delete the file")
+        return failed
+
+    failed = await asyncio.to_thread(delete)
+    if failed is not None:
+        raise failed
 
 
 _being_written: set[str] = set()

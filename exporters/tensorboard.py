@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -11,7 +12,7 @@ from typing import Any, Literal
 
 from stepscope.exporters.chrome_file import ChromeFile, Layout, about_run, about_window
 from stepscope.exporters.completion import complete_all
-from stepscope.exporters.output import check_directory
+from stepscope.exporters.output import check_directory, delete_files
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.run import Run
@@ -60,6 +61,7 @@ class TensorBoardExporter:
         self._runs = layout == "runs"
         self._run: Run | None = None
         self._open: dict[int, ChromeFile] = {}
+        self._complete_files: dict[int, Path] = {}
         self._stamp = 0
 
     async def open(self, run: Run) -> None:
@@ -89,6 +91,19 @@ class TensorBoardExporter:
         """Completes the window's file and shows it to TensorBoard."""
         await self._complete(window.index, about_window(window))
 
+    async def discard_window(self, window: int) -> None:
+        """Deletes the window's file, and its directory if it had one.
+
+        Raises:
+            OutputError: if the system refused.
+        """
+        path = self._complete_files.pop(window, None)
+        if path is not None:
+            await delete_files([path])
+            if self._runs:
+                with contextlib.suppress(OSError):  # what else somebody put there stays
+                    path.parent.rmdir()
+
     async def aclose(self) -> None:
         """Completes what is open. A cancelled call still completes what it can within half a second."""
         run = self._run
@@ -112,6 +127,7 @@ class TensorBoardExporter:
         file = self._open.get(window)
         if file is not None:
             await file.finish(args)
+            self._complete_files[window] = file.path
             del self._open[window]
 
 

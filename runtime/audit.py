@@ -60,8 +60,9 @@ def _pipeline(pipeline: PipelineStatistics, closed: bool) -> Iterator[str]:
         yield from _equal(f"{RECORDER}: drained", pipeline.drained, "routed or dropped", gone)
     yield from _equal(f"{RECORDER}: routed", pipeline.routed, "seen by windows", windows.seen.get(RECORDER, 0))
     for source, seen in windows.seen.items():
-        parts = [part.get(source, 0) for part in (windows.accepted, windows.outside, windows.late, windows.superseded)]
-        yield from _equal(f"{source}: seen", seen, "accepted, outside, late and superseded", sum(parts))
+        stages = (windows.accepted, windows.outside, windows.late, windows.superseded, windows.kept)
+        parts = [part.get(source, 0) for part in stages]
+        yield from _equal(f"{source}: seen", seen, "accepted, outside, late, superseded and kept", sum(parts))
         yield from _whole(source, *parts, *windows.dropped.get(source, {}).values())
         late = windows.dropped.get(source, {}).get("late", 0)
         yield from _equal(f"{source}: late", parts[2], "dropped as late", late)
@@ -76,7 +77,14 @@ def _pipeline(pipeline: PipelineStatistics, closed: bool) -> Iterator[str]:
         yield from _whole(output.name, ledger.exported, ledger.in_flight, *ledger.dropped.values())
     if closed:
         flight = [output.ledger.in_flight for output in pipeline.exporters]
-        for what, count in (("inbox", inbox.waiting), ("delivered", pipeline.undelivered), ("in flight", sum(flight))):
+        kept = sum(windows.kept.values())
+        left = (
+            ("inbox", inbox.waiting),
+            ("delivered", pipeline.undelivered),
+            ("in flight", sum(flight)),
+            ("kept", kept),
+        )
+        for what, count in left:
             yield from _equal(f"after closing: {what}", count, "to be left", 0)
 
 

@@ -45,3 +45,12 @@ class Consumer(Protocol):
     async def aclose(self) -> None:
         """Flushes and closes. Called under a deadline; must leave readable output behind even when cancelled."""
         ...
+
+
+@runtime_checkable
+class Discarding(Protocol):
+    """What an exporter may have besides, if it can take a window back that it has closed."""
+
+    async def discard_window(self, window: int) -> None:
+        """Deletes what was written of a window: newer and slower ones have been saved since. May be called twice."""
+        ...

@@ -7,6 +7,7 @@ StepscopeError
 ├── ScheduleError           (ValueError) a schedule that cannot be followed
 ├── BackendError            a producer cannot start or failed
 ├── ExporterError           a consumer failed
+├── TriggerError            a trigger of the flight recorder failed
 ├── OutputError             (OSError) an output directory or file cannot be used
 ├── FormatError             (ValueError) a file or frame is not what it should be
 │   └── RecoveredError      there is a recovery already, and a new one could be poorer
@@ -40,6 +41,10 @@ class BackendError(StepscopeError):
 
 class ExporterError(StepscopeError):
     """Raised by `Profiler.raise_errors()` for what an exporter or callback raised."""
+
+
+class TriggerError(StepscopeError):
+    """Raised by `Profiler.raise_errors()` for what a trigger raised."""
 
 
 class OutputError(StepscopeError, OSError):

@@ -220,6 +220,7 @@ class Hub:
             pipeline.take_watermark(until)
             while pipeline.take_delivery(until):
                 await self._relieve()
+            pipeline.save(until)
 
     async def _relieve(self) -> None:
         """Lets exporters that are behind catch up, unless a profiler is to be closed now."""

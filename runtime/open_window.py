@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,10 @@ class OpenWindow:
         self.end: int | None = None
         self.complete = True
         self.reason = ""
+        self.notes: list[str] = []
+        """What else there is to say of it."""
+        self.facts: dict[str, Any] = {}
+        """What its metadata say beside those of the run."""
         self.cut_short = self.ready = False
         self.waiting_since: int | None = None
         """When the end became known, in ns."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import typing
 from typing import Annotated, Literal
 
 import msgspec
+
+from stepscope.runtime.checked import Checked
 
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 Slots = Annotated[int, msgspec.Meta(ge=64, le=1 << 24)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings with their defaults; unknown fields are refused. Sizes in bytes, times in seconds."""
+class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings with their defaults; unknown fields are refused. Sizes in bytes, times in seconds.
+
+    Raises:
+        ValueError: naming the field, the value and what it should be.
+    """
 
     ring_slots: Slots = 65_536
     """Size of one ring in events of 64 bytes, rounded up to a power of two. A thread that fills its ring before it is
@@ -55,16 +60,3 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Whether the run is journaled to its output directory (crash safety, `Window.export`)."""
     journal_max_bytes: Annotated[int, msgspec.Meta(ge=1 << 16)] = 8 << 30
     """Size at which the journal stops, with a marker and a count."""
-
-    def __post_init__(self) -> None:
-        """Checks every value, which msgspec does only for what it decodes.
-
-        Raises:
-            ValueError: naming the field, the value and what it should be.
-        """
-        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
-            value = getattr(self, name)
-            try:
-                msgspec.convert(value, hint)
-            except msgspec.ValidationError as error:
-                raise ValueError(f"Options.{name} is {value!r}: {error}") from error

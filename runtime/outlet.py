@@ -11,7 +11,7 @@ import anyio
 import msgspec
 
 from stepscope.runtime.change import Change
-from stepscope.runtime.consumer import Consumer
+from stepscope.runtime.consumer import Consumer, Discarding
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.ledger import Ledger, OutputLedger
 from stepscope.runtime.loop_thread import LoopThread
@@ -56,6 +56,15 @@ class WindowClosed(msgspec.Struct, frozen=True):
     window: Window
 
 
+class WindowDiscarded(msgspec.Struct, frozen=True):
+    """A window that was closed is to be deleted."""
+
+    index: int
+
+
+Item = EventBatch | WindowClosed | WindowDiscarded
+
+
 class Outlet:
     """Feeds one exporter at its own speed, on a loop and thread of its own.
 
@@ -86,7 +95,7 @@ class Outlet:
         self._shedding = shedding or Shedding.of(Options())
         self._now = now
         self._outputs = outputs
-        self._queue: deque[EventBatch | WindowClosed] = deque()
+        self._queue: deque[Item] = deque()
         self._in_hand: EventBatch | None = None
         self._work = Change()
         self._progress = Change()
@@ -104,6 +113,8 @@ class Outlet:
         self._forgotten = -1
         self._past_offered = self._past_exported = 0
         self._past_dropped: Counter[str] = Counter()
+        self._batches_seen = (0, 0)
+        self._windows_given = self._windows_closed = 0
 
     def start(self) -> None:
         """Starts the exporter's thread. Without one the exporter has failed, like one that cannot be opened."""
@@ -154,17 +165,39 @@ class Outlet:
             self._drop(old.window, "queue", len(old) - len(kept))
             self._bytes -= old.nbytes - kept.nbytes
             self._queue[places[place]] = kept
-        self._queue = deque(item for item in self._queue if isinstance(item, WindowClosed) or len(item))
+        self._queue = deque(item for item in self._queue if not isinstance(item, EventBatch) or len(item))
         return batch
 
     def close_window(self, window: Window) -> None:
         """Queues the end of a window; it always fits."""
+        self._windows_given += 1
+        self._put(WindowClosed(window))
+
+    def discard_window(self, index: int) -> None:
+        """Queues the deletion of a window, for exporters that can do that."""
+        if isinstance(self.exporter, Discarding):
+            self._put(WindowDiscarded(index))
+
+    def _put(self, item: WindowClosed | WindowDiscarded) -> None:
         with self._lock:
             if not self._abandoned:
-                self._queue.append(WindowClosed(window))
+                self._queue.append(item)
                 self.given += 1
                 self._idle = False
         self._work.tell()
+
+    @property
+    def windows_waiting(self) -> int:
+        """Windows that ended and that the exporter has not closed yet."""
+        return self._windows_given - self._windows_closed
+
+    def behind(self) -> bool:
+        """Whether more than half of its queue waits while it gets on: what is not urgent is better held back."""
+        now = self._now()
+        full = self._bytes > self._max // 2
+        if not full or self._batches != self._batches_seen[0]:
+            self._batches_seen = (self._batches, now)
+        return full and now - self._batches_seen[1] < PATIENCE * 1e9
 
     async def relieve(self) -> None:
         """Waits while more than half of the queue is full and the exporter gets on with it.
@@ -268,7 +301,7 @@ class Outlet:
         if not self._broken:
             await self._guard("aclose", self.exporter.aclose)
 
-    def _next(self) -> EventBatch | WindowClosed | None:
+    def _next(self) -> Item | None:
         """Takes an item off the queue; a batch stays accounted for as in hand."""
         with self._lock:
             item = self._queue.popleft() if self._queue else None
@@ -280,11 +313,17 @@ class Outlet:
             self._progress.tell()
         return item
 
-    async def _handle(self, item: EventBatch | WindowClosed) -> None:
+    async def _handle(self, item: Item) -> None:
+        if isinstance(item, WindowDiscarded):
+            exporter = self.exporter
+            if not self._broken and isinstance(exporter, Discarding):
+                await self._guard("discard_window", lambda: exporter.discard_window(item.index))
+            return
         if isinstance(item, WindowClosed):
             if not self._broken:
                 window = msgspec.structs.replace(item.window, ledger=self._with_own(item.window))
                 await self._guard("close_window", lambda: self.exporter.close_window(window))
+            self._windows_closed += 1
             self._closed[item.window.index] = None
             if len(self._closed) > KEPT_WINDOWS:
                 self._forget(next(iter(self._closed)))

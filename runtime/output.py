@@ -21,6 +21,7 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.presence import replace_private
+from stepscope.runtime.run import Run
 from stepscope.runtime.session_directory import process_identity
 from stepscope.runtime.summary import Summary
 from stepscope.runtime.window import Window
@@ -35,8 +36,9 @@ class _Journal(Protocol):
 
     is_journal: bool
 
-    @property
-    def path(self) -> Path: ...
+    def path_of(self, window: int) -> Path | None:
+        """The file that holds this window; `None` if none does any more."""
+        ...
 
 
 class Output:
@@ -75,13 +77,20 @@ class Output:
                 error.errno, f"cannot write the run to {self.path}: {error.strerror}; choose another output_dir"
             ) from error
 
-    def announce(self, session: Path, profiler: int) -> None:
-        """Notes where the rings are, and the number of the profiler in them, for `stepscope recover`.
+    def announce(self, session: Path, profiler: int, run: Run, keep_last: int = 0) -> None:
+        """Notes for `stepscope recover` where the rings are, and whose.
+
+        Args:
+            session: directory of the rings.
+            profiler: its number in them.
+            run: whose name and rank are noted, as there may be no journal that says them.
+            keep_last: steps that a flight recorder keeps.
 
         Raises:
             OutputError: if the note cannot be written, as on a full disk.
         """
-        note = json.dumps({"directory": str(session), "profiler": profiler, **process_identity()})
+        facts = {"directory": str(session), "profiler": profiler, "keep_last": keep_last, **process_identity()}
+        note = json.dumps({**facts, "name": run.name, "rank": run.rank, "world_size": run.world_size})
         try:
             replace_private(self.path / SESSION_FILE, note.encode())
         except OSError as error:
@@ -132,7 +141,11 @@ class Output:
             raise ProfilerStateError(
                 "this run keeps no journal (Options.journal is off), so windows cannot be exported"
             )
-        source = journal.exporter.path
+        source = journal.exporter.path_of(window.index)
+        if source is None:
+            raise ProfilerStateError(
+                f"window {window.index} has no file any more: newer and slower ones were saved since"
+            )
         directory = path.absolute().parent
         exporter = exporter_for(path, format)
 

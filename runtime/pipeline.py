@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -16,6 +17,8 @@ from stepscope.runtime import _core, clock, tracks
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.events import Block, EventBatch
+from stepscope.runtime.flight.flight import Flight, FlightStatistics
+from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.inbox import Inbox, InboxStatistics
 from stepscope.runtime.ledger import Ledger, OutputLedger, events_in, losses
 from stepscope.runtime.messages import (
@@ -62,6 +65,7 @@ class PipelineStatistics(msgspec.Struct, frozen=True):
     """Events that were offered to each exporter."""
     loop_ns: int
     """Time that the loop spent on this pipeline, exporters not included, in ns."""
+    flight: FlightStatistics | None = None
 
 
 class Pipeline:
@@ -76,6 +80,8 @@ class Pipeline:
         backends: list[Producer],
         actions: WindowActions,
         wake: Callable[[], object],
+        keep_last: FlightRecorder | None = None,
+        session: Path | None = None,
     ) -> None:
         self.run_facts = run
         self.options = options
@@ -88,7 +94,9 @@ class Pipeline:
         self.total = Aggregates()
         self.tables = WindowTables()
         self._track = tracks.borrow(run.pid, STEP_TRACK_TID, "steps")
-        self._windows = Windows(serial, round(options.linger * 1e9), self._track)
+        facts = serial, round(options.linger * 1e9), self._track
+        self.flight = None if keep_last is None else Flight(keep_last, *facts, session, self._unwritten)
+        self._windows = Windows(*facts) if self.flight is None else self.flight.windows
         for source in self.sources:
             self._windows.add_source(source.name)
         self._actions = actions
@@ -120,6 +128,8 @@ class Pipeline:
                 self._delivered.append((clock.now(), message))
             else:
                 self._handle(message)
+        if self.flight is not None:
+            self.flight.watch.take_calls()
 
     def take_delivery(self, until: int) -> bool:
         """Routes the next of what backends had delivered by `until`: all steps that began by then are known.
@@ -151,6 +161,23 @@ class Pipeline:
         """Everything that the recorder held up to this time was routed."""
         self._windows.watermark(RECORDER, until)
 
+    def save(self, until: int) -> None:
+        """What is to be saved of the last steps goes to the exporters, as fast as they take it."""
+        if self.flight is None:
+            return
+        start = clock.now()
+        self.flight.look(until)
+        while not any(outlet.behind() for outlet in self.outlets):
+            batches = self.flight.windows.deliver()
+            if batches is None:
+                break
+            self._give(batches)
+        self._loop_ns += clock.now() - start
+
+    def _unwritten(self) -> int:
+        """Windows that are closed and that not even the fastest exporter has written."""
+        return min((outlet.windows_waiting for outlet in self.outlets), default=0)
+
     async def relieve(self) -> None:
         """Lets exporters that are behind catch up, so that a burst does not overflow their queues."""
         for outlet in self.outlets:
@@ -175,7 +202,8 @@ class Pipeline:
 
     def settle(self) -> None:
         """Answers flushes when no window waits any more: what came before them is with the exporters."""
-        if self._flushes and not self._windows.waiting() and not self._delivered:
+        waiting = self._windows.waiting() or (self.flight is not None and self.flight.busy)
+        if self._flushes and not waiting and not self._delivered:
             for future in self._flushes:
                 self._spawn(partial(self._flushed, future))
             self._flushes.clear()
@@ -186,7 +214,8 @@ class Pipeline:
 
     def busy(self) -> bool:
         """Whether the hub should look again soon."""
-        return self._windows.waiting() or bool(self._flushes) or bool(self._delivered)
+        saving = self.flight is not None and self.flight.busy
+        return saving or self._windows.waiting() or bool(self._flushes) or bool(self._delivered)
 
     # inside
 
@@ -224,9 +253,14 @@ class Pipeline:
                 self._windows.remove_source(source.name)
 
     def _route(self, source: str, events: Block, args: bytes) -> None:
-        for batch in self._windows.route(source, events, args):
+        if self.flight is not None and len(events):
+            self.flight.saw(source, events)
+        self._give(self._windows.route(source, events, args))
+
+    def _give(self, batches: list[EventBatch]) -> None:
+        for batch in batches:
             self._offer(batch)
-            if source == RECORDER and batch.source == RECORDER:
+            if batch.source == RECORDER:
                 self._derive(batch)
 
     def _derive(self, batch: EventBatch) -> None:
@@ -247,9 +281,9 @@ class Pipeline:
         self.tables.keep(window.index, window.table)
         start, end = window.interval
         steps = window.steps()
-        notes = [window.reason] if window.reason else []
+        notes = [*window.notes, window.reason] if window.reason else list(window.notes)
         if not window.complete:
-            notes.append(f"incomplete: the window ended after {len(steps)} steps, before the schedule's end of it")
+            notes.append(f"incomplete: the window ended after {len(steps)} steps, before its planned end")
         sources = window.ledger()
         if not window.events:
             notes.append("empty: nothing but step marks was recorded; were spans, operators or a backend active?")
@@ -264,12 +298,15 @@ class Pipeline:
             complete=window.complete,
             diagnostics=tuple(notes),
             ledger=Ledger(sources, self.outputs(window.index), _core.counts()),
-            metadata=dict(self.run_facts.metadata()),
+            metadata={**self.run_facts.metadata(), **window.facts},
             wall_start_ns=anchor.wall(start),
             actions=self._actions,
         )
         for outlet in self.outlets:
             outlet.close_window(finished)
+        for index in () if self.flight is None else self.flight.finished(finished):
+            for outlet in self.outlets:
+                outlet.discard_window(index)
 
     def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._tasks is not None:
@@ -298,6 +335,8 @@ class Pipeline:
 
     async def aclose(self, deadline: float) -> None:
         """Closes backends, then exporters, by `deadline` (the loop's clock); then drops what is left, and counts it."""
+        if self.flight is not None:
+            self._give(self.flight.windows.end_keeping())
         self._drop_rest(self.inbox.take())  # before the exporters write their last accounts
         self._closing.set()
         with anyio.CancelScope(deadline=deadline):
@@ -367,6 +406,7 @@ class Pipeline:
             batches=self._batches,
             offered=self._offered,
             loop_ns=self._loop_ns,
+            flight=None if self.flight is None else self.flight.statistics(),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -17,13 +18,18 @@ from stepscope.runtime import clock, hub, signals
 from stepscope.runtime.audit import audit
 from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.diagnostics import explain
-from stepscope.runtime.errors import BackendError, ExporterError, ProfilerStateError
+from stepscope.runtime.errors import BackendError, ExporterError, ProfilerStateError, TriggerError
+from stepscope.runtime.flight.raised import Raised
+from stepscope.runtime.flight.settings import FlightRecorder
+from stepscope.runtime.flight.trigger import Finding
+from stepscope.runtime.flight.watch import Fired
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.messages import Flush
 from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.options import Options
 from stepscope.runtime.output import Output
 from stepscope.runtime.pipeline import Pipeline, PipelineStatistics
+from stepscope.runtime.plain import plain
 from stepscope.runtime.recorder import RecorderStatistics, recorder
 from stepscope.runtime.run import Run, this_host
 from stepscope.runtime.schedule import ScheduleFunction
@@ -34,6 +40,9 @@ from stepscope.runtime.summary import Summary
 from stepscope.runtime.trust import TrustReport
 
 log = logging.getLogger("stepscope")
+
+MAX_REASON = 200
+"""Characters kept of the reason of a save."""
 
 OVERRUN = 0.4
 """Seconds that closing may take beyond `Options.close_timeout` before the loop is given up."""
@@ -77,9 +86,11 @@ class Profiler(Stepping):
         world_size: int | None,
         start: bool,
         options: Options,
+        keep_last: FlightRecorder | None = None,
     ) -> None:
         super().__init__(name, schedule)
         self.options = options
+        self.keep_last = keep_last
         self.output = output
         self._metadata = metadata
         self._backends, self._exporters = list(backends), list(exporters)
@@ -126,11 +137,14 @@ class Profiler(Stepping):
             metadata=self._metadata.snapshot,
             ledger=lambda: Ledger() if self._pipeline is None else self._pipeline.ledger(),
         )
-        self.output.announce(self._recorder.directory, self._serial)
+        keep_last, session = self.keep_last, self._recorder.directory
+        self.output.announce(session, self._serial, run, 0 if keep_last is None else keep_last.steps)
         self._hub = hub.acquire(self._recorder)
         wake = self._hub.wake
         self._pipeline = self._hub.add(
-            lambda: Pipeline(run, self._serial, self.options, self._exporters, self._backends, self.output, wake)
+            lambda: Pipeline(
+                run, self._serial, self.options, self._exporters, self._backends, self.output, wake, keep_last, session
+            )
         )
         self.output.pipeline = self._pipeline
         _alive.add(self)
@@ -207,18 +221,78 @@ class Profiler(Stepping):
             self._hub = None
             hub.release()
 
+    # the flight recorder
+
+    def save(self, reason: str = "call") -> bool:
+        """Saves the last steps, up to now: `trace(keep_last=...)`. From any thread, and from signal handlers.
+
+        With `FlightRecorder.after` it saves up to the end of so many steps more. The same reason does not save again
+        within the cool-down. It only asks: the saving is done on the background loop.
+
+        Args:
+            reason: a word or two; part of the file's name, and what counts and reports call it.
+
+        Returns:
+            False if nothing comes of it: the profiler keeps no steps, does not run, or too many calls wait already.
+        """
+        finding = Finding(at=clock.now(), text="save() was called", at_once=not self._after)
+        return self._fire(plain(str(reason)[:MAX_REASON]) or "call", finding)
+
+    def caught(self, error: BaseException) -> bool:
+        """Tells the flight recorder of an exception that was handled; saves as one that leaves the `with` does.
+
+        Returns:
+            False if nothing comes of it: there is no `Raised` trigger for such an exception, or as for `save`.
+        """
+        return self._tell_raised(error)
+
+    def _tell_raised(self, error: BaseException, always: bool = False) -> bool:
+        for trigger in () if self.keep_last is None else self.keep_last.triggers:
+            if isinstance(trigger, Raised) and isinstance(error, trigger.only):
+                kind = type(error).__name__
+                try:
+                    text = f"{kind}: {error}"
+                except Exception:  # its own __str__ fails: the error that is on its way counts
+                    text = kind
+                at_once = always or not self._after
+                return self._fire(trigger.name, Finding(at=clock.now(), value=kind, text=text, at_once=at_once), always)
+        return False
+
+    @property
+    def _after(self) -> int:
+        return 0 if self.keep_last is None else self.keep_last.after
+
+    def _fire(self, reason: str, finding: Finding, always: bool = False) -> bool:
+        flight = None if self._pipeline is None else self._pipeline.flight
+        if flight is None or self._hub is None or not self._live:
+            return False
+        # One wake is enough for all that wait; at the latest the next drain looks.
+        first = not flight.watch.waiting
+        taken = flight.watch.call(Fired(reason, finding, always))
+        if first:
+            self._hub.wake()
+        return taken
+
     def __enter__(self) -> Self:
         if self._start_on_enter:
             self.start()
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.end(error)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Closes, as leaving the `with` does: an exception that ends the run is told to the flight recorder first."""
+        if error is not None:
+            self._tell_raised(error, always=True)
         self.close()
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._tell_raised(error, always=True)
         if self._state == "running":
             # On this thread, as backends may be bound to it; the waiting is done elsewhere.
             self._end_steps("the profiler was closed inside the window")
@@ -268,11 +342,12 @@ class Profiler(Stepping):
 
     def statistics(self) -> ProfilerStatistics:
         """A frozen snapshot of every stage."""
+        flight = None if self._pipeline is None else self._pipeline.flight
         return ProfilerStatistics(
             state=self._state,
             steps=self._step - self._first_step,
             steps_ignored=self._ignored,
-            windows=self._windows,
+            windows=self._windows if flight is None else flight.windows.statistics().opened,
             training_thread_ns=self._cost_ns,
             recorder=self._recorder.statistics() if self._recorder else None,
             pipeline=self._pipeline.statistics() if self._pipeline else None,
@@ -288,8 +363,18 @@ class Profiler(Stepping):
             )
         if self._pipeline is not None:
             notes += tuple(self._pipeline.notes)
+            notes += self._flight_notes(self._pipeline)
         if self._ignored:
             notes += (f"steps ignored: step() was called {self._ignored} times while the profiler was not running",)
+        return notes
+
+    def _flight_notes(self, pipeline: Pipeline) -> tuple[str, ...]:
+        if self.keep_last is None or pipeline.flight is None:
+            return ()
+        notes = tuple(pipeline.flight.statistics().notes(self.keep_last))
+        stepped = self._step > self._first_step
+        if self._state in ("stopped", "closed") and not stepped:
+            notes += ("never stepped: step() was never called, so what is kept is bounded by bytes only",)
         return notes
 
     def audit(self) -> tuple[str, ...]:
@@ -328,6 +413,9 @@ class Profiler(Stepping):
         errors: list[Exception] = [] if self.schedule_error is None else [self.schedule_error]
         for source in self._pipeline.sources if self._pipeline else ():
             errors += [_wrapped(BackendError(f"backend {source.name!r}: {e}"), e) for e in source.errors]
+        flight = self._pipeline.flight if self._pipeline else None
+        for error in flight.watch.errors if flight else ():
+            errors.append(_wrapped(TriggerError(f"a trigger failed: {error}"), error))
         for outlet in self._pipeline.outlets if self._pipeline else ():
             errors += [_wrapped(ExporterError(f"exporter {outlet.name!r}: {e}"), e) for e in outlet.errors]
         if errors:
@@ -344,9 +432,14 @@ _alive: set[Profiler] = set()
 
 
 def close_all() -> None:
-    """Closes every profiler that is open; at the interpreter's exit."""
+    """Closes every profiler that is open; at the interpreter's exit.
+
+    Flight recorders are told of the exception that ended the program, if one did.
+    """
+    # In an interactive interpreter it may be of any time.
+    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     for profiler in list(_alive):
-        profiler.close()
+        profiler.end(error)
 
 
 def _forked() -> None:

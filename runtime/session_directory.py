@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from stepscope.runtime.flight.segment import PREFIX as KEPT
 from stepscope.runtime.spool import FILES as SPOOL_FILES
 
 log = logging.getLogger("stepscope")
@@ -24,7 +25,7 @@ _MAX_IDENTITY = 4096
 
 def is_session_file(name: str) -> bool:
     """Whether a file of this name may be one that a session makes."""
-    return name in _FILES or (name.startswith("ring-") and name[5:].isdecimal())
+    return name in _FILES or name.startswith(KEPT) or (name.startswith("ring-") and name[5:].isdecimal())
 
 
 def is_session_of(identity: bytes, pid: int, start_time: int) -> bool:

@@ -84,6 +84,11 @@ class StepMarks:
             grown[: self._count] = self._marks[: self._count]
             self._marks = grown
 
+    def cut(self, end: int) -> None:
+        """Takes marks away that are not earlier than `end`, in ns; the first one stays."""
+        self._count = max(int(np.searchsorted(self._marks["ts"][: self._count], end)), 1)
+        self._spans = min(self._spans, self._count)
+
     def pop(self) -> int:
         """Takes the latest mark away; its time in ns."""
         self._count -= 1

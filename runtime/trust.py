@@ -66,6 +66,8 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
             error = f"; {output.errors} errors, first {output.first_error}" if output.errors else ""
             tail = f", {refused}" if refused else ""
             yield f"output    {output.name}: {ledger.exported:,} of {ledger.offered:,} events{tail}{flight}{error}"
+        if pipeline.flight is not None:
+            yield from (f"flight    {line}" for line in pipeline.flight.lines())
         anchor = self.anchor
         if anchor is not None:
             # + 0.0: a difference of nothing is not shown as -0.0.

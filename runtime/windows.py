@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from stepscope.runtime.events import Block, EventBatch, Kind, join_blocks
-from stepscope.runtime.intervals import Interval, Mask, ends, has_duration, touching, touching_any
+from stepscope.runtime.intervals import FOREVER, Interval, Mask, ends, has_duration, touching, touching_any
 from stepscope.runtime.ledger import SourceLedger, losses
 from stepscope.runtime.messages import WindowEnds
 from stepscope.runtime.open_window import STEPS, OpenWindow
@@ -27,7 +27,7 @@ REMEMBERED = 64
 
 
 class WindowsStatistics(msgspec.Struct, frozen=True):
-    """Accounts of the windows stage, over the run. Per source: seen = accepted + outside + late + superseded."""
+    """Accounts of the windows stage, over the run. Per source: seen = accepted + outside + late + superseded + kept."""
 
     opened: int
     closed: int
@@ -48,6 +48,8 @@ class WindowsStatistics(msgspec.Struct, frozen=True):
     withheld: int
     """What belongs to windows that hold nothing but the begin of a step; nobody hears of these."""
     watermarks: dict[str, int]
+    kept: dict[str, int] = {}
+    """Events that the flight recorder keeps and has not saved."""
 
 
 class _Closed(NamedTuple):
@@ -140,22 +142,10 @@ class Windows:
 
     def route(self, source: str, events: Block, args: bytes) -> list[EventBatch]:
         """Divides a block among the windows; what belongs to none is counted."""
+        events, batches = self._arrived(source, events)
         if not len(events):
-            return []
-        batches: list[EventBatch] = []
-        if source == RECORDER:
-            events = self._without_foreign_marks(events)
-            if not len(events):
-                return []
-            for window in self._open:
-                if window.marks.pending:
-                    steps = window.step_spans(self._track)
-                    batches += self._release(window, self._take(window, STEPS, steps, b""))
-        gaps = events[events["kind"] == Kind.GAP]
-        if len(gaps):
-            self._dropped.setdefault(source, Counter()).update(losses(gaps))
-        total = len(events) - len(gaps)
-        self._seen[source] += total
+            return batches
+        total = int((events["kind"] != Kind.GAP).sum())
         if len(self._open) == 1:
             batch = self._take(self._open[0], source, events, args)
             if len(batch) == len(events) and not self._open[0].gaps:  # nothing was left out
@@ -167,6 +157,21 @@ class Windows:
                 batches += self._release(window, self._take(window, source, part, args))
         self._account(source, events[events["kind"] != Kind.GAP])
         return batches
+
+    def _arrived(self, source: str, events: Block) -> tuple[Block, list[EventBatch]]:
+        """Counts what came, without marks of other profilers, and gives the spans of the steps that have ended."""
+        batches: list[EventBatch] = []
+        if source == RECORDER and len(events):
+            events = self._without_foreign_marks(events)
+            for window in self._open if len(events) else ():
+                if window.marks.pending:
+                    steps = window.step_spans(self._track)
+                    batches += self._release(window, self._take(window, STEPS, steps, b""))
+        gaps = events[events["kind"] == Kind.GAP]
+        if len(gaps):
+            self._dropped.setdefault(source, Counter()).update(losses(gaps))
+        self._seen[source] += len(events) - len(gaps)
+        return events, batches
 
     def take_marks(self, marks: Block) -> None:
         """Takes step marks ahead of the events between them; those that are known already change nothing."""
@@ -204,7 +209,10 @@ class Windows:
         self._accepted[source] += int((~left).sum())
         late: Mask = np.zeros(len(events), np.bool_)
         known: Mask = np.zeros(len(events), np.bool_)
+        first, last = int(events["ts"].min(initial=FOREVER)), int(ends(events).max(initial=0))
         for interval, superseded in self._closed:
+            if interval[1] <= first or interval[0] > last:
+                continue
             inside = left & touching(events, interval)
             if not inside.any():
                 continue

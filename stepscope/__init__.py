@@ -17,6 +17,12 @@ from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime._core import counter, flow, instant, span
 from stepscope.runtime.domain import Domain
+from stepscope.runtime.flight.memory_high import MemoryHigh
+from stepscope.runtime.flight.not_finite import NotFinite
+from stepscope.runtime.flight.raised import Raised
+from stepscope.runtime.flight.settings import FlightRecorder
+from stepscope.runtime.flight.slow_step import SlowStep
+from stepscope.runtime.flight.stalled import Stalled
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import ProfilerAction, schedule
@@ -33,14 +39,20 @@ __all__ = [
     "ChromeTraceExporter",
     "ConsoleExporter",
     "Domain",
+    "FlightRecorder",
     "JournalExporter",
     "MemoryExporter",
+    "MemoryHigh",
+    "NotFinite",
     "Options",
     "Profiler",
     "ProfilerAction",
+    "Raised",
     "ReplayBackend",
     "ScriptedBackend",
     "SimulatedDevice",
+    "SlowStep",
+    "Stalled",
     "TorchBackend",
     "Window",
     "counter",

@@ -6,10 +6,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepscope.backends.base import Backend
+from stepscope.backends.base import Backend, Streaming
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.callback import CallbackExporter
 from stepscope.exporters.journal import JournalExporter
+from stepscope.exporters.window_journals import WindowJournalsExporter
+from stepscope.runtime.flight.settings import FlightRecorder
+from stepscope.runtime.journal.writer import MIN_BYTES
 from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.options import Options
 from stepscope.runtime.output import Output
@@ -21,6 +24,7 @@ from stepscope.runtime.schedule import ScheduleFunction, always
 def trace(
     *,
     schedule: ScheduleFunction | None = None,
+    keep_last: int | FlightRecorder | None = None,
     backends: Sequence[Backend] = (),
     exporters: Sequence[Exporter] = (),
     on_trace_ready: Callable[..., Any] | Exporter | None = None,
@@ -36,6 +40,9 @@ def trace(
     Args:
         schedule: which steps are recorded; any callable from a step's number, 0 for the first, to a
             `ProfilerAction`. Without one every step is, in one window.
+        keep_last: instead of a schedule: record always, keep the last steps in memory, and save them as a window when
+            a trigger fires. How many steps, or a `FlightRecorder` that says more. Each saved window has a journal of
+            its own, in `windows` in the run's directory.
         backends: what records beside `span()` and its like.
         exporters: where events go, while they are recorded. A journal in `output_dir` is kept in any case, unless
             `options.journal` is off.
@@ -51,7 +58,8 @@ def trace(
 
     Raises:
         TypeError: if an argument is not what it should be.
-        ValueError: if two backends or two exporters have one name.
+        ValueError: if two backends or two exporters have one name, or a schedule or a backend that delivers only when
+            a window ends is given with `keep_last`.
     """
     chosen = Options() if options is None else options
     if not isinstance(chosen, Options):
@@ -60,6 +68,7 @@ def trace(
         raise TypeError(f"name must be a non-empty str, got {name!r}")
     if schedule is not None and not callable(schedule):
         raise TypeError(f"schedule must be callable with a step's number, got {type(schedule).__name__}: {schedule!r}")
+    flight = _flight(keep_last, schedule, backends)
     if isinstance(rank, bool) or not isinstance(rank, int | None) or (rank is not None and rank < 0):
         raise TypeError(f"rank must be a whole number from 0, got {rank!r}")
     if metadata is not None and not isinstance(metadata, Mapping):
@@ -80,7 +89,7 @@ def trace(
     output = Output.choose(output_dir, name, rank)
     consumers: list[Exporter] = list(exporters)
     if chosen.journal and not any(isinstance(exporter, JournalExporter) for exporter in consumers):
-        consumers.insert(0, JournalExporter(max_bytes=chosen.journal_max_bytes))
+        consumers.insert(0, _journal(chosen, flight))
     if isinstance(on_trace_ready, Exporter) and not isinstance(on_trace_ready, type):
         consumers.append(on_trace_ready)
     elif callable(on_trace_ready):
@@ -100,7 +109,32 @@ def trace(
         world_size=world_size,
         start=start,
         options=chosen,
+        keep_last=flight,
     )
+
+
+def _flight(keep_last: object, schedule: ScheduleFunction | None, backends: Sequence[Backend]) -> FlightRecorder | None:
+    if keep_last is None:
+        return None
+    if isinstance(keep_last, int) and not isinstance(keep_last, bool):
+        keep_last = FlightRecorder(steps=keep_last)
+    if not isinstance(keep_last, FlightRecorder):
+        raise TypeError(f"keep_last must be a number of steps or a stepscope.FlightRecorder, got {keep_last!r}")
+    if schedule is not None:
+        raise ValueError(
+            "keep_last records at all times, so it takes no schedule; leave one out, or use two profilers at once"
+        )
+    for backend in backends if isinstance(backends, Sequence) else ():
+        if isinstance(backend, Streaming):
+            backend.stream_only()
+    return keep_last
+
+
+def _journal(options: Options, flight: FlightRecorder | None) -> Exporter:
+    if flight is None:
+        return JournalExporter(max_bytes=options.journal_max_bytes)
+    files = flight.keep_newest + flight.keep_slowest + 1
+    return WindowJournalsExporter(max_bytes=max(options.journal_max_bytes // files, MIN_BYTES))
 
 
 def _check_names(what: str, names: list[str]) -> None:

@@ -123,3 +123,12 @@ def test_decorators(tmp_path: Path) -> None:
     assert rows["parse"][1] == rows["send"][1] == "5"
     assert rows["read"][:2] == ["loading", "6"]  # the last resumption ends the generator
     assert {"row", "a row of zeros"} <= names_in(events(tmp_path / "trace.json"))
+
+
+def test_flight_recorder(tmp_path: Path) -> None:
+    """The slow step and the NaN are found, each with the steps before it."""
+    said = run("flight_recorder", tmp_path)
+    saved = [line for line in said.splitlines() if line.startswith("saved 0")]
+    assert any("-step60-slow_step" in line for line in saved)
+    assert any("-step101-not_finite" in line or "-step102-not_finite" in line for line in saved)
+    assert "counter 'loss' is " in said

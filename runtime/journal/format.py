@@ -149,12 +149,19 @@ def decode_frame_header(head: Bytes, at: int, sync: bytes) -> tuple[int, int, in
     return kind, flags, number, length, payload_crc
 
 
+def decode_frame(frame: Bytes, sync: bytes) -> bytes | None:
+    """The payload of a whole frame, `None` if it is damaged."""
+    head = None if len(frame) < FRAME_HEADER.size else decode_frame_header(frame, 0, sync)
+    payload = bytes(frame[FRAME_HEADER.size :])
+    return payload if head is not None and head[3] == len(payload) and head[4] == zlib.crc32(payload) else None
+
+
 def encode_events(batch: EventBatch, compress: bool) -> Iterator[tuple[int, int, list[Bytes], int]]:
     """Payloads of a batch, each small enough for a frame: (events, flags, parts, events whose arguments were cut).
 
     A batch that fits goes out as it lies in memory, without a copy.
     """
-    for events, args, cut in _chunks(batch):
+    for events, args, cut in split_events(batch.events, batch.args):
         source = plain(batch.source).encode()[:MAX_SOURCE].decode(errors="ignore").encode()
         first, last = time_range(events)
         head = EVENTS_HEADER.pack(first, last, batch.window, len(events), len(args), len(source)) + source
@@ -217,25 +224,25 @@ def heap_arguments(events: Block, heap_bytes: int) -> tuple[NDArray[np.bool_], N
     return claims & fits, claims & ~fits
 
 
-def _chunks(batch: EventBatch) -> Iterator[tuple[Block, bytes, int]]:
-    events = batch.events
-    held, outside = heap_arguments(events, len(batch.args))
-    if batch.nbytes <= CHUNK_BYTES and not outside.any():
-        yield events, batch.args, 0
+def split_events(events: Block, args: bytes, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[Block, bytes, int]]:
+    """A block in pieces of about `chunk_bytes`, each with its heap: (events, heap, events whose arguments were cut)."""
+    held, outside = heap_arguments(events, len(args))
+    if events.nbytes + len(args) <= chunk_bytes and not outside.any():
+        yield events, args, 0
         return
-    # An event whose arguments alone would fill a frame keeps its place and loses them.
-    outside |= held & (events["args_len"] > CHUNK_BYTES)
+    # An event whose arguments alone would fill a piece keeps its place and loses them.
+    outside |= held & (events["args_len"] > chunk_bytes)
     held &= ~outside
     lengths = np.where(held, events["args_len"], 0).astype(np.int64)
     ends = np.cumsum(lengths + EVENT_DTYPE.itemsize)
     start = 0
     while start < len(events):
         written = int(ends[start - 1]) if start else 0
-        stop = max(int(np.searchsorted(ends, written + CHUNK_BYTES, side="right")), start + 1)
+        stop = max(int(np.searchsorted(ends, written + chunk_bytes, side="right")), start + 1)
         chunk = events[start:stop].copy()
         cut = outside[start:stop]
         chunk["args_len"][cut] = 0
-        yield chunk, gather_arguments(chunk, batch.args), int(cut.sum())
+        yield chunk, gather_arguments(chunk, args), int(cut.sum())
         start = stop
 
 

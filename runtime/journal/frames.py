@@ -49,14 +49,16 @@ class FrameReader:
         FormatError: if it is not a journal, or one of a newer version.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, follow: bool = True) -> None:
+        """Args: the file; whether it may be a link."""
         self.path = path
         self.damage = Damage()
         """What was passed over so far."""
         self._number = 0
         self._at = fmt.FILE_HEADER.size
         # Non-blocking, so that a FIFO of this name is refused below instead of waited for.
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        links = 0 if follow else os.O_NOFOLLOW
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | links)
         try:
             if not stat.S_ISREG(os.fstat(self._fd).st_mode):
                 raise FormatError(f"{path} is not a regular file")

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.journal.reader import JournalReader
 
 RECOVERED = "journal.recovered"
@@ -56,6 +57,9 @@ class Journals(msgspec.Struct, frozen=True, kw_only=True):
 
 def below(place: Path) -> str:
     """Names the directories in this one, one or two levels down, that have a journal; empty if none has."""
+    windows = sorted(path.name for path in (place / WINDOWS).glob("*.journal") if path.is_file())
+    if windows:
+        return f"name one of the {len(windows)} saved windows in {place / WINDOWS}, such as {windows[-1]}"
     paths = (*place.glob("*/journal*"), *place.glob("*/*/journal*"))
     having = sorted({path.parent for path in paths if path.is_file() and Journals.of(path.parent).found})
     if not having:

@@ -15,6 +15,7 @@ from stepscope.runtime.intervals import FOREVER, Mask, ends
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.ledger import SAMPLED, Ledger, SourceLedger, losses
 from stepscope.runtime.open_window import STEPS, OpenWindow
+from stepscope.runtime.recovery.kept import kept_blocks
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.step_marks import StepMark
 from stepscope.runtime.window import Window
@@ -32,8 +33,10 @@ class Leftovers:
     their events when it is known which are missing. So memory holds one ring at a time.
     """
 
-    def __init__(self, session: SessionFiles | None, ids: IdMap) -> None:
+    def __init__(self, session: SessionFiles | None, ids: IdMap, profiler: int = 0) -> None:
+        """Args: the session; ids of its process; number of the profiler whose kept steps count, 0 = any."""
         self._session = session
+        self._profiler = profiler
         self._ids = ids
         self.last_ns = 0
         """Latest time in the rings and stacks."""
@@ -41,7 +44,7 @@ class Leftovers:
         ended: list[Keys] = []
         begins: list[NDArray[np.int64]] = []
         marks: list[Block] = []
-        for events, _, _ in self._rings():
+        for events, _, _, _ in self._rings():
             kinds = events["kind"]
             keys.append(keys_of(events))
             self.last_ns = max(self.last_ns, int(ends(events).max(initial=0)))
@@ -68,13 +71,13 @@ class Leftovers:
         index = int(np.searchsorted(self._begins, at, side="right"))
         return int(self._begins[index]) if index < len(self._begins) else None
 
-    def pieces(self, profiler: int) -> Iterator[tuple[Block, bytes]]:
-        """Events and gaps of the spool and the rings, each once; step marks of one profiler only."""
-        for events, args, gaps in self._rings():
+    def pieces(self, profiler: int) -> Iterator[tuple[Block, bytes, str]]:
+        """Events and gaps of everything that was left, each once, with their source; step marks of one profiler only."""
+        for events, args, gaps, source in self._rings():
             foreign = (events["kind"] == int(Kind.STEP)) & (events["id"] != profiler)
-            yield events[~foreign], args
+            yield events[~foreign], args, source
             gaps["ts"] = np.where(gaps["ts"] == 0, self.last_ns, gaps["ts"])
-            yield gaps, b""
+            yield gaps, b"", RECORDER
 
     def open_spans(self, until: int) -> Block:
         """Spans that had not ended, up to `until`; those left out whose end is in a ring."""
@@ -84,15 +87,19 @@ class Leftovers:
         self._ids.localise(spans, bytearray())
         return spans[~np.isin(spans["id"], self._ended)]
 
-    def _rings(self) -> Iterator[tuple[Block, bytes, Block]]:
+    def _rings(self) -> Iterator[tuple[Block, bytes, Block, str]]:
+        """What a flight recorder kept, what had been drained, and the rings; what is in several, once."""
         if self._session is None:
             return
-        spooled: list[Keys] = []
-        for piece in self._session.spooled():
-            self._ids.localise(piece.events, piece.args)
-            spooled.append(keys_of(piece.events))
-            yield piece.events, bytes(piece.args), piece.gaps
-        known = np.unique(np.concatenate([_NO_KEYS, *spooled]))
+        known = _NO_KEYS
+        for pieces in (kept_blocks(self._session, self._profiler), self._session.spooled()):
+            found = [known]
+            for piece in pieces:
+                self._ids.localise(piece.events, piece.args)
+                keys = keys_of(piece.events)
+                found.append(keys)
+                yield piece.events[~_among(keys, known)], bytes(piece.args), piece.gaps, piece.source
+            known = np.unique(np.concatenate(found))
         for ring in self._session.rings():
             self._ids.localise(ring.events, ring.args)
             self._ids.localise(ring.gaps, bytearray())
@@ -100,7 +107,7 @@ class Leftovers:
             if ring.sampled:
                 ring.gaps["name"][-1] = SAMPLED
             # What was drained lies in the ring until it is overwritten.
-            yield ring.events[~_among(keys_of(ring.events), known)], bytes(ring.args), ring.gaps
+            yield ring.events[~_among(keys_of(ring.events), known)], bytes(ring.args), ring.gaps, ring.source
 
 
 class UnfinishedWindow:

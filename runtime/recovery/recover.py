@@ -22,6 +22,7 @@ from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.output import SESSION_FILE
 from stepscope.runtime.recovery.journals import RECOVERED, Journals, below
+from stepscope.runtime.recovery.kept import complete_windows
 from stepscope.runtime.recovery.leftovers import Leftovers, UnfinishedWindow
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.run import Run, this_host
@@ -42,6 +43,11 @@ class SessionNote(msgspec.Struct, frozen=True):
     """Number that the profiler's step marks bear; 0 = not said."""
     owner: int = -1
     """User to whom the note belongs, whatever it says itself."""
+    keep_last: int = 0
+    """Steps that it keeps; 0 = it is no flight recorder."""
+    name: str = ""
+    rank: int | None = None
+    world_size: int | None = None
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +154,12 @@ def recover(
     try:
         run = _run(place, reader, note)
         writer.open(run)
-        work = _Recovering(writer, run, Leftovers(session, ids), note.profiler if note else 0)
+        profiler = note.profiler if note else 0
+        work = _Recovering(writer, run, Leftovers(session, ids, profiler), profiler)
+        if note is not None and note.keep_last:
+            following, said = complete_windows(place, rename=not is_running(note.pid, note.start_time))
+            notes += said
+            work.keep_last(note.keep_last, following)
         if reader is not None:
             work.copy(reader)
             if note is None and work.whole and reader.end is not None and not reader.damage:
@@ -197,6 +208,12 @@ class _Recovering:
         self._open: dict[int, UnfinishedWindow] = {}
         self._last_index = -1
         self._last_end = 0
+        self._keep_last = 0
+
+    def keep_last(self, steps: int, following: int) -> None:
+        """The run kept its last steps, and saved windows up to the index before `following`."""
+        self._keep_last = steps
+        self._last_index = following - 1
 
     @property
     def whole(self) -> bool:
@@ -238,9 +255,9 @@ class _Recovering:
         for index, window in enumerate(windows):
             window.begin(marks, windows[index + 1].start if index + 1 < len(windows) else last + 1)
         by_index = {window.index: window for window in windows}
-        for events, args in self._leftovers.pieces(self._profiler):
+        for events, args, source in self._leftovers.pieces(self._profiler):
             for borders, part in divide([window.window for window in windows], events):
-                self._writer.write_batch(by_index[borders.index].take(part, args))
+                self._writer.write_batch(by_index[borders.index].take(part, args, source))
         for window in windows:
             self._finish(window, last)
 
@@ -251,6 +268,10 @@ class _Recovering:
             window = UnfinishedWindow(self._last_index + 1)
             at = marks["ts"][(marks["ts"] >= self._last_end) & (marks["ts"] <= first)]
             window.start = int(at.max()) if len(at) else first
+            begins = np.unique(marks["ts"])
+            if self._keep_last and len(begins) > self._keep_last:
+                # Rings may have more than was to be kept, but not all of it.
+                window.start = max(window.start, int(begins[-1 - self._keep_last]))
             self._open[window.index] = window
 
     def _finish(self, window: UnfinishedWindow, last: int) -> None:
@@ -288,12 +309,12 @@ def _run(place: Path, reader: JournalReader | None, note: SessionNote | None) ->
     if reader is not None and reader.run is not None:
         return run_of(reader, place)
     return Run(
-        name=place.name or "recovered",
+        name=(note.name if note else "") or place.name or "recovered",
         output_dir=place,
         pid=note.pid if note else 0,
         host=this_host(),
-        rank=None,
-        world_size=None,
+        rank=note.rank if note else None,
+        world_size=note.world_size if note else None,
         anchor=ClockAnchor.read(),
         metadata=(lambda: reader.metadata) if reader is not None else dict,
     )

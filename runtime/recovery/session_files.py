@@ -74,6 +74,7 @@ class RingContent(msgspec.Struct, frozen=True):
     args: bytearray
     gaps: Block
     """Where events were dropped and that was not reported yet: `id` says how many. `ts` 0: after the last event."""
+    source: str = "recorder"
     sampled: bool = False
     """Whether the last of the gaps is what sampling left out."""
 

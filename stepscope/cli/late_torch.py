@@ -30,6 +30,10 @@ class LateTorch:
         self._thread = 0
         self._action = ProfilerAction.NONE
 
+    def stream_only(self) -> None:
+        """As for `TorchBackend`."""
+        self._backend.stream_only()
+
     def open(self, sink: Sink) -> None:
         self._sink = sink
         self._thread = threading.get_ident()

@@ -15,7 +15,8 @@ Runs a Python program, unchanged, and traces it: torch's operators if it uses to
 stepscope.span() and its like. Each step of the optimizer ends a step.
 
 Without --active everything is recorded, in one window: right for a short program. For a long one choose steps, as for
-torch.profiler.schedule: --skip-first, then --repeat times --wait, --warmup and --active.
+torch.profiler.schedule: --skip-first, then --repeat times --wait, --warmup and --active. Or keep the last steps in
+memory and save them when something happens: --keep-last.
 """
 
 EPILOG = """\
@@ -23,6 +24,7 @@ examples:
   stepscope run train.py --epochs 3
   stepscope run --skip-first 10 --wait 5 --warmup 1 --active 3 --repeat 2 train.py
   stepscope run --exporter tensorboard --mode kineto --profile-memory --out runs/exp1 train.py
+  stepscope run --keep-last 20 train.py
   stepscope run -m package.train --epochs 3
   torchrun --no-python --nproc-per-node 2 stepscope run --out runs/exp2 train.py
 
@@ -58,6 +60,13 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     ):
         which.add_argument(f"--{name}", metavar="N", type=int, help=what)
     which.add_argument("--skip-first-wait", action="store_true", help="leave out the wait of the first cycle")
+    which.add_argument(
+        "--keep-last",
+        metavar="N",
+        type=int,
+        help="record always, and save the last N steps when one is slow or hangs, a counter is not finite, memory runs "
+        "short, or the program fails",
+    )
     which.add_argument(
         "--step-on", choices=("optimizer", "none"), default="optimizer", help="what ends a step (default: optimizer)"
     )
@@ -103,6 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
     traced.profiler.start()
     try:
         outcome = script.run(program, rest, module=arguments.module)
+        if outcome.error is not None:
+            traced.profiler.caught(outcome.error)
     finally:
         # A child that the program forked and that comes back here has nothing of this to end.
         if os.getpid() == owner:

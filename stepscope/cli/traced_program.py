@@ -19,6 +19,7 @@ from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.console import ConsoleExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.errors import ScheduleError
+from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.options import Options
 from stepscope.runtime.output import Output
 from stepscope.runtime.profiler import Profiler
@@ -53,6 +54,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         steps = OptimizerSteps(lambda: profiler.step())
         profiler = trace(
             schedule=chosen,
+            keep_last=arguments.keep_last,
             backends=[] if backend is None else [LateTorch(backend)],
             exporters=exporters,
             name=name,
@@ -83,15 +85,24 @@ class TracedProgram(msgspec.Struct, frozen=True):
                 say.append(f"see it     {opening.tensorboard(path)}")
         if self.watch.problem is not None:
             say.append(f"no steps   {type(self.watch.problem).__name__}: {self.watch.problem}")
-        say.append(f"convert it {opening.convert(profiler.output.path, 'out.json')}")
+        if profiler.keep_last is None:
+            say.append(f"convert it {opening.convert(profiler.output.path, 'out.json')}")
+        else:
+            saved = sorted((profiler.output.path / WINDOWS).glob("*.journal"))
+            say += [f"saved      {opening.shown(path)}" for path in saved]
+            say += [f"convert it {opening.convert(path, 'out.json')}" for path in saved[-1:]]
         print("\n".join(say), file=sys.stderr)
 
 
 def _schedule(arguments: argparse.Namespace) -> Schedule | None:
     parser: argparse.ArgumentParser = arguments.parser
+    if arguments.keep_last is not None and arguments.keep_last < 1:
+        parser.error(f"--keep-last must be 1 or more, got {arguments.keep_last}")
     given = {name: getattr(arguments, name) for name in _STEPS if getattr(arguments, name) is not None}
     if not given and not arguments.skip_first_wait:
         return None
+    if arguments.keep_last is not None:
+        parser.error("--keep-last saves when something happens: it takes no schedule")
     if "active" not in given:
         parser.error("--active is missing: how many steps are to be recorded in each cycle?")
     try:
@@ -118,7 +129,9 @@ def _exporters(arguments: argparse.Namespace, directory: Path) -> tuple[dict[str
     exporters: list[Exporter] = []
     for exporter in dict.fromkeys(arguments.exporter or ["chrome"]):
         if exporter == "chrome":
-            files[exporter] = directory / "trace.json"
+            # Windows that are not kept are deleted, which a file of its own makes possible.
+            name = "trace.json" if arguments.keep_last is None else "trace-{window}.json"
+            files[exporter] = directory / name
             exporters.append(ChromeTraceExporter(files[exporter]))
         elif exporter == "tensorboard":
             files[exporter] = directory / "tensorboard"

@@ -1,0 +1,126 @@
+"""A journal for each window, for runs that keep some of their windows only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from stepscope.exporters.base import EventBatch, Run, Window
+from stepscope.exporters.completion import complete_all
+from stepscope.exporters.journal import JournalExporter
+from stepscope.exporters.output import delete_files
+from stepscope.exporters.rotation import PART
+from stepscope.runtime.errors import ClosedError, OutputError
+from stepscope.runtime.flight.flight import FACTS
+from stepscope.runtime.flight.saved import WINDOWS, window_name
+
+
+class WindowJournalsExporter:
+    """Writes each window to `windows/<index>-step<n>-<reason>.journal` in the run's directory.
+
+    A file grows under its index and gets its name when it is complete; `stepscope recover` completes what a killed
+    process left. A window that is discarded loses its file, and nothing else is touched.
+
+    Args:
+        max_bytes: size at which events are left out of a file, with a marker and a count.
+
+    Raises:
+        ValueError: for a limit below 64 KiB.
+    """
+
+    name = "journal"
+    is_journal = True
+
+    def __init__(self, *, max_bytes: int = 1 << 30) -> None:
+        JournalExporter(max_bytes=max_bytes)  # refuses what a later one would refuse
+        self._max_bytes = max_bytes
+        self._run: Run | None = None
+        self._open: dict[int, JournalExporter] = {}
+        self._complete: dict[int, Path] = {}
+        self._dropped = 0
+
+    @property
+    def dropped_cap(self) -> int:
+        """Events left out because of `max_bytes`."""
+        return self._dropped + sum(journal.dropped_cap for journal in self._open.values())
+
+    def path_of(self, window: int) -> Path | None:
+        """The file of a window that is complete; `None` if it was discarded, or never written."""
+        return self._complete.get(window)
+
+    async def open(self, run: Run) -> None:
+        """Makes nothing yet: a run in which nothing fires leaves nothing."""
+        self._run = run
+
+    async def export(self, batch: EventBatch) -> None:
+        """Appends a batch to the journal of its window.
+
+        Raises:
+            OutputError: if the system refused; the file keeps what was written whole.
+            ClosedError: before `open` or after `aclose`.
+        """
+        await (await self._journal(batch.window)).export(batch)
+
+    async def close_window(self, window: Window) -> None:
+        """Completes the window's journal and gives it its name."""
+        journal = await self._journal(window.index)
+        try:
+            await journal.close_window(window)
+        finally:
+            await self._finish(window.index, window_name(window.index, window.metadata.get(FACTS)))
+
+    async def discard_window(self, window: int) -> None:
+        """Deletes the window's file.
+
+        Raises:
+            OutputError: if the system refuses.
+        """
+        path = self._complete.pop(window, None)
+        await delete_files([] if path is None else [path])
+
+    async def aclose(self) -> None:
+        """Completes what is open. A cancelled call still completes what it can within half a second."""
+        await complete_all(lambda: self._open, lambda index: self._finish(index, window_name(index, None)))
+        self._run = None
+
+    async def _journal(self, window: int) -> JournalExporter:
+        if self._run is None:
+            raise ClosedError("the journals were not opened")
+        if window not in self._open:
+            path = self._run.output_dir / WINDOWS / f"{window_name(window, None)}.journal{PART}"
+            journal = JournalExporter(path, max_bytes=self._max_bytes)
+            await journal.open(self._run)
+            self._open[window] = journal
+        return self._open[window]
+
+    async def _finish(self, window: int, name: str) -> None:
+        journal = self._open[window]
+        try:
+            await journal.aclose()
+        except OutputError:
+            # Its end could not be written; what was can be read, and is given no name that says it is whole.
+            self._forget(window)
+            raise
+        self._complete[window] = _rename(journal.path, name)
+        self._forget(window)
+
+    def _forget(self, window: int) -> None:
+        self._dropped += self._open.pop(window).dropped_cap
+
+
+def _rename(path: Path, name: str) -> Path:
+    """Gives a file its name in one step; one of that name, an earlier run's, is left alone."""
+    for number in range(1, 1000):
+        target = path.with_name(f"{name}-{number}.journal" if number > 1 else f"{name}.journal")
+        try:
+            os.link(path, target, follow_symlinks=False)
+        except FileExistsError:
+            continue
+        except OSError:  # a file system without links
+            if target.exists():
+                continue
+            path.rename(target)
+            return target
+        path.unlink()
+        return target
+    return path

@@ -1,0 +1,195 @@
+"""The flight recorder on the loop: what is kept, what fired, what is saved, which windows stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.runtime.events import Block
+from stepscope.runtime.flight.retention import RetentionStatistics
+from stepscope.runtime.flight.saved import SavedWindows
+from stepscope.runtime.flight.settings import FlightRecorder
+from stepscope.runtime.flight.trigger import News
+from stepscope.runtime.flight.watch import Fired, Watch, WatchStatistics
+from stepscope.runtime.flight.windows import FlightWindows
+from stepscope.runtime.open_window import OpenWindow
+from stepscope.runtime.plain import plain
+from stepscope.runtime.window import Window
+
+FACTS = "flight"
+"""Key of a window's metadata that says why it was saved."""
+MAX_CAUSES = 64
+"""Further triggers that are named in one window."""
+MAX_TEXT = 1000
+"""Characters kept of what a trigger says."""
+MAX_SAVING = 8
+"""Windows that may be on their way to the exporters; a storm of triggers must not pile them up."""
+
+
+class FlightStatistics(msgspec.Struct, frozen=True):
+    """Accounts of the flight recorder."""
+
+    kept: RetentionStatistics
+    triggers: WatchStatistics
+    steps_kept: int
+    windows_saved: int
+    """Windows that were closed, those deleted since included."""
+    windows_deleted: int
+
+    def lines(self) -> Iterator[str]:
+        """The same in words."""
+        kept, triggers = self.kept, self.triggers
+        yield f"keeps {self.steps_kept:,} steps now, {kept.events:,} events in {kept.bytes / 2**20:,.1f} MiB"
+        fired = ", ".join(f"{reason} {count:,}" for reason, count in triggers.fired.items())
+        suppressed = sum(sum(reasons.values()) for reasons in triggers.suppressed.values())
+        yield f"fired {fired or 'never'}; {suppressed:,} did not save, {sum(triggers.joined.values()):,} were saved already"
+        yield f"saved {self.windows_saved:,} windows; {self.windows_deleted:,} of them were deleted since"
+
+    def notes(self, settings: FlightRecorder) -> Iterator[str]:
+        """What is not as it should be, or why there is nothing."""
+        kept, triggers = self.kept, self.triggers
+        if not triggers.windows:
+            watched = ", ".join(trigger.name for trigger in settings.triggers) or "no trigger"
+            yield f"nothing saved: of {watched} none fired, and save() was not called; the last steps were let go"
+        for why, reasons in triggers.suppressed.items():
+            counts = ", ".join(f"{reason} {count:,} times" for reason, count in reasons.items())
+            yield f"not saved ({why}): {counts}"
+        if triggers.refused:
+            yield f"not saved: {triggers.refused:,} calls of save() came faster than they could be looked at"
+        if kept.let_go_early:
+            yield (
+                f"kept too short: {kept.let_go_early:,} events were let go before {settings.steps:,} steps had passed, "
+                f"to stay below FlightRecorder.max_bytes ({settings.max_bytes:,}); raise it, or keep fewer steps"
+            )
+        if kept.heap_bytes:
+            yield (
+                f"not safe from a kill: {kept.heap_bytes:,} bytes of the last steps are kept on the heap, as the session "
+                "directory cannot be written; see Options.session_dir"
+            )
+        if kept.unreadable:
+            yield f"unreadable: {kept.unreadable:,} events in files of the session directory that were damaged"
+        if triggers.errors:
+            yield f"triggers failed {triggers.errors:,} times; raise_errors() raises what they raised"
+
+
+class Flight:
+    """Of one profiler; called by its pipeline."""
+
+    def __init__(
+        self,
+        settings: FlightRecorder,
+        serial: int,
+        linger_ns: int,
+        fallback_track: int,
+        directory: Path | None,
+        unwritten: Callable[[], int],
+    ) -> None:
+        """Args: as for `FlightWindows`; how many windows that are closed no exporter has written yet."""
+        self.settings = settings
+        self._unwritten = unwritten
+        self.watch = Watch(settings)
+        self.windows = FlightWindows(serial, linger_ns, fallback_track, settings, directory)
+        self._saved = SavedWindows(settings.keep_newest, settings.keep_slowest)
+        self._blocks: list[tuple[str, Block]] = []
+        self._told: dict[str, dict[str, int]] = {}
+        """What was suppressed by the time of the last window."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether something fired that is not saved yet."""
+        return self.watch.waiting
+
+    def saw(self, source: str, events: Block) -> None:
+        """A block has arrived; the triggers are shown it with the next look."""
+        self._blocks.append((source, events))
+
+    def look(self, until: int) -> None:
+        """Everything up to this time, in ns, is known: asks the triggers, opens windows, lets go of what is old."""
+        windows = self.windows
+        blocks, self._blocks = self._blocks, []
+        if len(windows.steps):
+            under_way = windows.steps.mark(windows.steps.find(until))
+            news = News(
+                now=until,
+                steps=windows.ended_steps(until),
+                blocks=blocks,
+                step=under_way.number,
+                step_began=None if windows.paused else windows.began(under_way.ts),
+            )
+            for fired in self.watch.look(news):
+                self._save(fired, until)
+        windows.let_go()
+
+    def finished(self, window: Window) -> list[int]:
+        """A window is closed; the indices of those whose output is to be deleted now."""
+        return self._saved.add(window)
+
+    def statistics(self) -> FlightStatistics:
+        """Accounts so far."""
+        return FlightStatistics(
+            kept=self.windows.retention.statistics(),
+            triggers=self.watch.statistics(),
+            steps_kept=self.windows.steps_kept,
+            windows_saved=self._saved.saved,
+            windows_deleted=self._saved.discarded,
+        )
+
+    def _save(self, fired: Fired, now: int) -> None:
+        windows, finding = self.windows, fired.finding
+        at = windows.clamp(finding.at)
+        mark = windows.steps.mark(windows.steps.find(at))
+        about: dict[str, Any] = {
+            "reason": fired.reason,
+            "step": mark.number,
+            "at_ns": at,
+            "value": plain(finding.value),
+        }
+        about["text"] = plain(str(finding.text)[:MAX_TEXT])
+        window = windows.window_at(at)
+        if window is not None:
+            self.watch.joined(fired)
+            self._add_cause(window, about)
+            if finding.at_once:
+                windows.end_at_once(window, at, now)
+        elif windows.saved_at(at):
+            self.watch.joined(fired)
+        elif why := self._refusal(fired, mark.number):
+            self.watch.suppress(fired, why)
+        else:
+            window = windows.save(at, finding.at_once, now)
+            self.watch.opened(fired, mark.number)
+            window.facts[FACTS] = {**about, "steps": self.settings.steps, "also": []}
+            window.notes.insert(0, _sentence(about))
+            window.notes += self._suppressed()
+
+    def _refusal(self, fired: Fired, step: int) -> str:
+        """Why a window is not to be opened, empty if it is."""
+        if not fired.always and self.windows.open_count + self._unwritten() >= MAX_SAVING:
+            return "busy"
+        return self.watch.refusal(fired, step)
+
+    def _add_cause(self, window: OpenWindow, about: dict[str, Any]) -> None:
+        also: list[dict[str, Any]] = window.facts[FACTS]["also"]
+        if len(also) < MAX_CAUSES:
+            also.append(about)
+            window.notes.append(_sentence(about))
+
+    def _suppressed(self) -> list[str]:
+        """What did not save since the last window was opened."""
+        counts = self.watch.statistics().suppressed
+        new = [
+            f"{reason} {more} times ({why})"
+            for why, reasons in counts.items()
+            for reason, count in reasons.items()
+            if (more := count - self._told.get(why, {}).get(reason, 0))
+        ]
+        self._told = counts
+        return [f"fired before and did not save: {', '.join(new)}"] if new else []
+
+
+def _sentence(about: dict[str, Any]) -> str:
+    text = f": {about['text']}" if about["text"] else ""
+    return f"saved: {about['reason']} in step {about['step']}{text}"

@@ -1,0 +1,107 @@
+"""How much memory the process uses, and how much it may: cgroup, address space and resident set, read from the system.
+
+Sources: cgroups(7), the kernel's cgroup-v2.rst (`memory.current`, `memory.max`, `memory.stat`) and cgroup-v1/memory.rst
+(`memory.usage_in_bytes`, `memory.limit_in_bytes`), proc(5) (`/proc/self/statm`), getrlimit(2).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import msgspec
+
+_UNLIMITED = 1 << 60
+"""Limits above this mean that there is none: cgroup v1 says 2^63 rounded down to a page."""
+
+_V1 = ("memory.usage_in_bytes", "memory.limit_in_bytes", b"total_inactive_file")
+_V2 = ("memory.current", "memory.max", b"inactive_file")
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Memory in bytes, by one measure."""
+
+    what: str
+    used: int
+    limit: int
+
+    @property
+    def share(self) -> float:
+        """Used share of the limit."""
+        return self.used / self.limit
+
+
+class ProcessMemory:
+    """Reads the measures that have a limit. Which files there are is found once."""
+
+    def __init__(self, limit: int | None = None, root: Path = Path("/")) -> None:
+        """Args: a limit of the resident set in bytes, of the user's; where `/proc` and `/sys` are."""
+        self._limit = limit
+        self._statm = root / "proc/self/statm"
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._cgroups = list(_cgroups(root))
+
+    def read(self) -> list[Usage]:
+        """The measures as they are now; those that cannot be read are left out."""
+        found: list[Usage] = []
+        try:
+            size, resident = (int(field) * self._page for field in self._statm.read_bytes().split()[:2])
+        except (OSError, ValueError):
+            size = resident = 0
+        if self._limit is not None and resident:
+            found.append(Usage("resident memory", resident, self._limit))
+        soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if soft != resource.RLIM_INFINITY and size:
+            found.append(Usage("address space (RLIMIT_AS)", size, soft))
+        for directory, used_name, limit_name, cache_name in self._cgroups:
+            limit = _number(directory / limit_name)
+            used = _number(directory / used_name)
+            if limit is not None and used is not None and 0 < limit < _UNLIMITED:
+                # Pages of files that were not used lately are given back before anything is killed.
+                cache = _field(directory / "memory.stat", cache_name)
+                found.append(Usage(f"memory of the cgroup {directory}", max(used - cache, 0), limit))
+        return found
+
+
+def _cgroups(root: Path) -> list[tuple[Path, str, str, bytes]]:
+    """(directory, file of the usage, file of the limit, key of the cache) of each group that this process is in.
+
+    A container sees its own group as the root of the file system; a limit further up holds as well.
+    """
+    found: list[tuple[Path, str, str, bytes]] = []
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        mount = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
+        use, limit, cache = _V1 if controllers else _V2
+        parts = [part for part in path.split("/") if part not in ("", ".", "..")]
+        for depth in range(len(parts), -1, -1):
+            directory = mount.joinpath(*parts[:depth])
+            if (directory / limit).is_file():
+                found.append((directory, use, limit, cache))
+    return found
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_bytes())
+    except (OSError, ValueError):
+        return None  # `max`: no limit
+
+
+def _field(path: Path, key: bytes) -> int:
+    try:
+        for line in path.read_bytes().splitlines():
+            name, _, value = line.partition(b" ")
+            if name == key:
+                return int(value)
+    except (OSError, ValueError):
+        return 0
+    return 0

@@ -1,0 +1,41 @@
+"""An exception in the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepscope.runtime.checked import Checked
+from stepscope.runtime.flight.trigger import Evaluator, Finding, News
+
+
+class Raised(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fires when an exception leaves the profiler's `with`, and when `Profiler.caught` tells of one.
+
+    Raises:
+        TypeError: if `only` holds something else than exception types.
+    """
+
+    __unchecked__ = ("only",)
+
+    only: tuple[type[BaseException], ...] = (Exception,)
+    """Types that count; the default leaves out KeyboardInterrupt and SystemExit."""
+
+    @property
+    def name(self) -> str:
+        """`raised`."""
+        return "raised"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for kind in self.only:
+            if not isinstance(kind, type) or not issubclass(kind, BaseException):
+                raise TypeError(f"Raised.only holds {kind!r}; give exception types, such as only=(RuntimeError,)")
+
+    def evaluator(self) -> Evaluator:
+        """Finds nothing by looking: the profiler is told."""
+        return _Evaluator()
+
+
+class _Evaluator:
+    def look(self, news: News) -> Sequence[Finding]:
+        return ()

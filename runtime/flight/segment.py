@@ -1,0 +1,97 @@
+"""A piece of what the flight recorder keeps: frames in a file of the session directory, or in memory where that fails."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.append_file import AppendFile
+
+PREFIX = "kept-"
+"""Begins the names of the files; the number of the profiler and of the segment follow."""
+
+
+class Segment:
+    """Frames of events, written one after the other and let go together.
+
+    The file is a journal without names and tracks, which the session directory has in files of their own.
+
+    Args:
+        path: file to create; `None`: heap.
+
+    Raises:
+        OSError: if the file cannot be created or written.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.size = 0
+        """Bytes held."""
+        self.last = 0
+        """Latest end of an event in it, in ns."""
+        self._sync = fmt.new_sync_word()
+        self._frames = 0
+        self._heap: bytearray | None = bytearray() if path is None else None
+        self._file = None if path is None else AppendFile(path)
+        self._path = Path() if self._file is None else self._file.path
+        self._reading = -1
+        try:
+            if path is not None:
+                self._reading = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._put([fmt.encode_file_header(self._sync)])
+        except OSError:
+            self.remove()
+            raise
+
+    @property
+    def in_file(self) -> bool:
+        """Whether a killed process leaves it."""
+        return self._heap is None
+
+    def append(self, payload: list[fmt.Bytes], flags: int) -> tuple[int, int]:
+        """Adds a frame of events; says where it begins and how long it is.
+
+        Raises:
+            OutputError: if the file cannot be written; it is as it was.
+        """
+        frame = fmt.encode_frame(self._sync, fmt.FrameType.EVENTS, self._frames, payload, flags)
+        at = self.size
+        self._put(frame)
+        self._frames += 1
+        return at, self.size - at
+
+    def read(self, at: int, length: int) -> bytes | None:
+        """The payload of a frame; `None` if it is not there any more as it was written."""
+        if self._heap is not None:
+            frame = bytes(self._heap[at : at + length])
+        else:
+            try:
+                frame = os.pread(self._reading, length, at)
+            except OSError:
+                return None
+        return fmt.decode_frame(frame, self._sync)
+
+    def remove(self) -> None:
+        """Gives its memory back. Idempotent."""
+        if self._file is not None:
+            self._path.unlink(missing_ok=True)
+        self.forget()
+
+    def forget(self) -> None:
+        """Lets go of the file, and leaves it where it is: in a forked child it is the parent's."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._reading >= 0:
+            os.close(self._reading)
+            self._reading = -1
+        self._heap = bytearray()
+
+    def _put(self, parts: list[fmt.Bytes]) -> None:
+        if self._file is not None:
+            self._file.write(parts, sync=False)
+        else:
+            assert self._heap is not None
+            for part in parts:
+                self._heap += part
+        self.size += sum(len(part) for part in parts)

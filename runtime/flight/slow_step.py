@@ -1,0 +1,69 @@
+"""A step that took longer than steps usually take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from stepscope.runtime.checked import Checked
+from stepscope.runtime.flight.quantile import RunningQuantile
+from stepscope.runtime.flight.trigger import Evaluator, Finding, News
+
+_TOGETHER = 64
+"""Steps that are compared with one quantile, before they are added to it."""
+
+
+class SlowStep(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fires when a step takes longer than `factor` times a running quantile of the steps before it.
+
+    Raises:
+        ValueError: for a value out of its range; names the field.
+    """
+
+    factor: Annotated[float, msgspec.Meta(ge=1)] = 1.5
+    quantile: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
+    warmup: Annotated[int, msgspec.Meta(ge=1)] = 20
+    """Steps that are only learned from, from the beginning of the run on; the first ones compile and fill caches."""
+    least: Annotated[float, msgspec.Meta(ge=0)] = 0.001
+    """Seconds; no shorter step is slow."""
+
+    @property
+    def name(self) -> str:
+        """`slow_step`."""
+        return "slow_step"
+
+    def evaluator(self) -> Evaluator:
+        """Learns from the first `warmup` steps, then compares."""
+        return _Evaluator(self)
+
+
+class _Evaluator:
+    def __init__(self, settings: SlowStep) -> None:
+        self._settings = settings
+        self._usual = RunningQuantile()
+
+    def look(self, news: News) -> Sequence[Finding]:
+        found: list[Finding] = []
+        settings, steps = self._settings, news.steps
+        times = steps.ends - steps.starts
+        start = 0
+        while start < len(times):
+            learning = settings.warmup - self._usual.count
+            stop = start + (learning if learning > 0 else _TOGETHER)
+            part = times[start:stop]
+            if learning <= 0:
+                usual = self._usual.at(settings.quantile)
+                limit = max(settings.factor * usual, settings.least * 1e9)
+                for index in np.flatnonzero(part > limit):
+                    at, took = start + int(index), int(part[index])
+                    text = (
+                        f"step {steps.numbers[at]} took {took / 1e6:,.3g} ms, {took / max(usual, 1):,.3g} times the "
+                        f"running p{settings.quantile * 100:g} of {usual / 1e6:,.3g} ms"
+                    )
+                    found.append(Finding(at=int(steps.ends[at]) - 1, value=took / 1e9, text=text))
+            self._usual.add(part)
+            start = stop
+        return found

@@ -1,0 +1,62 @@
+"""A step that does not end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from stepscope.runtime.checked import Checked
+from stepscope.runtime.flight.quantile import RunningQuantile
+from stepscope.runtime.flight.trigger import Evaluator, Finding, News
+
+
+class Stalled(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fires while a step hangs: when it lasts longer than `factor` times a running quantile, and than `least`.
+
+    It saves at once, with the open spans marked as such, and once for each step. The watchdog is the background loop:
+    it looks every `Options.drain_interval`, and sees nothing while code that hangs holds the interpreter's lock.
+
+    Raises:
+        ValueError: for a value out of its range; names the field.
+    """
+
+    factor: Annotated[float, msgspec.Meta(ge=1)] = 10.0
+    quantile: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
+    least: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+    """Seconds; no shorter step is a stall. Saving a checkpoint, say, may take its time."""
+    warmup: Annotated[int, msgspec.Meta(ge=1)] = 3
+    """Steps that must have ended before one can be a stall: loading and compiling come first."""
+
+    @property
+    def name(self) -> str:
+        """`stalled`."""
+        return "stalled"
+
+    def evaluator(self) -> Evaluator:
+        """Learns from every step that ends."""
+        return _Evaluator(self)
+
+
+class _Evaluator:
+    def __init__(self, settings: Stalled) -> None:
+        self._settings = settings
+        self._usual = RunningQuantile()
+        self._told: int | None = None
+
+    def look(self, news: News) -> Sequence[Finding]:
+        self._usual.add(news.steps.ends - news.steps.starts)
+        began = news.step_began
+        if began is None or began == self._told or self._usual.count < self._settings.warmup:
+            return ()
+        usual = self._usual.at(self._settings.quantile)
+        lasts = news.now - began
+        if lasts < max(self._settings.factor * usual, self._settings.least * 1e9):
+            return ()
+        self._told = began
+        text = (
+            f"step {news.step} has lasted {lasts / 1e9:,.3g} s and not ended; the running "
+            f"p{self._settings.quantile * 100:g} is {usual / 1e9:,.3g} s"
+        )
+        return [Finding(at=news.now, value=lasts / 1e9, text=text, at_once=True)]

@@ -1,0 +1,82 @@
+"""What a trigger is: settings that make an evaluator, which looks at what happened and says what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.runtime.events import Block
+
+
+class StepTimes(msgspec.Struct, frozen=True):
+    """Steps that have ended, oldest first, as columns: a burst may hold a hundred thousand."""
+
+    numbers: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    """In ns, as `ends`."""
+    ends: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        """How long each step took."""
+        return (self.ends - self.starts) / 1e9
+
+
+NO_STEPS = StepTimes(*(np.empty(0, np.int64) for _ in range(3)))
+
+
+class News(msgspec.Struct, frozen=True, kw_only=True):
+    """What has happened since the last look, some times a second."""
+
+    now: int
+    """Time up to which everything is known, in ns of `stepscope.runtime.clock`."""
+    steps: StepTimes = NO_STEPS
+    """Steps that ended since, without those that a pause lies in: their times say nothing."""
+    blocks: Sequence[tuple[str, Block]] = ()
+    """Events that arrived since, each block with the name of its source; they are read-only."""
+    step: int = 0
+    """The step under way."""
+    step_began: int | None = None
+    """When it began, in ns; `None` while recording is paused."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """A reason to save."""
+
+    at: int
+    """When it happened, in ns. The step that this time belongs to is the last one saved, but for `after` more."""
+    value: float | str | None = None
+    """What was measured."""
+    text: str = ""
+    """The same in words, for people."""
+    at_once: bool = False
+    """Saves up to `at`, and waits neither for the step's end nor for `after` more: there may be none."""
+
+
+class Evaluator(Protocol):
+    """Looks at a run as it goes on. Called on the background loop only, so it must not wait for anything."""
+
+    def look(self, news: News) -> Sequence[Finding]:
+        """Returns what it found. What it raises is counted, kept, and shown by the profiler."""
+        ...
+
+
+@runtime_checkable
+class Trigger(Protocol):
+    """Settings of a reason to save."""
+
+    @property
+    def name(self) -> str:
+        """Names it in files, counts and reports."""
+        ...
+
+    def evaluator(self) -> Evaluator:
+        """A new evaluator, which knows nothing yet; asked once for each profiler."""
+        ...

@@ -1,0 +1,153 @@
+"""The watch: asks the triggers, and decides what is saved."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Sequence
+
+import msgspec
+
+from stepscope.runtime.flight.settings import FlightRecorder
+from stepscope.runtime.flight.trigger import Evaluator, Finding, News
+
+log = logging.getLogger("stepscope")
+
+MAX_WAITING = 256
+"""Calls of `save` that may wait for the loop."""
+MAX_REASONS = 256
+"""Reasons that are told apart; the reasons of calls are the user's, and may be without number."""
+
+
+class Fired(msgspec.Struct, frozen=True):
+    """A trigger fired."""
+
+    reason: str
+    """Name of the trigger, or what the call of `save` said."""
+    finding: Finding
+    always: bool = False
+    """The cool-down does not hold: the run ends with it."""
+
+
+class WatchStatistics(msgspec.Struct, frozen=True):
+    """Accounts of the triggers: fired = windows + joined + suppressed + waiting."""
+
+    fired: dict[str, int]
+    """By reason."""
+    windows: int
+    """Windows that were opened."""
+    joined: dict[str, int]
+    """Fired in a step that was saved, or being saved, already."""
+    suppressed: dict[str, dict[str, int]]
+    """Did not save, by why (`cooldown`, `max_windows`, `busy`) and reason."""
+    waiting: int
+    refused: int
+    """Calls of `save` that were too many at a time to be looked at."""
+    errors: int
+
+
+class Watch:
+    """One evaluator for each trigger, and the calls of `save`."""
+
+    def __init__(self, settings: FlightRecorder) -> None:
+        self.errors: list[BaseException] = []
+        """What evaluators raised first, oldest first; all are counted."""
+        self._settings = settings
+        self._evaluators: list[tuple[str, Evaluator]] = [
+            (trigger.name, trigger.evaluator()) for trigger in settings.triggers
+        ]
+        # Appended to by any thread and by signal handlers: a deque needs no lock for that.
+        self._calls: deque[Fired] = deque()
+        self._waiting: list[Fired] = []
+        self._last: dict[str, tuple[int, int]] = {}
+        self._fired: Counter[str] = Counter()
+        self._joined: Counter[str] = Counter()
+        self._suppressed: dict[str, Counter[str]] = {}
+        self._windows = self._refused = self._error_count = 0
+
+    # from any thread
+
+    def call(self, fired: Fired) -> bool:
+        """Takes a call of `save`, to be looked at with the others that wait; false if they are too many."""
+        if len(self._calls) >= MAX_WAITING:
+            self._refused += 1
+            return False
+        self._calls.append(fired)
+        return True
+
+    # on the loop
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something fired that was not looked at yet."""
+        return bool(self._calls or self._waiting)
+
+    def take_calls(self) -> None:
+        """Takes the calls that came so far."""
+        while self._calls:
+            self._note(self._calls.popleft())
+
+    def look(self, news: News) -> list[Fired]:
+        """What has fired by now, in the order of its times."""
+        for name, evaluator in self._evaluators:
+            for finding in self._ask(name, evaluator, news):
+                self._note(Fired(name, finding))
+        due = sorted((fired for fired in self._waiting if fired.finding.at <= news.now), key=lambda f: f.finding.at)
+        self._waiting = [fired for fired in self._waiting if fired.finding.at > news.now]
+        return due
+
+    def refusal(self, fired: Fired, step: int) -> str:
+        """Why a window is not to be opened for this, empty if it is."""
+        settings = self._settings
+        if settings.max_windows is not None and self._windows >= settings.max_windows:
+            return "max_windows"
+        last = self._last.get(fired.reason)
+        if last is None or fired.always:
+            return ""
+        soon = fired.finding.at - last[0] < settings.cooldown * 1e9 or abs(step - last[1]) < settings.cooldown_steps
+        return "cooldown" if soon else ""
+
+    def opened(self, fired: Fired, step: int) -> None:
+        """A window was opened for this."""
+        self._windows += 1
+        self._last[fired.reason] = (fired.finding.at, step)
+
+    def joined(self, fired: Fired) -> None:
+        """A window has, or had, its step already."""
+        self._joined[fired.reason] += 1
+
+    def suppress(self, fired: Fired, why: str) -> None:
+        """Nothing is saved for this."""
+        self._suppressed.setdefault(why, Counter())[fired.reason] += 1
+
+    def statistics(self) -> WatchStatistics:
+        """Accounts so far."""
+        return WatchStatistics(
+            fired=dict(self._fired),
+            windows=self._windows,
+            joined=dict(self._joined),
+            suppressed={why: dict(counts) for why, counts in self._suppressed.items()},
+            waiting=len(self._waiting),
+            refused=self._refused,
+            errors=self._error_count,
+        )
+
+    def _note(self, fired: Fired) -> None:
+        if fired.reason not in self._fired and len(self._fired) >= MAX_REASONS:
+            fired = msgspec.structs.replace(fired, reason="other")
+        self._fired[fired.reason] += 1
+        self._waiting.append(fired)
+
+    def _ask(self, name: str, evaluator: Evaluator, news: News) -> Sequence[Finding]:
+        try:
+            found = list(evaluator.look(news))
+            # What is said to be in the future would be waited for at the end of the run.
+            return [msgspec.structs.replace(finding, at=min(int(finding.at), news.now)) for finding in found]
+        except BaseException as error:  # of the user's code, on our loop: also a cancellation would be meant for us
+            self._error_count += 1
+            if len(self.errors) < 16:
+                error.add_note(f"raised by trigger {name!r} in look()")
+                self.errors.append(error)
+            if self._error_count == 1:
+                log.error("trigger %r failed: %s: %s", name, type(error).__name__, error)
+            return ()
