@@ -174,7 +174,8 @@ async def test_console_says_why_a_window_is_incomplete(tmp_path: Path) -> None:
     batch = batch_of(spans(["x"]))
     window = window_of(0, batch)
     await exporter.close_window(msgspec.structs.replace(window, complete=False, diagnostics=("stopped \x1b[2J early",)))
-    assert "ended: 1 step in 1.00us, incomplete\n  stopped \\x1b[2J early\n" in stream.getvalue()
+    account = "1 of 4 events; dropped: 3 of recorder (overflow)"
+    assert f"ended: 1 step in 1.00us, incomplete\n  {account}\n  stopped \\x1b[2J early\n" in stream.getvalue()
     assert "\x07" not in stream.getvalue()
 
 

@@ -150,7 +150,9 @@ def press(pressure: Pressure) -> Outcome:
     accounts = {outlet.name: outlet.ledger for outlet in pipeline.exporters}
     if journaled + sum(accounts["journal"].dropped.values()) + before != made:
         problems.append(f"{made} events were made, {journaled} are in the journal, {before} were dropped before it")
-    if not pressure.device and pressure.ring_bytes >= 1 << 24 and sources:
+    # Under `drop_oldest` one ring is all that a thread has, also while the loop waits for the slow exporter.
+    roomy = not pressure.device and pressure.ring_bytes >= 1 << 24 and pressure.overflow != "drop_oldest"
+    if roomy and sources:
         problems.append(f"{sources} events were lost to every output, for one that is slow")
     if ledger is None or sum(sum(source.dropped.values()) for source in ledger.sources.values()) != sources:
         problems.append("the journal does not end with the accounts of the run")
