@@ -123,7 +123,8 @@ def aggregates(data: bytes) -> None:
     table.update(block)
     other.update(block[: len(block) // 2 // _SIZE * _SIZE])
     table.merge(other)
-    table.rows(), table.instant_rows(), table.counter_rows(), table.counts()
+    for rows in (table.rows, table.instant_rows, table.counter_rows, table.counts):
+        rows()
 
 
 def blocks(data: bytes) -> None:
