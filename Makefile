@@ -1,6 +1,8 @@
 # make demo      train a small network under stepscope and show where the results are
 # make test      all tests
 # make check     lint, types and tests
+# make sanitize  tests of the native core under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
+# make fuzz      the decoders with atheris, FUZZ_SECONDS=60 for each
 # make bench     the benchmarks, beside other tracers
 # make torture   breaks the runtime in every way, about five minutes, and writes docs/reliability.md
 # make endurance 100 million spans and 10,000 starts, about twenty minutes, for docs/reliability.md
@@ -10,6 +12,8 @@
 PYTHON ?= python3.11
 VENV := .venv
 HTA_VENV := .venv-hta
+FUZZ_VENV := .venv-fuzz
+FUZZ_SECONDS ?= 60
 STAMPS := $(VENV)/stamps
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -21,7 +25,7 @@ PYTEST_ARGS ?=
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint types bench torture endurance wheel hta viewers viewers-if-npm test-pythons clean distclean
+.PHONY: help install demo test check lint types bench torture endurance wheel hta viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -70,6 +74,20 @@ lint: install
 types: install
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+sanitize: install
+	PYTHON=$(BIN)/python tests/sanitize.sh address
+	PYTHON=$(BIN)/python tests/sanitize.sh thread
+
+# In an environment of its own: atheris instruments what it imports, and is of no other use. What it finds is below build/fuzz.
+fuzz: $(FUZZ_VENV)/stamp install
+	$(FUZZ_VENV)/bin/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
+
+$(FUZZ_VENV)/stamp:
+	@echo "making $(FUZZ_VENV) (once)"
+	@$(PYTHON) -m venv $(FUZZ_VENV)
+	@$(FUZZ_VENV)/bin/python -m pip --disable-pip-version-check --quiet install atheris numpy msgspec anyio aiofiles
+	@touch $@
 
 bench: $(STAMPS)/bench
 	@$(BIN)/python -m benchmarks

@@ -8,7 +8,7 @@ import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from stepscope.runtime.errors import FormatError
 
@@ -117,14 +117,14 @@ class Salvage:
         self.intact = False
 
 
-def _bounded(inflate: zlib._Decompress, data: bytes) -> Iterator[bytes]:
-    """Inflates in pieces: a few bytes may become many."""
+def _bounded(inflate: Any, data: bytes) -> Iterator[bytes]:
+    """Inflates in pieces, by an object of zlib: a few bytes may become many."""
     while data and not inflate.eof:
         yield inflate.decompress(data, CHUNK)
         data = inflate.unconsumed_tail
 
 
-def _up_to_the_error(inflate: zlib._Decompress, data: bytes) -> bytes:
+def _up_to_the_error(inflate: Any, data: bytes) -> bytes:
     """What comes out of data whose inflation fails somewhere, up to the byte where it fails."""
     made: list[bytes] = []
     step = 4096

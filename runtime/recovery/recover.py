@@ -179,8 +179,11 @@ def recover(
     if session is not None:
         notes += session.notes
         if remove_session and note is not None:
-            session.remove(note.pid, note.start_time)
-            (place / SESSION_FILE).unlink()
+            try:
+                session.remove(note.pid, note.start_time)
+                (place / SESSION_FILE).unlink()
+            except FormatError as error:
+                notes.append(str(error))
     return Recovery(
         journal=target,
         source=journal,

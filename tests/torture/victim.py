@@ -126,6 +126,16 @@ def out_of_memory() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+HELD: list[bytearray] = []
+
+
+def run_out_of_memory() -> None:
+    """Asks for memory until there is none, keeps it, and lets the exception end the program."""
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    while True:
+        HELD.append(bytearray(1 << 20))
+
+
 def overflow_the_stack() -> None:
     """Recurses in native code until the stack is used up."""
     again = ctypes.CFUNCTYPE(None)

@@ -73,7 +73,7 @@ def settle(place: Path, journal: Path) -> Outcome:
         exported += int(np.isin(left, ended).sum())
         # The process may have died between what it did and the note of it: in one span of each lane.
         more = ended[~np.isin(ended, left)]
-        if len(more) > 1 or not np.isin(more, [*entered, len(notes)]).all():
+        if len(more) > 1 or not np.isin(more, np.append(entered, len(notes))).all():
             problems.append(f"lane {lane}: {len(more)} spans came back that had not ended")
         still_open = len(entered) - int(np.isin(entered, ended).sum())
         if not still_open <= found.open[lane] <= still_open + 1:
@@ -162,6 +162,15 @@ def stop(ending: str, code: int, place: Path, seed: int) -> Outcome:
     )
 
 
+def starve(place: Path, seed: int) -> Outcome:
+    """Memory is used up and stays so, while Python ends: what cannot be closed then is recovered."""
+    process = start(place, seed, "run_out_of_memory")
+    process.wait(60)
+    if not (place / "run" / "session").exists():
+        return settle_closed(place, place / "run" / "journal")
+    return recovered(place)
+
+
 def _said(place: Path) -> str:
     return (place / "stderr").read_text(errors="replace")[-300:]
 
@@ -173,6 +182,7 @@ FAULTS = (
         Fault(family=FAMILY, name=ending.replace("_", " "), trial=partial(crash, ending, code), trials=2)
         for ending, code in CRASHES.items()
     ),
+    Fault(family=FAMILY, name="no memory left at the end", trial=starve, trials=2),
     *(
         Fault(family=FAMILY, name=ending.replace("_", " "), trial=partial(stop, ending, code), trials=2)
         for ending, code in STOPS.items()

@@ -1,0 +1,76 @@
+"""Seeds: small inputs of each target that make sense, for a fuzzer to begin with."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from pathlib import Path
+
+import anyio
+
+from stepscope.exporters.base import Exporter
+from stepscope.exporters.chrome import ChromeTraceExporter
+from stepscope.exporters.specimens import ARGUMENTS, every_kind, run_in, window_of
+from stepscope.exporters.tensorboard import TensorBoardExporter
+from stepscope.runtime import _core, strings, tracks
+from tests.journals import frame_borders, write_journal
+
+
+def seeds(target: str) -> list[bytes]:
+    """Some inputs of a target; the order is always the same."""
+    with tempfile.TemporaryDirectory() as place:
+        return _of(target, Path(place))
+
+
+def _of(target: str, place: Path) -> list[bytes]:
+    batch = every_kind()
+    events, heap = batch.events.tobytes(), batch.args
+    if target in ("journal", "journal_frames"):
+        made = [
+            write_journal(place / name, [batch], compress=name == "packed").read_bytes() for name in ("a", "packed")
+        ]
+        return made if target == "journal" else [_records(data) for data in made]
+    if target == "trace":
+        return _traces(place)
+    if target == "arguments":
+        encoded = _core.encode_arguments(dict(ARGUMENTS))
+        return [struct.pack("<II", 0, len(encoded)) + encoded]
+    if target == "session":
+        head = struct.pack("<IIIq32xQQQ40xQQ", 64, 1, 1, 1, 8, 8, 8, 0, 0).ljust(4084, b"\0")
+        names = b"".join(struct.pack("<II", number, 3) + b"abc" for number in range(1, 5))
+        table = b"".join(struct.pack("<qqIIII", 1, 1, 2, 0, 1024, number) for number in range(1, 4))
+        spool = struct.pack("<II", 2, len(heap)) + events[:128] + heap
+        stack = struct.pack("<IIIIQQQ24x", 1, 1, 2, 0, 2, 0, 1) + struct.pack("<qqQIHH", 5, 0, 7, 1024, 1, 0) * 3
+        note = b'{"directory": "/", "pid": 1, "start_time": 1}'
+        return [b"\xff\xfe".join([head + events[:1024], spool, stack, names, table, note])]
+    return [events + heap, events[:64], b""]
+
+
+def _records(journal: bytes) -> bytes:
+    borders = frame_borders(journal)
+    made = b""
+    for at, end in zip(borders, borders[1:], strict=False):
+        payload = journal[at + 24 : end][:60_000]
+        made += struct.pack("<BBH", journal[at + 4], journal[at + 5], len(payload)) + payload
+    return made
+
+
+def _traces(place: Path) -> list[bytes]:
+    assert strings.FIRST_NAME
+    assert tracks.process()
+    batch = every_kind()
+    exporters: list[Exporter] = [
+        ChromeTraceExporter(place / "array" / "t.json"),
+        ChromeTraceExporter(place / "object" / "t.json", form="object"),
+        TensorBoardExporter(place / "tb", "worker"),
+    ]
+
+    async def write() -> None:
+        for exporter in exporters:
+            await exporter.open(run_in(place))
+            await exporter.export(batch)
+            await exporter.close_window(window_of(0, batch))
+            await exporter.aclose()
+
+    anyio.run(write)
+    return [path.read_bytes() for path in sorted(place.rglob("*.json"))]

@@ -1,0 +1,163 @@
+"""Fuzz targets: each takes any bytes, and fails if a decoder crashes, raises what it should not, or writes no JSON."""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from stepscope.exporters.repair import repair_chrome
+from stepscope.runtime import _core
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.events import EVENT_DTYPE, EventBatch, join_blocks
+from stepscope.runtime.intervals import ends
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.ids import IdMap
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.recovery.leftovers import Leftovers
+from stepscope.runtime.recovery.recover import read_note, recover
+from stepscope.runtime.recovery.session_files import SessionFiles
+
+PLACE = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+SYNC = b"\xf5abc"
+_RECORD = struct.Struct("<BBH")
+_SIZE = EVENT_DTYPE.itemsize
+
+
+def journal(data: bytes) -> None:
+    """A file of any bytes."""
+    with tempfile.TemporaryDirectory(dir=PLACE) as place:
+        path = Path(place) / "journal"
+        path.write_bytes(data)
+        _read(path)
+
+
+def journal_frames(data: bytes) -> None:
+    """A journal of whole frames, with any types, flags and payloads: checksums do not keep anything out here."""
+    parts = [fmt.encode_file_header(SYNC)]
+    at = number = 0
+    while at + _RECORD.size <= len(data):
+        kind, flags, length = _RECORD.unpack_from(data, at)
+        payload = data[at + _RECORD.size : at + _RECORD.size + length]
+        at += _RECORD.size + length
+        parts += map(bytes, fmt.encode_frame(SYNC, kind % 14, number, [payload], flags))
+        number += 1
+    journal(b"".join(parts))
+
+
+def _read(path: Path) -> None:
+    try:
+        with JournalReader(path) as reader:
+            for item in reader:
+                if isinstance(item, EventBatch):
+                    chrome(item.events.tobytes() + item.args, len(item))
+    except FormatError:
+        return
+
+
+def session(data: bytes) -> None:
+    """A session directory whose files hold any bytes, behind headers that are believed."""
+    pieces = data.split(b"\xff\xfe", 5)
+    pieces += [b""] * (6 - len(pieces))
+    with tempfile.TemporaryDirectory(dir=PLACE) as place:
+        ring, spooled, stacks, strings, tracks, note = pieces
+        head = bytearray(b"SSRING1\0" + struct.pack("<I", 1) + ring[:4096].ljust(4096, b"\0"))[:4096]
+        (slots,) = struct.unpack_from("<I", head, 12)
+        struct.pack_into("<I", head, 12, 1 << (slots % 8 + 6))
+        files = {
+            "ring-00000": bytes(head) + ring[4096:].ljust(64 << 13, b"\0"),
+            "spool-0": b"SSSPOOL\0" + spooled,
+            "stacks": stacks.ljust(4096, b"\0"),
+            "strings": strings,
+            "tracks": tracks,
+        }
+        for name, content in files.items():
+            (Path(place) / name).write_bytes(content)
+        run = Path(place) / "run"
+        run.mkdir()
+        (run / "session").write_bytes(note)
+        read_note(run / "session", [])
+        (run / "session").write_text(f'{{"directory": "{place}", "pid": 0, "start_time": 0}}')
+        ids = IdMap()
+        opened = SessionFiles(Path(place))
+        opened.load_ids(ids)
+        leftovers = Leftovers(opened, ids)
+        for events, args in leftovers.pieces(0):
+            chrome(events.tobytes() + args, len(events))
+        leftovers.open_spans(1 << 40)
+        opened.close()
+        recover(run)
+
+
+def arguments(data: bytes) -> None:
+    """A heap of any bytes, and a range of it that may lie outside."""
+    if len(data) < 8:
+        return
+    at, length = struct.unpack_from("<II", data)
+    for begin, size in ((at, length), (at % (len(data) + 1), length % (len(data) + 1)), (0, len(data) - 8)):
+        try:
+            _core.decode_arguments(data[8:], begin, size)
+        except ValueError as error:
+            assert "outside" in str(error), error
+
+
+def chrome(data: bytes, count: int | None = None) -> None:
+    """Events of any bytes, and the rest as their heap: what the encoder makes of it is JSON."""
+    count = len(data) // _SIZE * 3 // 4 if count is None else count
+    events, heap = data[: count * _SIZE], data[count * _SIZE :]
+    for dialect in ("kineto", "tensorboard"):
+        lines = _core.encode_chrome(events, heap, 0, dialect)
+        msgspec.json.decode(b"[" + lines.removesuffix(b",\n") + b"]")
+
+
+def aggregates(data: bytes) -> None:
+    """Events of any bytes in the running tables."""
+    block = data[: len(data) // _SIZE * _SIZE]
+    table, other = _core.Aggregates(), _core.Aggregates()
+    table.update(block)
+    other.update(block[: len(block) // 2 // _SIZE * _SIZE])
+    table.merge(other)
+    for rows in (table.rows, table.instant_rows, table.counter_rows, table.counts):
+        rows()
+
+
+def blocks(data: bytes) -> None:
+    """Events of any bytes, cut up, joined, and written to a journal's payload and back."""
+    block = np.frombuffer(bytearray(data[: len(data) // _SIZE * _SIZE]), EVENT_DTYPE)
+    heap = data[len(block) * _SIZE :]
+    assert join_blocks([block[:1], block[1:1], block[1:]]).tobytes() == block.tobytes()
+    ends(block)
+    for count, flags, parts, cut in fmt.encode_events(EventBatch("any", 0, block, heap), True):
+        decoded = fmt.decode_events(b"".join(map(bytes, parts)), flags)
+        assert decoded is not None and len(decoded[1]) == count and cut <= count
+
+
+def trace(data: bytes) -> None:
+    """A trace of any bytes, plain and compressed: it is refused, or becomes JSON."""
+    for name, content in (("t.json", data), ("t.json.gz", zlib.compress(data, 1, 31)[: max(len(data) // 2, 1)])):
+        with tempfile.TemporaryDirectory(dir=PLACE) as place:
+            path = Path(place) / name
+            path.write_bytes(content)
+            try:
+                made = repair_chrome(path).path.read_bytes()
+            except FormatError:
+                continue
+            msgspec.json.decode(zlib.decompress(made, 31) if made[:2] == b"\x1f\x8b" else made)
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "journal": journal,
+    "journal_frames": journal_frames,
+    "session": session,
+    "arguments": arguments,
+    "chrome": chrome,
+    "aggregates": aggregates,
+    "blocks": blocks,
+    "trace": trace,
+}

@@ -1,0 +1,39 @@
+"""Every decoder under arbitrary bytes, and under damaged ones that make sense, briefly; `make fuzz` goes on for long."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.seeds import seeds
+from tests.fuzz.targets import TARGETS
+
+SEEDS = {target: seeds(target) for target in TARGETS}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(data=st.binary(max_size=4096))
+def test_arbitrary_bytes(target: str, data: bytes) -> None:
+    """Nothing but what the decoder promises comes of them."""
+    TARGETS[target](data)
+
+
+Edit = tuple[int, int, bytes]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    which=st.integers(0, 9),
+    edits=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 9), st.binary(max_size=9)), max_size=6),
+    cut=st.none() | st.integers(0, 1 << 16),
+)
+def test_damaged_input(target: str, which: int, edits: list[Edit], cut: int | None) -> None:
+    """Bytes of a seed that are changed, left out, added or cut off."""
+    data = bytearray(SEEDS[target][which % len(SEEDS[target])])
+    for at, length, junk in edits:
+        at %= len(data) + 1
+        data[at : at + length] = junk
+    TARGETS[target](bytes(data if cut is None else data[:cut]))
