@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 import anyio.to_thread
 import msgspec
 
-from stepscope.runtime import clock, hub
+from stepscope.runtime import clock, hub, tasks
 from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.diagnostics import explain
 from stepscope.runtime.errors import BackendError, ExporterError, ProfilerStateError
@@ -103,6 +103,7 @@ class Profiler(Stepping):
             for source in self._pipeline.sources:
                 if not source.open:
                     source.start() if source.backend.thread_bound else self._hub.do(source.start)
+            tasks.watch_loop()
             self._begin_steps()
             self._cost_ns += clock.now() - began
 
@@ -178,6 +179,8 @@ class Profiler(Stepping):
                 self._end_steps("the profiler was closed inside the window")
             self._state = "closed"
         _alive.discard(self)
+        if not _alive:
+            tasks.release_loops()
         if self._hub is not None and self._pipeline is not None:
             done = self._hub.start(self._hub.remove, self._pipeline, self.options.close_timeout)
             try:

@@ -197,6 +197,10 @@ static Thread *thread_start(const char *name, size_t len) {
     return current = t;
 }
 
+void thread_forget_context(void) {
+    if (current) current->state_id = 0;
+}
+
 Thread *thread_current(void) {
     if (current) return current;
     char name[64] = "thread";

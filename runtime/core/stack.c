@@ -128,10 +128,12 @@ void span_open(Thread *thread, Stack *s, Open *open, uint32_t name, uint16_t cat
     atomic_store_explicit(&s->depth, depth + 1, memory_order_release);
 }
 
+bool stack_in_use(Stack *s) { return settle(s) > 0; }
+
 uint64_t stack_top(const Stack *s) {
     uint32_t depth = atomic_load_explicit(&s->depth, memory_order_acquire);
     if (depth > STACK_FRAMES) depth = STACK_FRAMES;
-    while (depth > 0 && s->frames[depth - 1].flags & FRAME_DEAD) depth--;
+    while (depth > 0 && s->frames[depth - 1].flags & (FRAME_DEAD | FRAME_SUSPENDED)) depth--;
     return depth ? s->frames[depth - 1].id : s->parent;
 }
 
