@@ -103,7 +103,7 @@ class Profiler(Stepping):
             for source in self._pipeline.sources:
                 if not source.open:
                     source.start() if source.backend.thread_bound else self._hub.do(source.start)
-            tasks.watch_loop()
+            tasks.watch()
             self._begin_steps()
             self._cost_ns += clock.now() - began
 
@@ -180,7 +180,7 @@ class Profiler(Stepping):
             self._state = "closed"
         _alive.discard(self)
         if not _alive:
-            tasks.release_loops()
+            tasks.release()
         if self._hub is not None and self._pipeline is not None:
             done = self._hub.start(self._hub.remove, self._pipeline, self.options.close_timeout)
             try:

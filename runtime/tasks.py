@@ -1,95 +1,29 @@
-"""Tasks of asyncio: what the core is told of them, and how their coroutines come to be watched."""
+"""Tasks and what they start: what is watched while a profiler is open."""
 
 from __future__ import annotations
 
-import asyncio
-import re
-import weakref
-from collections.abc import Callable, Coroutine
-from typing import Any
-
-from stepscope.runtime import _core
-
-Factory = Callable[..., "asyncio.Future[Any]"]
-
-_AUTOMATIC = re.compile(r"Task-\d+")
+from stepscope.runtime import _core, asyncio_tasks, executors, trio_tasks
 
 
-class TaskFactory:
-    """A loop's task factory while it is recorded: tasks are made as before, of coroutines that the core watches."""
+def watch() -> None:
+    """Watches thread pools from now on, and the tasks of what loop runs in this thread.
 
-    def __init__(self, inner: Factory | None) -> None:
-        self.inner = inner
-        """The factory that the loop had, which makes the tasks; `None` for `asyncio.Task`."""
-        self.watching = True
-
-    def __call__(
-        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
-    ) -> asyncio.Future[Any]:
-        if self.watching and asyncio.iscoroutine(coroutine):
-            coroutine = _core.Coroutine(coroutine)  # type: ignore[assignment]  # pyright: ignore
-        if self.inner is not None:
-            return self.inner(loop, coroutine, **options)
-        return asyncio.Task(coroutine, loop=loop, **options)
-
-
-_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, TaskFactory] = weakref.WeakKeyDictionary()
-
-
-def watch_loop() -> None:
-    """Watches the tasks of the loop that runs in this thread, if one does: those that it has and those to come.
-
-    A step that is under way is not seen to end: the task counts as suspended from the loop's next turn on.
+    Of other loops, and of later ones, the tasks are watched from the moment on at which one of them records.
     """
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    if loop in _loops:
-        return
-    _loops[loop] = factory = TaskFactory(loop.get_task_factory())
-    loop.set_task_factory(factory)
-    for task in asyncio.all_tasks(loop):
-        _watch_task(task, loop)
+    executors.watch()
+    asyncio_tasks.watch()
+    trio_tasks.watch()
 
 
-def release_loops() -> None:
-    """Gives every loop back the factory that it had, unless it was given another since. Any thread."""
-    while _loops:
-        loop, factory = _loops.popitem()
-        factory.watching = False
-        if loop.get_task_factory() is factory:
-            loop.set_task_factory(factory.inner)
+def release() -> None:
+    """Leaves loops and thread pools as they were. Any thread."""
+    executors.release()
+    asyncio_tasks.release()
+    trio_tasks.release()
 
 
-def _watch_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> _core.Coroutine | None:
-    """The coroutine that the core watches of a task, which gets one if it has none."""
-    coroutine: Any = task.get_coro()
-    if isinstance(coroutine, _core.Coroutine) or coroutine is None:
-        return coroutine
-    watched = _core.adopt(task, asyncio.Task)
-    if watched is not None and task is asyncio.current_task(loop):
-        loop.call_soon(watched._paused)  # pyright: ignore[reportPrivateUsage]
-    return watched
+def _running() -> tuple[str, int, _core.Coroutine | None] | None:
+    return asyncio_tasks.running() or trio_tasks.running()
 
 
-def running_task() -> tuple[str, int, _core.Coroutine | None] | None:
-    """Name, number and coroutine of the task that runs; the core asks when a task records for the first time.
-
-    A task that asyncio named is called by the name of its function, for rows are used again by tasks of the same name.
-    """
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-    watch_loop()
-    task = asyncio.current_task(loop)
-    if task is None:
-        return None
-    name = task.get_name()
-    if _AUTOMATIC.fullmatch(name):
-        name = getattr(task.get_coro(), "__qualname__", name)
-    return name, id(task), _watch_task(task, loop)
-
-
-_core.set_task_lookup(running_task)
+_core.set_task_lookup(_running)

@@ -17,6 +17,7 @@ from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime._core import counter, flow, instant, span
 from stepscope.runtime.domain import Domain
+from stepscope.runtime.executors import propagate
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import ProfilerAction, schedule
@@ -46,6 +47,7 @@ __all__ = [
     "counter",
     "flow",
     "instant",
+    "propagate",
     "schedule",
     "span",
     "tensorboard_trace_handler",

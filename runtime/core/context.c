@@ -220,15 +220,23 @@ PyObject *context_py_current_span(PyObject *self, PyObject *unused) {
     return PyLong_FromUnsignedLongLong(recording(RECORD_EVENTS) ? context_parent() : 0);
 }
 
+static uint64_t go_under(Thread *t, uint64_t span) {
+    uint64_t outer = t->under;
+    t->under = span;
+    t->state_id = 0;
+    if (!stack_in_use(t->stack)) t->stack->parent = span;
+    return outer;
+}
+
 PyObject *context_py_call_under(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys) {
     if (n < 2) return PyErr_Format(PyExc_TypeError, "call_under(span, function, *args, **kwargs)");
     uint64_t parent = PyLong_AsUnsignedLongLong(args[0]);
     if (PyErr_Occurred()) return NULL;
     Thread *t = recording(RECORD_EVENTS) ? thread_current_object() : NULL;
-    uint64_t outer = t ? t->under : 0;
-    if (t) t->under = parent, t->state_id = 0;
+    if (!t) return PyObject_Vectorcall(args[1], args + 2, (size_t)(n - 2), keys);
+    uint64_t outer = go_under(t, parent);
     PyObject *result = PyObject_Vectorcall(args[1], args + 2, (size_t)(n - 2), keys);
-    if (t) t->under = outer, t->state_id = 0;
+    go_under(t, outer);
     return result;
 }
 
