@@ -6,6 +6,7 @@ import asyncio
 import re
 import weakref
 from collections.abc import Callable, Coroutine
+from types import CoroutineType
 from typing import Any
 
 from stepscope.runtime import _core
@@ -27,7 +28,7 @@ class TaskFactory:
         self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
     ) -> asyncio.Future[Any]:
         watched: Any = coroutine
-        if self.watching and asyncio.iscoroutine(coroutine):
+        if self.watching and (type(coroutine) is CoroutineType or asyncio.iscoroutine(coroutine)):
             watched = _core.Coroutine(coroutine)
         if self.inner is not None:
             return self.inner(loop, watched, **options)
