@@ -12,7 +12,7 @@ struct ContextScope {
     PyObject *context;  /* weak reference to the context that this scope belongs to; NULL: it is a coroutine's */
     Stack *stack;       /* NULL: of a task that has ended */
     uint64_t owner;     /* of `stack`, when this scope was used last */
-    uint64_t parent;    /* of the outermost spans of this context */
+    Parent parent;      /* of the outermost spans of this context */
     PyObject *shared;   /* the scope of the same task whose stack this is */
     bool task;          /* the stack is a task's, and freed with the scope unless it is shared */
     int64_t number;     /* of the task */
@@ -86,31 +86,31 @@ static Task running_task(void) {
     return task;
 }
 
-static uint64_t parent_in(const ContextScope *inherited) {
-    if (!inherited || inherited->forks != forks) return 0;
+static Parent parent_in(const ContextScope *inherited) {
+    if (!inherited || inherited->forks != forks) return (Parent){0};
     /* The stack of a thread that has ended may be another's by now. */
     bool same = inherited->stack && stack_owner(inherited->stack) == inherited->owner;
-    return same ? stack_top(inherited->stack) : inherited->parent;
+    return same ? stack_parent(inherited->stack) : inherited->parent;
 }
 
-uint64_t context_parent(void) {
+Parent context_parent(void) {
     PyThreadState *state = PyThreadState_Get();
     const Coroutine *c = coroutine_running();
     Thread *t = thread_current_object();
     PyObject *value = NULL;
-    if (c && c->scope && c->scope->stack && c->scope->forks == forks) return stack_top(c->scope->stack);
+    if (c && c->scope && c->scope->stack && c->scope->forks == forks) return stack_parent(c->scope->stack);
     if (c && c->placed) return c->parent;
-    if (t && t->state_id == state->id && t->context_version == state->context_ver) return stack_top(t->context_stack);
+    if (t && t->state_id == state->id && t->context_version == state->context_ver) return stack_parent(t->context_stack);
     if (PyContextVar_Get(variable, NULL, &value) < 0) PyErr_Clear(); /* out of memory */
-    uint64_t parent = value ? parent_in((ContextScope *)value) : t ? stack_top(t->stack) : 0;
+    Parent parent = value ? parent_in((ContextScope *)value) : t ? stack_parent(t->stack) : (Parent){0};
     Py_XDECREF(value);
     return parent;
 }
 
-static ContextScope *scope_new(Thread *t, ContextScope *inherited, const Task *task) {
+static ContextScope *scope_new(Thread *t, ContextScope *inherited, Parent parent, const Task *task) {
     ContextScope *scope = PyObject_New(ContextScope, &ScopeType);
     if (!scope) return NULL;
-    *scope = (ContextScope){.ob_base = scope->ob_base, .stack = t->stack, .owner = t->serial, .parent = parent_in(inherited),
+    *scope = (ContextScope){.ob_base = scope->ob_base, .stack = t->stack, .owner = t->serial, .parent = parent,
                             .number = task->number, .forks = forks};
     if (task->is_task && inherited && inherited->forks == forks && inherited->task && inherited->context && inherited->stack &&
         inherited->number == task->number) {
@@ -119,9 +119,9 @@ static ContextScope *scope_new(Thread *t, ContextScope *inherited, const Task *t
         scope->stack = inherited->stack;
         scope->task = true;
     } else if (task->is_task) {
-        uint32_t track = track_lease(task->name, t->stack->track);
+        uint32_t track = track_lease(task->name, t->stack->track, scope->parent.track);
         Stack *stack = stack_new(t, track);
-        if (stack) scope->stack = stack, scope->task = true, stack->parent = scope->parent;
+        if (stack) scope->stack = stack, scope->task = true, stack_hang(stack, scope->parent);
         else track_release(track);
     }
     return scope;
@@ -138,11 +138,7 @@ static ContextScope *scope_of_coroutine(Thread *t, Coroutine *c, ContextScope *i
     }
     task.is_task = true;
     task.number = 0; /* no context shares it */
-    ContextScope *scope = scope_new(t, inherited, &task);
-    if (scope && c->placed) {
-        scope->parent = c->parent;
-        if (scope->task) scope->stack->parent = c->parent;
-    }
+    ContextScope *scope = scope_new(t, inherited, c->placed ? c->parent : parent_in(inherited), &task);
     Py_XSETREF(c->scope, (ContextScope *)Py_XNewRef(scope));
     return scope;
 }
@@ -167,7 +163,7 @@ static ContextScope *scope_find(Thread *t, PyThreadState *state) {
     /* A task that is watched from its next step on has its scope already. */
     Coroutine *c = running ? running : task.coroutine;
     ContextScope *inherited = (ContextScope *)value;
-    ContextScope *scope = c ? scope_of_coroutine(t, c, inherited, &task) : scope_new(t, inherited, &task);
+    ContextScope *scope = c ? scope_of_coroutine(t, c, inherited, &task) : scope_new(t, inherited, parent_in(inherited), &task);
     if (scope && !c && !(scope->context = PyWeakref_NewRef(state->context, NULL))) Py_CLEAR(scope);
     PyObject *token = scope && scope != inherited ? PyContextVar_Set(variable, (PyObject *)scope) : NULL;
     if (!token && scope && scope != inherited) Py_CLEAR(scope);
@@ -191,7 +187,7 @@ static Stack *look_up(Thread *t, PyThreadState *state) {
         return t->stack;
     }
     use(scope, t);
-    if (!scope->task && !stack_in_use(t->stack)) t->stack->parent = t->under ? t->under : scope->parent;
+    if (!scope->task && !stack_in_use(t->stack)) stack_hang(t->stack, t->under ? (Parent){t->under, 0} : scope->parent);
     t->context_stack = scope->stack;
     t->state_id = state->id;
     t->context_version = state->context_ver;
@@ -217,14 +213,14 @@ PyObject *context_py_set_task_lookup(PyObject *self, PyObject *lookup) {
 }
 
 PyObject *context_py_current_span(PyObject *self, PyObject *unused) {
-    return PyLong_FromUnsignedLongLong(recording(RECORD_EVENTS) ? context_parent() : 0);
+    return PyLong_FromUnsignedLongLong(recording(RECORD_EVENTS) ? context_parent().span : 0);
 }
 
 static uint64_t go_under(Thread *t, uint64_t span) {
     uint64_t outer = t->under;
     t->under = span;
     t->state_id = 0;
-    if (!stack_in_use(t->stack)) t->stack->parent = span;
+    if (!stack_in_use(t->stack)) stack_hang(t->stack, (Parent){span, 0});
     return outer;
 }
 

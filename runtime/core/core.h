@@ -105,6 +105,11 @@ PyObject *strings_py_since(PyObject *self, PyObject *serial);
 PyObject *strings_py_intern(PyObject *self, PyObject *name);
 PyObject *strings_py_category(PyObject *self, PyObject *name);
 
+typedef struct {
+    uint64_t span;   /* id, 0 = none */
+    uint32_t track;  /* where it is drawn, 0 = unknown */
+} Parent;
+
 /* stack.c: the open spans of a thread or task, in a mapped file, so that a killed process leaves them. */
 enum {
     FRAME_DEAD = 1 /* left out of order: popped when it comes to the top */, FRAME_ITT = 2,
@@ -125,7 +130,7 @@ typedef struct {
     uint64_t parent;         /* parent of the outermost span (of another task or thread) */
     _Atomic uint64_t owner;  /* serial of the Thread that pushes and pops here */
     _Atomic uint64_t gone;   /* spans without a frame that another thread left */
-    uint64_t zero[2];
+    uint32_t parent_track, zero[3];
     Frame frames[STACK_FRAMES];
 } Stack;
 _Static_assert(sizeof(Stack) == 4096, "a stack is one page");
@@ -149,15 +154,18 @@ void span_close(struct Thread *thread, const Open *open, int64_t end, uint8_t fl
                 const char *args, uint32_t args_len);
 void span_abandon(const Open *open);    /* it will never be closed; any thread */
 bool stack_in_use(Stack *stack);        /* whether a span is open there; for the owner */
-uint64_t stack_top(const Stack *stack); /* id of the innermost open span: the parent of what is recorded now */
+Parent stack_parent(const Stack *stack); /* the innermost open span, on which hangs what is recorded now */
+static inline uint64_t stack_top(const Stack *stack) { return stack_parent(stack).span; }
+static inline void stack_hang(Stack *stack, Parent on) { stack->parent = on.span, stack->parent_track = on.track; }
 PyObject *stack_py_open_spans(PyObject *self, PyObject *unused);
 
 /* track.c: where events are drawn; append-only. */
 enum { TRACK_PROCESS = 1, TRACK_THREAD, TRACK_TASK, TRACK_STREAM, TRACK_COUNTER };
 typedef struct { int64_t pid, tid; uint32_t kind, parent, name, id; } Track;
 uint32_t track_new(uint32_t kind, int64_t pid, int64_t tid, uint32_t name, uint32_t parent);
-/* For a task: one that no task uses any more, else a new one. Past a number of them, one named `task` for any name. */
-uint32_t track_lease(uint32_t name, uint32_t parent);
+/* For a task: one that no task uses any more, else a new one; not that on which its outermost spans hang. Past a number of
+ * tracks, one named `task` for any name. */
+uint32_t track_lease(uint32_t name, uint32_t parent, uint32_t except);
 void track_release(uint32_t id);
 const Track *track_get(uint32_t id);   /* any thread; never NULL */
 uint32_t track_process(void);          /* of this process */
@@ -200,7 +208,7 @@ Stack *stack_without_gil(Thread *thread); /* the task's if its context recorded 
 int context_init(void);
 void context_after_fork(void);
 typedef struct ContextScope ContextScope;
-uint64_t context_parent(void);            /* of what would be recorded now; needs the GIL */
+Parent context_parent(void);              /* of what would be recorded now; needs the GIL */
 /* The stack of a coroutine's scope, which `thread` goes on with; NULL if it has none in this process. */
 Stack *scope_stack(ContextScope *scope, Thread *thread);
 void scope_end(ContextScope *scope);      /* the task has ended: its stack and track may be used again */
@@ -210,7 +218,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *inner, *weak_references;
     ContextScope *scope; /* since it has recorded */
-    uint64_t parent;     /* of its outermost spans: what was open where the task was made; if `placed` */
+    Parent parent;       /* of its outermost spans: what was open where the task was made; if `placed` */
     Open suspended;      /* `id` 0: it runs, has nothing open, or nothing records */
     uint32_t steps;      /* under way; more than one is an error of who drives it */
     bool placed;

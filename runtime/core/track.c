@@ -55,22 +55,22 @@ static uint32_t vacant[BUCKETS], *next_vacant, leased;
 
 static uint32_t *bucket(uint32_t name, uint32_t parent) { return &vacant[(name * 31 + parent) % BUCKETS]; }
 
-static uint32_t take_vacant(uint32_t name, uint32_t parent) {
+static uint32_t take_vacant(uint32_t name, uint32_t parent, uint32_t except) {
     if (!next_vacant && !(next_vacant = calloc(MAX_TRACKS + 1, sizeof *next_vacant))) return 0;
     for (uint32_t *at = bucket(name, parent), id; (id = *at); at = &next_vacant[id]) {
         const Track *t = track_get(id);
-        if (t->name != name || t->parent != parent) continue;
+        if (t->name != name || t->parent != parent || id == except) continue;
         *at = next_vacant[id];
         return id;
     }
     return 0;
 }
 
-uint32_t track_lease(uint32_t name, uint32_t parent) {
+uint32_t track_lease(uint32_t name, uint32_t parent, uint32_t except) {
     uint32_t any = strings_intern("task", 4);
     pthread_mutex_lock(&lock);
-    uint32_t id = take_vacant(name, parent);
-    if (!id && leased >= MAX_NAMED_TASKS) id = take_vacant(name = any, parent = process);
+    uint32_t id = take_vacant(name, parent, except);
+    if (!id && leased >= MAX_NAMED_TASKS) id = take_vacant(name = any, parent = process, except);
     if (!id) {
         int64_t number = TASK_NUMBERS + (int64_t)atomic_load_explicit(&count, memory_order_relaxed) + 1;
         id = add(TRACK_TASK, track_get(parent)->pid, number, name, parent);
