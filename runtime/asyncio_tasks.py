@@ -66,8 +66,12 @@ def release() -> None:
 
 def _watch_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> _core.Coroutine | None:
     """The coroutine that the core watches of a task; one that was made without gets it now."""
-    watched = _core.adopt(task, asyncio.Task)
-    if watched is not None and task is asyncio.current_task(loop):
+    coroutine: Any = task.get_coro()
+    if type(coroutine) is _core.Coroutine:
+        return coroutine
+    runs = task is asyncio.current_task(loop)
+    watched = _core.adopt(task, asyncio.Task, runs)
+    if watched is not None and runs:
         loop.call_soon(watched._paused)  # pyright: ignore[reportPrivateUsage]
     return watched
 

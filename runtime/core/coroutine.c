@@ -8,6 +8,7 @@
 #include <structmember.h>
 
 static __thread Coroutine *running;
+static __thread Coroutine *midway; /* came to be watched within a step, whose end is not seen; owned */
 static uint32_t suspended_name;
 static uint16_t suspended_category;
 
@@ -45,6 +46,26 @@ static void go_on(Coroutine *c) {
     c->suspended.id = 0;
 }
 
+static bool is_running(const Coroutine *c) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *answer = PyObject_GetAttrString(c->inner, "cr_running");
+    bool yes = answer == Py_True;
+    PyErr_Clear(); /* not every kind of coroutine says */
+    Py_XDECREF(answer);
+    PyErr_Restore(type, value, trace);
+    return yes;
+}
+
+/* The step in which a coroutine came to be watched is over at the latest when another step begins on its thread. */
+static void __attribute__((noinline)) end_midway(const Coroutine *next) {
+    Coroutine *c = midway;
+    if (is_running(c)) return; /* the next one begins within it, as eager tasks do */
+    midway = NULL;
+    if (c != next && !c->steps) suspend(c);
+    Py_DECREF(c);
+}
+
 /* The task has ended. Spans that are left open keep their stack until nobody can ask for it any more. */
 static void finish(Coroutine *c) {
     Thread *t = c->scope ? thread_current() : NULL;
@@ -56,6 +77,7 @@ static void finish(Coroutine *c) {
 /* A step begins; returns what `leave` wants to know. */
 static Coroutine *enter(Coroutine *c) {
     Coroutine *outer = running;
+    if (midway) end_midway(c);
     if (c->suspended.id) go_on(c);
     c->steps++;
     running = c;
@@ -116,7 +138,8 @@ static PyObject *coroutine_await(PyObject *self) { return Py_NewRef(self); }
 
 static PyObject *coroutine_paused(PyObject *self, PyObject *unused) {
     Coroutine *c = (Coroutine *)self;
-    if (!c->steps) suspend(c);
+    if (midway == c) end_midway(NULL);
+    else if (!c->steps && !is_running(c)) suspend(c);
     Py_RETURN_NONE;
 }
 
@@ -191,7 +214,8 @@ PyTypeObject CoroutineType = {
  * not answer with the proxy afterwards, all stays as it was, and the answer is None. */
 PyObject *coroutine_py_adopt(PyObject *self, PyObject *args) {
     PyObject *task, *base;
-    if (!PyArg_ParseTuple(args, "OO!", &task, &PyType_Type, &base)) return NULL;
+    int runs;
+    if (!PyArg_ParseTuple(args, "OO!p", &task, &PyType_Type, &base, &runs)) return NULL;
     PyObject *inner = PyObject_CallMethod(task, "get_coro", NULL);
     if (!inner || Py_IS_TYPE(inner, &CoroutineType)) return inner;
     PyObject *made = coroutine_make(inner), **found = NULL, *now = NULL;
@@ -208,6 +232,7 @@ PyObject *coroutine_py_adopt(PyObject *self, PyObject *args) {
     bool done = made && now == made;
     Py_XDECREF(now);
     Py_DECREF(inner);
+    if (done && runs) Py_XSETREF(midway, (Coroutine *)Py_NewRef(made));
     if (done || !made) return made;
     Py_DECREF(made);
     Py_RETURN_NONE;
