@@ -286,7 +286,7 @@ async def test_what_is_no_task_is_not_adopted() -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
-async def test_eager_tasks() -> None:
+def test_eager_tasks() -> None:
     """Their first step runs within who makes them: on a row of their own, with that as the parent."""
 
     async def work(turns: int) -> None:
@@ -294,19 +294,20 @@ async def test_eager_tasks() -> None:
             for _ in range(turns):
                 await asyncio.sleep(0)
 
-    loop = asyncio.get_running_loop()
-    loop.set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009
-    try:
-        with recording() as log, watching(), span("test"):
-            asyncio.create_task(work(0))
-            task = asyncio.create_task(work(2))
+    async def main() -> None:
+        asyncio.get_running_loop().set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009
+        with watching(), span("main"):
+            first = asyncio.create_task(work(0))
+            assert first.done()
+            second = asyncio.create_task(work(2))
             with span("between"):
                 pass
-            await task
-    finally:
-        loop.set_task_factory(None)
-    test = log.span("test")
-    assert {log.span(f"work {turns}").parent for turns in (0, 2)} == {test.id} == {log.span("between").parent}
+            await second
+
+    with recording() as log:
+        asyncio.run(main())
+    of_main = log.span("main").id
+    assert {log.span(name).parent for name in ("work 0", "work 2", "between")} == {of_main}
     assert len([row for row in log.events(Kind.SPAN, "suspended") if row.parent == log.span("work 2").id]) == 2
     assert not any(row.flags for row in log.of(Kind.SPAN))
     check_self_times(log.of(Kind.SPAN))
