@@ -86,13 +86,16 @@ static Task running_task(void) {
     return task;
 }
 
-/* `t` is the thread that asks. */
-static Parent parent_in(const ContextScope *inherited, const Thread *t) {
-    if (!inherited) return (Parent){t ? t->under : 0, 0};
-    if (inherited->forks != forks) return (Parent){0};
+static Parent parent_in(const ContextScope *inherited) {
+    if (!inherited || inherited->forks != forks) return (Parent){0};
     /* The stack of a thread that has ended may be another's by now. */
     bool same = inherited->stack && stack_owner(inherited->stack) == inherited->owner;
     return same ? stack_parent(inherited->stack) : inherited->parent;
+}
+
+/* Of a task's outermost spans. */
+static Parent parent_of_task(const ContextScope *inherited, const Thread *t) {
+    return inherited ? parent_in(inherited) : (Parent){t->under, 0};
 }
 
 Parent context_parent(void) {
@@ -104,7 +107,7 @@ Parent context_parent(void) {
     if (c && c->placed) return c->parent;
     if (t && t->state_id == state->id && t->context_version == state->context_ver) return stack_parent(t->context_stack);
     if (PyContextVar_Get(variable, NULL, &value) < 0) PyErr_Clear(); /* out of memory */
-    Parent parent = value ? parent_in((ContextScope *)value, t) : t ? stack_parent(t->stack) : (Parent){0};
+    Parent parent = value ? parent_in((ContextScope *)value) : t ? stack_parent(t->stack) : (Parent){0};
     Py_XDECREF(value);
     return parent;
 }
@@ -140,7 +143,7 @@ static ContextScope *scope_of_coroutine(Thread *t, Coroutine *c, ContextScope *i
     }
     task.is_task = true;
     task.number = 0; /* no context shares it */
-    ContextScope *scope = scope_new(t, inherited, c->placed ? c->parent : parent_in(inherited, t), &task);
+    ContextScope *scope = scope_new(t, inherited, c->placed ? c->parent : parent_of_task(inherited, t), &task);
     Py_XSETREF(c->scope, (ContextScope *)Py_XNewRef(scope));
     return scope;
 }
@@ -165,7 +168,8 @@ static ContextScope *scope_find(Thread *t, PyThreadState *state) {
     /* A task that is watched from its next step on has its scope already. */
     Coroutine *c = running ? running : task.coroutine;
     ContextScope *inherited = (ContextScope *)value;
-    ContextScope *scope = c ? scope_of_coroutine(t, c, inherited, &task) : scope_new(t, inherited, parent_in(inherited, t), &task);
+    Parent parent = task.is_task ? parent_of_task(inherited, t) : parent_in(inherited);
+    ContextScope *scope = c ? scope_of_coroutine(t, c, inherited, &task) : scope_new(t, inherited, parent, &task);
     if (scope && !c && !(scope->context = PyWeakref_NewRef(state->context, NULL))) Py_CLEAR(scope);
     PyObject *token = scope && scope != inherited ? PyContextVar_Set(variable, (PyObject *)scope) : NULL;
     if (!token && scope && scope != inherited) Py_CLEAR(scope);
