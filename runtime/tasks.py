@@ -22,8 +22,20 @@ def release() -> None:
     trio_tasks.release()
 
 
+MAX_NAMES = 1 << 14
+"""Names of tasks that are kept: a program that numbers its tasks must not fill the process's table of names."""
+
+_names: set[str] = set()
+
+
 def _running() -> tuple[str, int, _core.Coroutine | None] | None:
-    return asyncio_tasks.running() or trio_tasks.running()
+    found = asyncio_tasks.running() or trio_tasks.running()
+    if found is None or found[0] in _names:
+        return found
+    if len(_names) < MAX_NAMES:
+        _names.add(found[0])
+        return found
+    return "task", found[1], found[2]
 
 
 _core.set_task_lookup(_running)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,11 +21,9 @@ from tests.recording import check_self_times, recording
 
 
 @pytest.fixture(autouse=True)
-def watching() -> Generator[None]:
+def watching() -> None:
     """What an open profiler watches."""
     tasks.watch()
-    yield
-    tasks.release()
 
 
 def work(name: str = "work") -> None:

@@ -124,7 +124,7 @@ static ContextScope *scope_new(Thread *t, ContextScope *inherited, Parent parent
         scope->stack = inherited->stack;
         scope->task = true;
     } else if (task->is_task) {
-        uint32_t track = track_lease(task->name, t->stack->track, scope->parent.track);
+        uint32_t track = track_lease(TRACK_TASK, task->name, t->stack->track, scope->parent.track);
         Stack *stack = stack_new(t, track);
         if (stack) scope->stack = stack, scope->task = true, stack_hang(stack, scope->parent);
         else track_release(track);

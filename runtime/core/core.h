@@ -163,9 +163,9 @@ PyObject *stack_py_open_spans(PyObject *self, PyObject *unused);
 enum { TRACK_PROCESS = 1, TRACK_THREAD, TRACK_TASK, TRACK_STREAM, TRACK_COUNTER };
 typedef struct { int64_t pid, tid; uint32_t kind, parent, name, id; } Track;
 uint32_t track_new(uint32_t kind, int64_t pid, int64_t tid, uint32_t name, uint32_t parent);
-/* For a task: one that no task uses any more, else a new one; not that on which its outermost spans hang. Past a number of
- * tracks, one named `task` for any name. */
-uint32_t track_lease(uint32_t name, uint32_t parent, uint32_t except);
+/* One of this name and parent that nobody uses any more, else a new one; not `except`. Its `tid` is no system's number.
+ * Past some thousand of tasks, one named `task` for any name. */
+uint32_t track_lease(uint32_t kind, uint32_t name, uint32_t parent, uint32_t except);
 void track_release(uint32_t id);
 const Track *track_get(uint32_t id);   /* any thread; never NULL */
 uint32_t track_process(void);          /* of this process */

@@ -6,7 +6,7 @@
 
 #define CHUNK 1024
 #define MAX_TRACKS (1u << 20) /* further ones share the last */
-#define TASK_NUMBERS (1 << 30) /* from here on, as the system numbers threads from below */
+#define LEASED_NUMBERS (1 << 30) /* from here on, as the system numbers threads from below */
 #define MAX_NAMED_TASKS (1u << 14)
 #define BUCKETS 1024
 
@@ -49,8 +49,8 @@ uint32_t track_new(uint32_t kind, int64_t pid, int64_t tid, uint32_t name, uint3
     return id;
 }
 
-/* Tracks of ended tasks, in lists by name and parent: a server makes millions of tasks, of few names, some hundred at a
- * time. */
+/* Tracks that nobody uses any more, in lists by name and parent: a server makes millions of tasks, of few names, some
+ * hundred at a time. */
 static uint32_t vacant[BUCKETS], *next_vacant, leased;
 
 static uint32_t *bucket(uint32_t name, uint32_t parent) { return &vacant[(name * 31 + parent) % BUCKETS]; }
@@ -66,14 +66,14 @@ static uint32_t take_vacant(uint32_t name, uint32_t parent, uint32_t except) {
     return 0;
 }
 
-uint32_t track_lease(uint32_t name, uint32_t parent, uint32_t except) {
+uint32_t track_lease(uint32_t kind, uint32_t name, uint32_t parent, uint32_t except) {
     uint32_t any = strings_intern("task", 4);
     pthread_mutex_lock(&lock);
     uint32_t id = take_vacant(name, parent, except);
-    if (!id && leased >= MAX_NAMED_TASKS) id = take_vacant(name = any, parent = process, except);
+    if (!id && kind == TRACK_TASK && leased >= MAX_NAMED_TASKS) id = take_vacant(name = any, parent = process, except);
     if (!id) {
-        int64_t number = TASK_NUMBERS + (int64_t)atomic_load_explicit(&count, memory_order_relaxed) + 1;
-        id = add(TRACK_TASK, track_get(parent)->pid, number, name, parent);
+        int64_t number = LEASED_NUMBERS + (int64_t)atomic_load_explicit(&count, memory_order_relaxed) + 1;
+        id = add(kind, track_get(parent)->pid, number, name, parent);
         leased++;
     }
     pthread_mutex_unlock(&lock);
@@ -83,7 +83,7 @@ uint32_t track_lease(uint32_t name, uint32_t parent, uint32_t except) {
 void track_release(uint32_t id) {
     const Track *t = track_get(id);
     pthread_mutex_lock(&lock);
-    if (next_vacant && t->kind == TRACK_TASK) {
+    if (next_vacant && t->tid >= LEASED_NUMBERS) {
         uint32_t *first = bucket(t->name, t->parent);
         next_vacant[id] = *first;
         *first = id;
