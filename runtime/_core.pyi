@@ -1,6 +1,6 @@
 """The native core. Public wrappers: `stepscope.runtime.{strings,tracks,clock,recorder,...}`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, Self, TypeVar
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -54,7 +54,7 @@ class Coroutine:
     def send(self, value: Any, /) -> Any: ...
     def throw(self, *args: Any) -> Any: ...
     def close(self) -> None: ...
-    def __await__(self) -> Iterator[Any]: ...
+    def __await__(self) -> Generator[Any, Any, Any]: ...
     def _paused(self) -> None:
         """A step that began before the task had this coroutine is over: it is suspended, unless it has gone on."""
 

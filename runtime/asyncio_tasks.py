@@ -49,7 +49,8 @@ def watch() -> None:
         return
     if loop in _loops:
         return
-    _loops[loop] = factory = TaskFactory(loop.get_task_factory())
+    factory: Any = TaskFactory(loop.get_task_factory())
+    _loops[loop] = factory
     loop.set_task_factory(factory)
     for task in asyncio.all_tasks(loop):
         _watch_task(task, loop)
@@ -60,8 +61,10 @@ def release() -> None:
     while _loops:
         loop, factory = _loops.popitem()
         factory.watching = False
-        if loop.get_task_factory() is factory:
-            loop.set_task_factory(factory.inner)
+        installed: Any = loop.get_task_factory()
+        if installed is factory:
+            inner: Any = factory.inner
+            loop.set_task_factory(inner)
 
 
 def _watch_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> _core.Coroutine | None:

@@ -12,7 +12,7 @@ from stepscope.runtime import _core
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_submit = ThreadPoolExecutor.submit
+_submit: Any = ThreadPoolExecutor.submit
 
 
 @functools.wraps(_submit)
@@ -24,6 +24,7 @@ def _submit_with_span(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args
 
 
 _original: Callable[..., Future[Any]] = _submit
+"""What makes the future: the method that was there before ours."""
 
 
 def watch() -> None:
@@ -31,13 +32,13 @@ def watch() -> None:
     global _original
     if ThreadPoolExecutor.submit is not _submit_with_span:
         _original = ThreadPoolExecutor.submit
-        ThreadPoolExecutor.submit = _submit_with_span  # type: ignore[method-assign]
+        setattr(ThreadPoolExecutor, "submit", _submit_with_span)  # noqa: B010 - its type cannot be written
 
 
 def release() -> None:
     """Undoes that, unless somebody else has replaced the method since: then it passes on nothing, as nothing records."""
     if ThreadPoolExecutor.submit is _submit_with_span:
-        ThreadPoolExecutor.submit = _original  # type: ignore[method-assign]
+        setattr(ThreadPoolExecutor, "submit", _original)  # noqa: B010
 
 
 def propagate(function: Callable[P, T], /) -> Callable[P, T]:

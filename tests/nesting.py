@@ -15,6 +15,10 @@ from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_blocks
 from stepscope.runtime.journal.reader import JournalReader
 
 
+CUT = int(Flag.CLIPPED | Flag.OPEN)
+"""Of a span that is cut at a border, the self time is a share."""
+
+
 def overlaps(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Of spans (begin, end) of one track, those that overlap another without lying in it or around it."""
     wrong: list[tuple[int, int]] = []
@@ -35,7 +39,12 @@ def journal_spans(path: Path) -> Block:
         assert not reader.damage
     events = join_blocks(found)
     steps = [name for name in np.unique(events["name"]) if strings.text(int(name)) == "ProfilerStep"]
-    return events[(events["kind"] == int(Kind.SPAN)) & ~np.isin(events["name"], steps)]
+    spans: Block = events[(events["kind"] == int(Kind.SPAN)) & ~np.isin(events["name"], steps)]
+    return spans
+
+
+def _shown(row: Any) -> str:
+    return f"{strings.text(int(row['name']))} [{row['ts']}, {row['ts'] + row['dur']}] flags {row['flags']}"
 
 
 def journal_problems(spans: Block) -> list[str]:
@@ -57,20 +66,19 @@ def journal_problems(spans: Block) -> list[str]:
                 continue
             inside[int(row["parent"])] += int(row["dur"])
             if row["ts"] < above["ts"] or row["ts"] + row["dur"] > above["ts"] + above["dur"]:
-                problems.append(f"track {track}: a span reaches out of its parent")
+                problems.append(f"track {track}: {_shown(row)} reaches out of its parent {_shown(above)}")
     for row in nested:
         expected = int(row["dur"]) - inside[int(row["id"])]
         if not 0 <= row["self_dur"] <= row["dur"]:
             problems.append(f"self time {row['self_dur']} of {row['dur']}")
-        elif row["self_dur"] != expected and int(row["track"]) not in strays:
+        elif row["self_dur"] != expected and int(row["track"]) not in strays and not row["flags"] & CUT:
             problems.append(f"track {row['track']}: self time {row['self_dur']}, should be {expected}")
     return problems
 
 
 def chrome_problems(path: Path) -> list[str]:
     """What is wrong with a Chrome file: complete events that overlap on one row, rows with two names."""
-    loaded: Any = json.loads(path.read_text())
-    events: list[dict[str, Any]] = loaded["traceEvents"] if isinstance(loaded, dict) else loaded
+    events: list[dict[str, Any]] = json.loads(path.read_text())
     rows: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     names: dict[tuple[int, int], set[str]] = defaultdict(set)
     for event in events:

@@ -171,7 +171,7 @@ class Runner:
         if action == "spawn":
             self._tasks.append(asyncio.create_task(self._wait(inner)))
         elif action == "cancel" and self._tasks:
-            self._tasks[inner % len(self._tasks)].cancel()
+            self._tasks[int(inner) % len(self._tasks)].cancel()
         elif action == "gather":
             await asyncio.gather(*map(self._wait, inner), return_exceptions=True)
         elif action == "group":

@@ -48,6 +48,11 @@ async def first_of(items: AsyncGenerator[int]) -> int:
     return await items.__anext__()
 
 
+async def close(items: AsyncGenerator[int]) -> None:
+    """Closes it."""
+    await items.aclose()
+
+
 def check_nothing_is_left(log: Log) -> None:
     """Fails if a span is still open, or another was drawn into it."""
     assert open_rows() == []
@@ -81,7 +86,7 @@ async def test_closed_in_another_task() -> None:
     items = stream()
     with recording() as log:
         await asyncio.create_task(first_of(items))
-        await asyncio.create_task(items.aclose())  # type: ignore[arg-type]  # pyright: ignore
+        await asyncio.create_task(close(items))
         await run_after(log)
     check_nothing_is_left(log)
 
@@ -103,7 +108,7 @@ async def test_closed_in_another_task_while_the_first_goes_on() -> None:
         task = asyncio.create_task(consumer())
         for _ in range(4):
             await asyncio.sleep(0)
-        await asyncio.create_task(items.aclose())  # type: ignore[arg-type]  # pyright: ignore
+        await asyncio.create_task(close(items))
         gate.set()
         await task
         await run_after(log)

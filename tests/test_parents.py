@@ -7,9 +7,11 @@ import contextvars
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -101,7 +103,7 @@ def test_anyio(backend: str) -> None:
 
     async def child() -> None:
         with span("child"):
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             await anyio.to_thread.run_sync(work)
 
     async def main() -> None:
@@ -150,7 +152,7 @@ async def test_run_in_executor_and_to_thread() -> None:
     loop = asyncio.get_running_loop()
     with recording() as log, span("test"):
         await loop.run_in_executor(None, work, "plain")
-        await loop.run_in_executor(None, contextvars.copy_context().run, work, "copied")
+        await loop.run_in_executor(None, partial(contextvars.copy_context().run, work, "copied"))
         await asyncio.to_thread(work, "to_thread")
         await loop.run_in_executor(None, nested)
     test = log.span("test").id
@@ -197,12 +199,15 @@ def test_submit_is_put_back() -> None:
     tasks.watch()
     tasks.watch()
     replaced: Any = ThreadPoolExecutor.submit
-    theirs: Any = lambda self, fn, /, *args, **kwargs: replaced(self, fn, *args, **kwargs)  # noqa: E731
-    ThreadPoolExecutor.submit = theirs  # type: ignore[method-assign]
+
+    def theirs(self: ThreadPoolExecutor, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return replaced(self, fn, *args, **kwargs)
+
+    setattr(ThreadPoolExecutor, "submit", theirs)  # noqa: B010
     try:
         tasks.release()
         assert ThreadPoolExecutor.submit is theirs
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(pow, 2, 3).result() == 8
     finally:
-        ThreadPoolExecutor.submit = original  # type: ignore[method-assign]
+        setattr(ThreadPoolExecutor, "submit", original)  # noqa: B010

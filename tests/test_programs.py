@@ -10,23 +10,24 @@ from random import Random
 
 import pytest
 import uvloop
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 import stepscope as sc
 from stepscope.runtime import strings
 from tests.nesting import chrome_problems, journal_problems, journal_spans, overlaps
-from tests.programs import Runner, random_program
+from tests.programs import Program, Runner, random_program
 
 
-def check(seed: Random, loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def check(program: list[Program], loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
     """Runs a program under a profiler, and looks at what was written."""
+    note(f"the program: {program}")
     runner = Runner()
     with tempfile.TemporaryDirectory() as directory:
         chrome = Path(directory) / "trace.json"
         with sc.trace(output_dir=directory, exporters=[sc.ChromeTraceExporter(chrome)]) as profiler:
             sc.instant("begin")
-            runner.run(random_program(seed), loop_factory)
+            runner.run(program, loop_factory)
         profiler.raise_errors()
         spans = journal_spans(Path(directory) / "journal")
         assert journal_problems(spans) == []
@@ -43,7 +44,7 @@ def test_random_programs(loop_factory: Callable[[], asyncio.AbstractEventLoop]) 
     @settings(max_examples=40)
     @given(st.randoms(use_true_random=False))
     def programs(seed: Random) -> None:
-        check(seed, loop_factory)
+        check(random_program(seed), loop_factory)
 
     programs()
 

@@ -48,7 +48,7 @@ async def test_work_of_others_lies_in_the_suspended_time() -> None:
         with span(name):
             for _ in range(5):
                 with span(f"{name} runs"):
-                    time.sleep(0.0005)
+                    time.sleep(0.0005)  # noqa: ASYNC251 - it stands for work
                 await asyncio.sleep(0)
 
     with recording() as log:

@@ -8,7 +8,7 @@ import inspect
 import io
 import sys
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Coroutine, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CoroutineType
@@ -34,6 +34,12 @@ def watching() -> Generator[None]:
         tasks.release()
 
 
+def watched(task: asyncio.Task[Any]) -> bool:
+    """Whether its coroutine is a proxy."""
+    coroutine: Any = task.get_coro()
+    return type(coroutine) is _core.Coroutine
+
+
 async def wait(value: int = 0) -> int:
     """A coroutine that is suspended once."""
     await asyncio.sleep(0)
@@ -46,7 +52,9 @@ async def test_a_task_looks_as_before() -> None:
         task = asyncio.create_task(wait(3), name="named")
         coroutine: Any = task.get_coro()
         assert type(coroutine) is _core.Coroutine
-        assert inspect.iscoroutine(coroutine) and asyncio.iscoroutine(coroutine) and isinstance(coroutine, CoroutineType)
+        assert (
+            inspect.iscoroutine(coroutine) and asyncio.iscoroutine(coroutine) and isinstance(coroutine, CoroutineType)
+        )
         assert isinstance(coroutine, Coroutine) and isinstance(coroutine, Awaitable)
         assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED
         assert "wait() running at" in repr(task) and "named" in repr(task)
@@ -65,13 +73,15 @@ async def test_a_task_looks_as_before() -> None:
 async def test_equality_and_references() -> None:
     """The proxy equals what it stands for, and both go when the task goes."""
     inner = wait(1)
-    proxy = _core.Coroutine(inner)
-    assert proxy == inner and proxy == _core.Coroutine(inner) and hash(proxy) == hash(inner) and proxy != wait
+    proxy: Any = _core.Coroutine(inner)
+    for same in (inner, _core.Coroutine(inner)):
+        assert proxy == same and hash(proxy) == hash(same)
+    assert proxy != "another"
     assert repr(proxy) == repr(inner) and _core.Coroutine(proxy) is proxy
     references = weakref.ref(inner), weakref.ref(proxy)
-    task = asyncio.get_running_loop().create_task(proxy)  # type: ignore[arg-type]  # pyright: ignore
+    task: Any = asyncio.get_running_loop().create_task(proxy)
     assert await task == 1
-    del task, inner, proxy
+    del task, inner, proxy, same
     await asyncio.sleep(0)  # the step above was given the task that it waited for
     gc.collect()
     assert [reference() for reference in references] == [None, None]
@@ -115,7 +125,7 @@ async def test_a_proxy_can_be_awaited_and_closed() -> None:
         with span("closed"):
             await wait()
 
-    assert await _core.Coroutine(wait(2)) == 2  # type: ignore[func-returns-value]
+    assert await _core.Coroutine(wait(2)) == 2
     with recording() as log:
         proxy = _core.Coroutine(close_me())
         proxy.send(None)
@@ -135,8 +145,8 @@ async def test_entering_a_coroutine_twice_is_refused() -> None:
             await asyncio.sleep(0)
 
     with recording() as log:
-        proxy = _core.Coroutine(greedy())
-        await asyncio.get_running_loop().create_task(proxy)  # type: ignore[arg-type]  # pyright: ignore
+        proxy: Any = _core.Coroutine(greedy())
+        await asyncio.get_running_loop().create_task(proxy)
     assert log.span("greedy").flags == Flag(0)
     check_self_times(log.of(Kind.SPAN))
 
@@ -218,7 +228,10 @@ async def test_a_factory_that_was_set_meanwhile_stays() -> None:
     tasks.watch()
     ours: Any = loop.get_task_factory()
     assert ours is not None
-    theirs: Callable[..., Any] = lambda loop, coroutine, **options: ours(loop, coroutine, **options)  # noqa: E731
+
+    def theirs(loop: Any, coroutine: Any, **options: Any) -> Any:
+        return ours(loop, coroutine, **options)
+
     loop.set_task_factory(theirs)
     try:
         tasks.release()
@@ -237,7 +250,7 @@ def test_a_profiler_watches_while_it_is_open(loop_factory: Any, output_dir: Path
         loop = asyncio.get_running_loop()
         async with sc.trace(output_dir=output_dir / "a"):
             async with sc.trace(output_dir=output_dir / "b"):
-                assert type(asyncio.create_task(wait()).get_coro()) is _core.Coroutine
+                assert watched(asyncio.create_task(wait()))
             assert loop.get_task_factory() is not None
         assert loop.get_task_factory() is None
         assert type(asyncio.create_task(wait()).get_coro()) is CoroutineType
@@ -260,7 +273,7 @@ async def test_tasks_of_other_types() -> None:
         special = Special(work(), loop=asyncio.get_running_loop())
         special.extra = 1
         await special
-    assert type(special.get_coro()) is _core.Coroutine
+    assert watched(special)
     row = log.span("work")
     assert [wait.parent for wait in log.events(Kind.SPAN, "suspended") if wait.track == row.track] == [row.id]
     check_self_times(log.of(Kind.SPAN))

@@ -90,12 +90,15 @@ static Parent parent_in(const ContextScope *inherited) {
     if (!inherited || inherited->forks != forks) return (Parent){0};
     /* The stack of a thread that has ended may be another's by now. */
     bool same = inherited->stack && stack_owner(inherited->stack) == inherited->owner;
+    /* On what the outermost spans of a thread hang is for each context to say. */
+    if (same && !inherited->task) same = stack_has_parent(inherited->stack);
     return same ? stack_parent(inherited->stack) : inherited->parent;
 }
 
 /* Of a task's outermost spans. */
 static Parent parent_of_task(const ContextScope *inherited, const Thread *t) {
-    return inherited ? parent_in(inherited) : (Parent){t->under, 0};
+    bool of_thread = !inherited || (!inherited->task && inherited->owner == t->serial);
+    return t->under && of_thread && !stack_has_parent(t->stack) ? (Parent){t->under, 0} : parent_in(inherited);
 }
 
 Parent context_parent(void) {
@@ -107,7 +110,7 @@ Parent context_parent(void) {
     if (c && c->placed) return c->parent;
     if (t && t->state_id == state->id && t->context_version == state->context_ver) return stack_parent(t->context_stack);
     if (PyContextVar_Get(variable, NULL, &value) < 0) PyErr_Clear(); /* out of memory */
-    Parent parent = value ? parent_in((ContextScope *)value) : t ? stack_parent(t->stack) : (Parent){0};
+    Parent parent = t ? parent_of_task((ContextScope *)value, t) : (Parent){0};
     Py_XDECREF(value);
     return parent;
 }
@@ -168,7 +171,9 @@ static ContextScope *scope_find(Thread *t, PyThreadState *state) {
     /* A task that is watched from its next step on has its scope already. */
     Coroutine *c = running ? running : task.coroutine;
     ContextScope *inherited = (ContextScope *)value;
-    Parent parent = task.is_task ? parent_of_task(inherited, t) : parent_in(inherited);
+    /* In one thread, spans nest on its stack; what was open when a context was copied may have ended. */
+    bool of_thread = inherited && !inherited->task && inherited->owner == t->serial;
+    Parent parent = task.is_task ? parent_of_task(inherited, t) : of_thread ? inherited->parent : parent_in(inherited);
     ContextScope *scope = c ? scope_of_coroutine(t, c, inherited, &task) : scope_new(t, inherited, parent, &task);
     if (scope && !c && !(scope->context = PyWeakref_NewRef(state->context, NULL))) Py_CLEAR(scope);
     PyObject *token = scope && scope != inherited ? PyContextVar_Set(variable, (PyObject *)scope) : NULL;

@@ -154,6 +154,7 @@ void span_close(struct Thread *thread, const Open *open, int64_t end, uint8_t fl
                 const char *args, uint32_t args_len);
 void span_abandon(const Open *open);    /* it will never be closed; any thread */
 bool stack_in_use(Stack *stack);        /* whether a span is open there; for the owner */
+bool stack_has_parent(const Stack *stack); /* among its own spans */
 Parent stack_parent(const Stack *stack); /* the innermost open span, on which hangs what is recorded now */
 static inline uint64_t stack_top(const Stack *stack) { return stack_parent(stack).span; }
 static inline void stack_hang(Stack *stack, Parent on) { stack->parent = on.span, stack->parent_track = on.track; }

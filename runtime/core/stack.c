@@ -130,10 +130,18 @@ void span_open(Thread *thread, Stack *s, Open *open, uint32_t name, uint16_t cat
 
 bool stack_in_use(Stack *s) { return settle(s) > 0; }
 
-Parent stack_parent(const Stack *s) {
+/* How many frames there are up to the topmost that may be a parent. */
+static uint32_t parents(const Stack *s) {
     uint32_t depth = atomic_load_explicit(&s->depth, memory_order_acquire);
     if (depth > STACK_FRAMES) depth = STACK_FRAMES;
     while (depth > 0 && s->frames[depth - 1].flags & (FRAME_DEAD | FRAME_SUSPENDED)) depth--;
+    return depth;
+}
+
+bool stack_has_parent(const Stack *s) { return parents(s) > 0; }
+
+Parent stack_parent(const Stack *s) {
+    uint32_t depth = parents(s);
     return depth ? (Parent){s->frames[depth - 1].id, s->track} : (Parent){s->parent, s->parent_track};
 }
 
