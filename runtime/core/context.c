@@ -198,7 +198,11 @@ static Stack *look_up(Thread *t, PyThreadState *state) {
         return t->stack;
     }
     use(scope, t);
-    if (!scope->task && !stack_in_use(t->stack)) stack_hang(t->stack, t->under ? (Parent){t->under, 0} : scope->parent);
+    if (!scope->task && !stack_in_use(t->stack)) {
+        /* A parent on the thread's own row has ended, as nothing is open there. */
+        Parent on = scope->parent.track == t->stack->track ? (Parent){0} : scope->parent;
+        stack_hang(t->stack, t->under ? (Parent){t->under, 0} : on);
+    }
     t->context_stack = scope->stack;
     t->state_id = state->id;
     t->context_version = state->context_ver;
