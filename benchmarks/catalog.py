@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from benchmarks import closing, idle, json_export, memory, operators, span, startup, step, summary, training, window_end
+from benchmarks import (
+    closing,
+    idle,
+    json_export,
+    memory,
+    operators,
+    span,
+    startup,
+    step,
+    summary,
+    tasks,
+    training,
+    window_end,
+)
 
 ROWS = (
     *span.ROWS,
+    *tasks.ROWS,
     *idle.ROWS,
     *step.ROWS,
     *operators.ROWS,
