@@ -14,7 +14,6 @@ from stepscope.runtime import strings
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_blocks
 from stepscope.runtime.journal.reader import JournalReader
 
-
 CUT = int(Flag.CLIPPED | Flag.OPEN)
 """Of a span that is cut at a border, the self time is a share."""
 
