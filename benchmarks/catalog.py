@@ -13,12 +13,14 @@ from benchmarks import (
     startup,
     step,
     summary,
+    tasks,
     training,
     window_end,
 )
 
 ROWS = (
     *span.ROWS,
+    *tasks.ROWS,
     *idle.ROWS,
     *step.ROWS,
     *flight.ROWS,

@@ -1,9 +1,10 @@
 """The native core. Public wrappers: `stepscope.runtime.{strings,tracks,clock,recorder,...}`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, Self, TypeVar
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_T = TypeVar("_T")
 
 FIRST_NAME: Final[int]
 MAX_NAME: Final[int]
@@ -54,7 +55,40 @@ def open_spans() -> bytes:
 def ring_statistics() -> dict[str, int]: ...
 def counts() -> dict[str, int]: ...
 def itt_statistics() -> dict[str, int]: ...
-def set_task_lookup(lookup: Callable[[], tuple[str, int] | None], /) -> None: ...
+
+# tasks
+class Coroutine:
+    """Takes the place of a task's coroutine and passes everything through. Made of it where the task is made: the span
+    that is open there becomes the parent of the task's outermost spans."""
+
+    def __init__(self, coroutine: Any, /) -> None: ...
+    def send(self, value: Any, /) -> Any: ...
+    def throw(self, *args: Any) -> Any: ...
+    def close(self) -> None: ...
+    def __await__(self) -> Generator[Any, Any, Any]: ...
+    def _paused(self) -> None:
+        """A step that began before the task had this coroutine is over: it is suspended, unless it has gone on."""
+
+def adopt(task: Any, base: type, runs: bool, /) -> Coroutine | None:
+    """Gives a task that exists a `Coroutine`, from its next step on.
+
+    `base` is the type that holds the coroutine, `runs` whether a step of the task is under way in this thread. That step
+    is over when `_paused` is called, or when another watched step begins here.
+
+    Returns:
+        What it has now; `None` if that cannot be done with it, and nothing was changed.
+    """
+
+def set_task_lookup(lookup: Callable[[], tuple[str, int, Coroutine | None] | None], /) -> None:
+    """Who answers what task is running: its name, a number of its own, and the coroutine that it has. It is asked once
+    per task, when that records for the first time."""
+
+def current_span() -> int:
+    """Id of the innermost span that is open here, 0 = none, or nothing records."""
+
+def call_under(span: int, function: Callable[..., _T], /, *args: Any, **kwargs: Any) -> _T:
+    """Calls a function; spans in it that would have no parent hang on `span`."""
+
 def set_decorator(decorate: Callable[[span, Any], Any], /) -> None: ...
 
 # arguments

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 import anyio.to_thread
 import msgspec
 
-from stepscope.runtime import clock, hub, signals
+from stepscope.runtime import clock, hub, signals, tasks
 from stepscope.runtime.audit import audit
 from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.diagnostics import explain
@@ -119,6 +119,7 @@ class Profiler(Stepping):
             for source in self._pipeline.sources:
                 if not source.open:
                     source.start() if source.backend.thread_bound else self._hub.do(source.start)
+            tasks.watch()
             self._begin_steps()
             self._cost_ns += clock.now() - began
 
@@ -207,6 +208,7 @@ class Profiler(Stepping):
         finally:
             if not _alive:
                 signals.unwatch()
+                tasks.release()
 
     def _close_pipeline(self) -> None:
         if self._hub is not None and self._pipeline is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -133,17 +132,6 @@ def _make_directory(wanted: str | None) -> Path:
         return directory
     raise OutputError(f"no directory for the session can be made ({'; '.join(problems)}); set Options.session_dir")
 
-
-def _running_task() -> tuple[str, int] | None:
-    """Name and number of the running asyncio task; the native core asks once per task."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        return None
-    return None if task is None else (task.get_name(), id(task) & 0x7FFFFFFF)
-
-
-_core.set_task_lookup(_running_task)
 
 _recorder: Recorder | None = None
 _making = threading.Lock()

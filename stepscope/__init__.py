@@ -17,6 +17,7 @@ from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime._core import counter, flow, instant, span
 from stepscope.runtime.domain import Domain
+from stepscope.runtime.executors import propagate
 from stepscope.runtime.flight.memory_high import MemoryHigh
 from stepscope.runtime.flight.not_finite import NotFinite
 from stepscope.runtime.flight.raised import Raised
@@ -58,6 +59,7 @@ __all__ = [
     "counter",
     "flow",
     "instant",
+    "propagate",
     "schedule",
     "span",
     "tensorboard_trace_handler",

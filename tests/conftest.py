@@ -14,6 +14,7 @@ import pytest
 import uvloop
 from hypothesis import settings
 
+from stepscope.runtime import tasks
 from tests.support import missing
 
 importlib.import_module("stepscope")
@@ -40,6 +41,13 @@ def no_thread_left() -> Iterator[None]:
     left = sorted(thread.name for thread in _our_threads() - before)
     if left:
         pytest.fail(f"threads left running: {', '.join(left)}", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def nothing_watched() -> Iterator[None]:
+    """Each test begins with thread pools and loops as Python makes them: some record without a profiler."""
+    yield
+    tasks.release()
 
 
 @pytest.fixture

@@ -102,8 +102,8 @@ class Log:
 
     @property
     def spans(self) -> list[Row]:
-        """The spans, in the order in which they ended on their thread."""
-        return self.of(Kind.SPAN)
+        """The program's spans, in the order in which they ended on their thread; not those named `suspended`."""
+        return [row for row in self.of(Kind.SPAN) if row.category != "task"]
 
     def span(self, name: str) -> Row:
         """The only span of this name."""

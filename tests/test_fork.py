@@ -114,7 +114,7 @@ def test_a_child_of_a_task() -> None:
             assert [row["name"] for row in recorder.open_spans()] == [_core.intern("task")]
     asyncio.run(main())
     log.take()
-    check_self_times(log.spans)
+    check_self_times(log.of(Kind.SPAN))
     tell([[row.name for row in log.spans], any(row.flags for row in log.spans)])
     """)
     assert result == [["around", "task"], False]

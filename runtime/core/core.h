@@ -104,8 +104,16 @@ PyObject *strings_py_since(PyObject *self, PyObject *serial);
 PyObject *strings_py_intern(PyObject *self, PyObject *name);
 PyObject *strings_py_category(PyObject *self, PyObject *name);
 
+typedef struct {
+    uint64_t span;   /* id, 0 = none */
+    uint32_t track;  /* where it is drawn, 0 = unknown */
+} Parent;
+
 /* stack.c: the open spans of a thread or task, in a mapped file, so that a killed process leaves them. */
-enum { FRAME_DEAD = 1 /* left out of order: popped when it comes to the top */, FRAME_ITT = 2 };
+enum {
+    FRAME_DEAD = 1 /* left out of order: popped when it comes to the top */, FRAME_ITT = 2,
+    FRAME_SUSPENDED = 4 /* stands for the time in which a task does not run: nobody's parent */
+};
 typedef struct {
     int64_t ts, child;   /* child: ns spent in finished child spans */
     uint64_t id;
@@ -121,7 +129,7 @@ typedef struct {
     uint64_t parent;         /* parent of the outermost span (of another task or thread) */
     _Atomic uint64_t owner;  /* serial of the Thread that pushes and pops here */
     _Atomic uint64_t gone;   /* spans without a frame that another thread left */
-    uint64_t zero[2];
+    uint32_t parent_track, zero[3];
     Frame frames[STACK_FRAMES];
 } Stack;
 _Static_assert(sizeof(Stack) == 4096, "a stack is one page");
@@ -144,13 +152,21 @@ void span_open(struct Thread *thread, Stack *stack, Open *open, uint32_t name, u
 void span_close(struct Thread *thread, const Open *open, int64_t end, uint8_t flags, uint32_t inline_key, uint32_t inline_value,
                 const char *args, uint32_t args_len);
 void span_abandon(const Open *open);    /* it will never be closed; any thread */
-uint64_t stack_top(const Stack *stack); /* id of the innermost open span: the parent of what is recorded now */
+bool stack_in_use(Stack *stack);        /* whether a span is open there; for the owner */
+bool stack_has_parent(const Stack *stack); /* among its own spans */
+Parent stack_parent(const Stack *stack); /* the innermost open span, on which hangs what is recorded now */
+static inline uint64_t stack_top(const Stack *stack) { return stack_parent(stack).span; }
+static inline void stack_hang(Stack *stack, Parent on) { stack->parent = on.span, stack->parent_track = on.track; }
 PyObject *stack_py_open_spans(PyObject *self, PyObject *unused);
 
 /* track.c: where events are drawn; append-only. */
 enum { TRACK_PROCESS = 1, TRACK_THREAD, TRACK_TASK, TRACK_STREAM, TRACK_COUNTER };
 typedef struct { int64_t pid, tid; uint32_t kind, parent, name, id; } Track;
 uint32_t track_new(uint32_t kind, int64_t pid, int64_t tid, uint32_t name, uint32_t parent);
+/* One of this name and parent that nobody uses any more, else a new one; not `except`. Its `tid` is no system's number.
+ * Past some thousand of tasks, one named `task` for any name. */
+uint32_t track_lease(uint32_t kind, uint32_t name, uint32_t parent, uint32_t except);
+void track_release(uint32_t id);
 const Track *track_get(uint32_t id);   /* any thread; never NULL */
 uint32_t track_process(void);          /* of this process */
 int track_open(const char *directory);
@@ -167,6 +183,7 @@ typedef struct Thread {
     Stack *stack;        /* of the thread itself */
     Stack *context_stack;              /* of the context that recorded last (context.c) */
     uint64_t state_id, context_version; /* when that is valid */
+    uint64_t under;      /* parent that this thread was given by hand, 0 = none */
     uint64_t serial;     /* of threads */
     uint64_t next_id;    /* of spans: unique in the process */
     void *itt;           /* itt.c: scratch of this thread, freed by itt_thread_end */
@@ -174,6 +191,7 @@ typedef struct Thread {
 enum { RECORD_EVENTS = 1 /* of the program: spans, counters, ... */, RECORD_OPERATORS = 2 /* of frameworks */ };
 extern atomic_int g_recording;         /* what is recorded now: what span() looks at */
 static inline bool recording(int what) { return atomic_load_explicit(&g_recording, memory_order_relaxed) & what; }
+void thread_forget_context(void);      /* it is looked up again */
 Thread *thread_current(void);          /* makes ring and stack; NULL without a session */
 Thread *thread_current_object(void);   /* the same, named as Python names the thread; needs the GIL */
 /* False when the ring was full (counted). Blocks only where the user asked for it, up to a limit, and lets go of the
@@ -193,7 +211,29 @@ Stack *stack_of_object(Thread *thread);   /* needs the GIL; NULL with what a sig
 Stack *stack_without_gil(Thread *thread); /* the task's if its context recorded last, else the thread's */
 int context_init(void);
 void context_after_fork(void);
+typedef struct ContextScope ContextScope;
+Parent context_parent(void);              /* of what would be recorded now; needs the GIL */
+/* The stack of a coroutine's scope, which `thread` goes on with; NULL if it has none in this process. */
+Stack *scope_stack(ContextScope *scope, Thread *thread);
+void scope_end(ContextScope *scope);      /* the task has ended: its stack and track may be used again */
+
+/* coroutine.c: the coroutine of a task, watched. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *inner, *weak_references;
+    ContextScope *scope; /* since it has recorded */
+    Parent parent;       /* of its outermost spans: what was open where the task was made; if `placed` */
+    Open suspended;      /* `id` 0: it runs, has nothing open, or nothing records */
+    uint32_t steps;      /* under way; more than one is an error of who drives it */
+    bool placed;
+} Coroutine;
+extern PyTypeObject CoroutineType;
+Coroutine *coroutine_running(void);       /* whose step runs on this thread, NULL = none; borrowed */
+int coroutine_init(void);
+PyObject *coroutine_py_adopt(PyObject *self, PyObject *args);
 PyObject *context_py_set_task_lookup(PyObject *self, PyObject *lookup);
+PyObject *context_py_current_span(PyObject *self, PyObject *unused);
+PyObject *context_py_call_under(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);
 
 /* span.c, step.c */
 extern PyTypeObject SpanType, StepCounterType, AggregatesType;

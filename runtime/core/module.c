@@ -28,12 +28,15 @@ static PyObject *py_process_track(PyObject *self, PyObject *unused) { return PyL
 
 #define FAST(function) (PyCFunction)(void (*)(void))function
 static PyMethodDef methods[] = {
+    {"adopt", coroutine_py_adopt, METH_VARARGS, NULL},
+    {"call_under", FAST(context_py_call_under), METH_FASTCALL | METH_KEYWORDS, NULL},
     {"category", strings_py_category, METH_O, NULL},
     {"changing", step_py_changing, METH_O, NULL},
     {"close", ring_py_close, METH_NOARGS, NULL},
     {"counter", FAST(span_py_counter), METH_FASTCALL | METH_KEYWORDS,
      "counter(name, value, /, *, category='user_annotation')\n--\n\nThe value of something at this moment; any number, also NaN."},
     {"counts", py_counts, METH_NOARGS, NULL},
+    {"current_span", context_py_current_span, METH_NOARGS, NULL},
     {"decode_arguments", arguments_py_decode, METH_VARARGS, NULL},
     {"drain", ring_py_drain, METH_O, NULL},
     {"encode_arguments", arguments_py_encode, METH_O, NULL},
@@ -72,8 +75,8 @@ static int add_type(PyObject *m, PyTypeObject *type, const char *name) {
 
 PyMODINIT_FUNC PyInit__core(void) {
     PyObject *m = PyModule_Create(&module);
-    if (!m || ring_init() < 0 || context_init() < 0 || span_init() < 0 || step_init() < 0) return NULL;
-    if (add_type(m, &SpanType, "span") < 0 || add_type(m, &StepCounterType, "StepCounter") < 0 ||
+    if (!m || ring_init() < 0 || context_init() < 0 || coroutine_init() < 0 || span_init() < 0 || step_init() < 0) return NULL;
+    if (add_type(m, &CoroutineType, "Coroutine") < 0 || add_type(m, &SpanType, "span") < 0 || add_type(m, &StepCounterType, "StepCounter") < 0 ||
         add_type(m, &AggregatesType, "Aggregates") < 0 || PyModule_AddIntMacro(m, FIRST_NAME) < 0 ||
         PyModule_AddIntMacro(m, MAX_NAME) < 0 || PyModule_AddIntMacro(m, RECORD_EVENTS) < 0 ||
         PyModule_AddIntMacro(m, RECORD_OPERATORS) < 0)

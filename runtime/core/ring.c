@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #define KEPT_IDLE 2
+#define MAX_NAMED_THREADS (1u << 16) /* threads that get a track of their own name and number; later ones share some */
 #define PAGE_SLOTS 64   /* a page of 4096 bytes */
 #define BACKED_SLOTS 1024 /* backed by the file system at a time */
 
@@ -163,6 +164,7 @@ static void thread_end(void *value) {
     ended = true;
     itt_thread_end(t);
     if (!atomic_load(&session_open)) return; /* the memory of a forked child's parent: not ours to change */
+    track_release(t->stack->track);
     stack_free(t->stack);
     pthread_mutex_lock(&lock);
     ring_leave(t->ring), ring_leave(t->shed), ring_leave(t->marks);
@@ -181,7 +183,9 @@ static Thread *thread_start(const char *name, size_t len) {
     t->serial = atomic_fetch_add(&thread_count, 1) + 1;
     t->next_id = (t->serial << 36) + 1;
     int64_t tid = syscall(SYS_gettid);
-    uint32_t track = track_new(TRACK_THREAD, getpid(), tid, strings_intern(name, len), track_process());
+    uint32_t track = t->serial <= MAX_NAMED_THREADS
+                         ? track_new(TRACK_THREAD, getpid(), tid, strings_intern(name, len), track_process())
+                         : track_lease(TRACK_THREAD, strings_intern("thread", 6), track_process(), 0);
     pthread_mutex_lock(&lock);
     Ring *r = ring_take(MAX_RINGS);
     if (r) ring_give(r, track, tid);
@@ -190,6 +194,7 @@ static Thread *thread_start(const char *name, size_t len) {
     if (!s || pthread_setspecific(thread_key, t) != 0) {
         count_one(&g_counts.rings_failed);
         if (s) stack_free(s);
+        track_release(track);
         pthread_mutex_lock(&lock);
         if (r) ring_leave(r);
         pthread_mutex_unlock(&lock);
@@ -200,6 +205,10 @@ static Thread *thread_start(const char *name, size_t len) {
     t->ring = r;
     t->stack = s;
     return current = t;
+}
+
+void thread_forget_context(void) {
+    if (current) current->state_id = 0;
 }
 
 Thread *thread_current(void) {

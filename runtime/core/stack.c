@@ -70,7 +70,7 @@ Stack *stack_new(Thread *owner, uint32_t track) {
     atomic_fetch_add_explicit(&s->pushes, 1, memory_order_relaxed);
     atomic_store_explicit(&s->depth, 0, memory_order_release);
     atomic_store_explicit(&s->gone, 0, memory_order_relaxed);
-    s->parent = 0;
+    stack_hang(s, (Parent){0});
     atomic_store_explicit(&s->owner, owner->serial, memory_order_relaxed);
     s->track = track;
     atomic_store_explicit(&s->used, 1, memory_order_release);
@@ -128,11 +128,21 @@ void span_open(Thread *thread, Stack *s, Open *open, uint32_t name, uint16_t cat
     atomic_store_explicit(&s->depth, depth + 1, memory_order_release);
 }
 
-uint64_t stack_top(const Stack *s) {
+bool stack_in_use(Stack *s) { return settle(s) > 0; }
+
+/* How many frames there are up to the topmost that may be a parent. */
+static uint32_t parents(const Stack *s) {
     uint32_t depth = atomic_load_explicit(&s->depth, memory_order_acquire);
     if (depth > STACK_FRAMES) depth = STACK_FRAMES;
-    while (depth > 0 && s->frames[depth - 1].flags & FRAME_DEAD) depth--;
-    return depth ? s->frames[depth - 1].id : s->parent;
+    while (depth > 0 && s->frames[depth - 1].flags & (FRAME_DEAD | FRAME_SUSPENDED)) depth--;
+    return depth;
+}
+
+bool stack_has_parent(const Stack *s) { return parents(s) > 0; }
+
+Parent stack_parent(const Stack *s) {
+    uint32_t depth = parents(s);
+    return depth ? (Parent){s->frames[depth - 1].id, s->track} : (Parent){s->parent, s->parent_track};
 }
 
 /* Pops the top frame, gives its time to the frame below, and drops dead frames that come to the top. */

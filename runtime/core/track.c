@@ -6,6 +6,9 @@
 
 #define CHUNK 1024
 #define MAX_TRACKS (1u << 20) /* further ones share the last */
+#define LEASED_NUMBERS (1 << 30) /* from here on, as the system numbers threads from below */
+#define MAX_NAMED_TASKS (1u << 14)
+#define BUCKETS 1024
 
 static Track *chunks[MAX_TRACKS / CHUNK];
 static const Track nowhere = {0};
@@ -44,6 +47,48 @@ uint32_t track_new(uint32_t kind, int64_t pid, int64_t tid, uint32_t name, uint3
     uint32_t id = add(kind, pid, tid, name, parent);
     pthread_mutex_unlock(&lock);
     return id;
+}
+
+/* Tracks that nobody uses any more, in lists by name and parent: a server makes millions of tasks, of few names, some
+ * hundred at a time. */
+static uint32_t vacant[BUCKETS], *next_vacant, leased;
+
+static uint32_t *bucket(uint32_t name, uint32_t parent) { return &vacant[(name * 31 + parent) % BUCKETS]; }
+
+static uint32_t take_vacant(uint32_t name, uint32_t parent, uint32_t except) {
+    if (!next_vacant && !(next_vacant = calloc(MAX_TRACKS + 1, sizeof *next_vacant))) return 0;
+    for (uint32_t *at = bucket(name, parent), id; (id = *at); at = &next_vacant[id]) {
+        const Track *t = track_get(id);
+        if (t->name != name || t->parent != parent || id == except) continue;
+        *at = next_vacant[id];
+        return id;
+    }
+    return 0;
+}
+
+uint32_t track_lease(uint32_t kind, uint32_t name, uint32_t parent, uint32_t except) {
+    uint32_t any = strings_intern("task", 4);
+    pthread_mutex_lock(&lock);
+    uint32_t id = take_vacant(name, parent, except);
+    if (!id && kind == TRACK_TASK && leased >= MAX_NAMED_TASKS) id = take_vacant(name = any, parent = process, except);
+    if (!id) {
+        int64_t number = LEASED_NUMBERS + (int64_t)atomic_load_explicit(&count, memory_order_relaxed) + 1;
+        id = add(kind, track_get(parent)->pid, number, name, parent);
+        leased++;
+    }
+    pthread_mutex_unlock(&lock);
+    return id;
+}
+
+void track_release(uint32_t id) {
+    const Track *t = track_get(id);
+    pthread_mutex_lock(&lock);
+    if (next_vacant && t->tid >= LEASED_NUMBERS) {
+        uint32_t *first = bucket(t->name, t->parent);
+        next_vacant[id] = *first;
+        *first = id;
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 uint32_t track_process(void) {

@@ -1,0 +1,98 @@
+"""Tasks of asyncio: how their coroutines come to be watched."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import weakref
+from collections.abc import Callable, Coroutine
+from types import CoroutineType
+from typing import Any
+
+from stepscope.runtime import _core
+
+Factory = Callable[..., "asyncio.Future[Any]"]
+
+_AUTOMATIC = re.compile(r"Task-\d+")
+
+
+class TaskFactory:
+    """A loop's task factory while it is recorded: tasks are made as before, of coroutines that the core watches."""
+
+    def __init__(self, inner: Factory | None) -> None:
+        self.inner = inner
+        """The factory that the loop had, which makes the tasks; `None` for `asyncio.Task`."""
+        self.watching = True
+
+    def __call__(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
+    ) -> asyncio.Future[Any]:
+        watched: Any = coroutine
+        if self.watching and (type(coroutine) is CoroutineType or asyncio.iscoroutine(coroutine)):
+            watched = _core.Coroutine(coroutine)
+        if self.inner is not None:
+            return self.inner(loop, watched, **options)
+        return asyncio.Task(watched, loop=loop, **options)
+
+
+_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, TaskFactory] = weakref.WeakKeyDictionary()
+
+
+def watch() -> None:
+    """Watches the tasks of the loop that runs in this thread, if one does: those that it has and those to come.
+
+    The end of a step that is under way is not seen: that task counts as suspended from the loop's next turn on.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if loop in _loops:
+        return
+    factory: Any = TaskFactory(loop.get_task_factory())
+    _loops[loop] = factory
+    loop.set_task_factory(factory)
+    for task in asyncio.all_tasks(loop):
+        _watch_task(task, loop)
+
+
+def release() -> None:
+    """Gives every loop back the factory that it had, unless it was given another since. Any thread."""
+    while _loops:
+        loop, factory = _loops.popitem()
+        factory.watching = False
+        installed: Any = loop.get_task_factory()
+        if installed is factory:
+            inner: Any = factory.inner
+            loop.set_task_factory(inner)
+
+
+def _watch_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> _core.Coroutine | None:
+    """The coroutine that the core watches of a task; one that was made without gets it now."""
+    coroutine: Any = task.get_coro()
+    if type(coroutine) is _core.Coroutine:
+        return coroutine
+    runs = task is asyncio.current_task(loop)
+    watched = _core.adopt(task, asyncio.Task, runs)
+    if watched is not None and runs:
+        loop.call_soon(watched._paused)  # pyright: ignore[reportPrivateUsage]
+    return watched
+
+
+def running() -> tuple[str, int, _core.Coroutine | None] | None:
+    """Name, number and coroutine of the task that runs in this thread, if one does.
+
+    A task that asyncio named is called by its function: a row is used again by later tasks of its name.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+    watch()
+    task = asyncio.current_task(loop)
+    if task is None:
+        return None
+    name = task.get_name()
+    if _AUTOMATIC.fullmatch(name):
+        name = getattr(task.get_coro(), "__qualname__", name)
+    return name, id(task), _watch_task(task, loop)

@@ -1,0 +1,245 @@
+/* The coroutine of a task, watched: whose step runs on this thread, and since when a task is suspended.
+ *
+ * A proxy takes the coroutine's place in its task and passes everything through. While a step of it runs, what this
+ * thread records goes to the task's stack, in whatever context. When it gives way with spans open, a frame named
+ * `suspended` is put on that stack, and taken off when it goes on: a nested span like others, so the self time of those
+ * around it is what they ran, and whoever reads open spans sees it. */
+#include "core.h"
+#include <structmember.h>
+
+static __thread Coroutine *running;
+static __thread Coroutine *midway; /* came to be watched within a step, whose end is not seen; owned */
+static uint32_t suspended_name;
+static uint16_t suspended_category;
+
+Coroutine *coroutine_running(void) { return running; }
+
+static PyObject *coroutine_make(PyObject *inner) {
+    if (Py_IS_TYPE(inner, &CoroutineType)) return Py_NewRef(inner);
+    Coroutine *c = PyObject_GC_New(Coroutine, &CoroutineType);
+    if (!c) return NULL;
+    memset(&c->inner, 0, sizeof *c - offsetof(Coroutine, inner));
+    c->inner = Py_NewRef(inner);
+    PyObject_GC_Track(c);
+    return (PyObject *)c;
+}
+
+static PyObject *coroutine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *inner;
+    if (!PyArg_ParseTuple(args, "O:Coroutine", &inner)) return NULL;
+    PyObject *made = coroutine_make(inner);
+    Coroutine *c = (Coroutine *)made;
+    if (made && inner != made && recording(RECORD_EVENTS)) c->parent = context_parent(), c->placed = true;
+    return made;
+}
+
+static void suspend(Coroutine *c) {
+    if (!c->scope || c->suspended.id || !recording(RECORD_EVENTS)) return;
+    Thread *t = thread_current();
+    Stack *stack = t ? scope_stack(c->scope, t) : NULL;
+    if (stack && stack_in_use(stack)) span_open(t, stack, &c->suspended, suspended_name, suspended_category, FRAME_SUSPENDED);
+}
+
+static void go_on(Coroutine *c) {
+    Thread *t = thread_current();
+    if (t && scope_stack(c->scope, t)) span_close(t, &c->suspended, clock_now(), 0, 0, 0, NULL, 0);
+    c->suspended.id = 0;
+}
+
+static bool is_running(const Coroutine *c) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *answer = PyObject_GetAttrString(c->inner, "cr_running");
+    bool yes = answer == Py_True;
+    PyErr_Clear(); /* not every kind of coroutine says */
+    Py_XDECREF(answer);
+    PyErr_Restore(type, value, trace);
+    return yes;
+}
+
+/* The step in which a coroutine came to be watched is over at the latest when another step begins on its thread. */
+static void __attribute__((noinline)) end_midway(const Coroutine *next) {
+    Coroutine *c = midway;
+    if (is_running(c)) return; /* the next one begins within it, as eager tasks do */
+    midway = NULL;
+    if (c != next && !c->steps) suspend(c);
+    Py_DECREF(c);
+}
+
+/* The task has ended. Spans that are left open keep their stack until nobody can ask for it any more. */
+static void finish(Coroutine *c) {
+    Thread *t = c->scope ? thread_current() : NULL;
+    Stack *stack = t ? scope_stack(c->scope, t) : NULL;
+    if (stack && !stack_in_use(stack)) scope_end(c->scope);
+    Py_CLEAR(c->scope);
+}
+
+/* A step begins; returns what `leave` wants to know. */
+static Coroutine *enter(Coroutine *c) {
+    Coroutine *outer = running;
+    if (midway) end_midway(c);
+    if (c->suspended.id) go_on(c);
+    c->steps++;
+    running = c;
+    thread_forget_context(); /* tasks bring a context each, but who drives a coroutine by hand may not */
+    return outer;
+}
+
+static void leave(Coroutine *c, Coroutine *outer, bool ended) {
+    running = outer;
+    thread_forget_context();
+    if (--c->steps) return; /* refused, as it runs already */
+    if (ended) finish(c);
+    else suspend(c);
+}
+
+static PySendResult coroutine_am_send(PyObject *self, PyObject *value, PyObject **result) {
+    Coroutine *c = (Coroutine *)Py_NewRef(self), *outer = enter(c);
+    PySendResult sent = PyIter_Send(c->inner, value, result);
+    leave(c, outer, sent != PYGEN_NEXT);
+    Py_DECREF(self);
+    return sent;
+}
+
+static PyObject *coroutine_send(PyObject *self, PyObject *value) {
+    PyObject *result = NULL;
+    if (coroutine_am_send(self, value, &result) != PYGEN_RETURN) return result;
+    /* As an instance, so that a tuple that is returned is one value. */
+    PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
+    if (stop) PyErr_SetObject(PyExc_StopIteration, stop);
+    Py_XDECREF(stop);
+    Py_DECREF(result);
+    return NULL;
+}
+
+static PyObject *coroutine_next(PyObject *self) { return coroutine_send(self, Py_None); }
+
+static PyObject *call_inner(Coroutine *c, const char *name, PyObject *const *args, Py_ssize_t n, bool yields) {
+    PyObject *method = PyObject_GetAttrString(c->inner, name);
+    if (!method) return NULL;
+    Py_INCREF(c);
+    Coroutine *outer = enter(c);
+    PyObject *result = PyObject_Vectorcall(method, args, (size_t)n, NULL);
+    leave(c, outer, yields ? !result : result != NULL);
+    Py_DECREF(method);
+    Py_DECREF(c);
+    return result;
+}
+
+static PyObject *coroutine_throw(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    return call_inner((Coroutine *)self, "throw", args, n, true);
+}
+
+static PyObject *coroutine_close(PyObject *self, PyObject *unused) {
+    return call_inner((Coroutine *)self, "close", NULL, 0, false);
+}
+
+static PyObject *coroutine_await(PyObject *self) { return Py_NewRef(self); }
+
+static PyObject *coroutine_paused(PyObject *self, PyObject *unused) {
+    Coroutine *c = (Coroutine *)self;
+    if (midway == c) end_midway(NULL);
+    else if (!c->steps && !is_running(c)) suspend(c);
+    Py_RETURN_NONE;
+}
+
+static int coroutine_traverse(Coroutine *c, visitproc visit, void *arg) {
+    Py_VISIT(c->inner);
+    return 0;
+}
+
+static void coroutine_dealloc(Coroutine *c) {
+    PyObject *type, *value, *trace;
+    PyObject_GC_UnTrack(c);
+    if (c->weak_references) PyObject_ClearWeakRefs((PyObject *)c);
+    PyErr_Fetch(&type, &value, &trace);
+    Coroutine *outer = enter(c);
+    Py_CLEAR(c->inner); /* which may leave spans, as a step does */
+    leave(c, outer, true);
+    PyErr_Restore(type, value, trace);
+    PyObject_GC_Del(c);
+}
+
+static PyMethodDef methods[] = {
+    {"send", coroutine_send, METH_O, NULL},
+    {"throw", (PyCFunction)(void (*)(void))coroutine_throw, METH_FASTCALL, NULL},
+    {"close", coroutine_close, METH_NOARGS, NULL},
+    {"__await__", (PyCFunction)(void (*)(void))coroutine_await, METH_NOARGS, NULL},
+    {"_paused", coroutine_paused, METH_NOARGS, NULL},
+    {NULL}};
+
+/* What is not a method above is the coroutine's, its class included: for all who ask, it is the coroutine. */
+static PyObject *coroutine_getattr(PyObject *self, PyObject *name) {
+    for (PyMethodDef *m = methods; m->ml_name; m++)
+        if (PyUnicode_Check(name) && !PyUnicode_CompareWithASCIIString(name, m->ml_name)) return PyObject_GenericGetAttr(self, name);
+    return PyObject_GetAttr(((Coroutine *)self)->inner, name);
+}
+
+static int coroutine_setattr(PyObject *self, PyObject *name, PyObject *value) {
+    return PyObject_SetAttr(((Coroutine *)self)->inner, name, value);
+}
+
+static PyObject *coroutine_repr(PyObject *self) { return PyObject_Repr(((Coroutine *)self)->inner); }
+
+static Py_hash_t coroutine_hash(PyObject *self) { return PyObject_Hash(((Coroutine *)self)->inner); }
+
+static PyObject *coroutine_compare(PyObject *self, PyObject *other, int op) {
+    if (Py_IS_TYPE(other, &CoroutineType)) other = ((Coroutine *)other)->inner;
+    return PyObject_RichCompare(((Coroutine *)self)->inner, other, op);
+}
+
+static PyAsyncMethods async_methods = {.am_await = coroutine_await, .am_send = coroutine_am_send};
+
+PyTypeObject CoroutineType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "stepscope.runtime._core.Coroutine",
+    .tp_doc = PyDoc_STR("Coroutine(coroutine, /)\n--\n\nTakes the place of a task's coroutine, so that its steps are known."),
+    .tp_basicsize = sizeof(Coroutine),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = coroutine_new,
+    .tp_traverse = (traverseproc)coroutine_traverse,
+    .tp_dealloc = (destructor)coroutine_dealloc,
+    .tp_weaklistoffset = offsetof(Coroutine, weak_references),
+    .tp_methods = methods,
+    .tp_getattro = coroutine_getattr,
+    .tp_setattro = coroutine_setattr,
+    .tp_repr = coroutine_repr,
+    .tp_hash = coroutine_hash,
+    .tp_richcompare = coroutine_compare,
+    .tp_iternext = coroutine_next,
+    .tp_as_async = &async_methods,
+};
+
+/* asyncio has no way to give a task that exists another coroutine. So the one word of the task that refers to it is
+ * looked for, among those that its base type declares, and replaced; where there is not exactly one, or the task does
+ * not answer with the proxy afterwards, all stays as it was, and the answer is None. */
+PyObject *coroutine_py_adopt(PyObject *self, PyObject *args) {
+    PyObject *task, *base;
+    int runs;
+    if (!PyArg_ParseTuple(args, "OO!p", &task, &PyType_Type, &base, &runs)) return NULL;
+    PyObject *inner = PyObject_CallMethod(task, "get_coro", NULL);
+    if (!inner || Py_IS_TYPE(inner, &CoroutineType)) return inner;
+    PyObject *made = coroutine_make(inner), **found = NULL, *now = NULL;
+    Py_ssize_t size = PyObject_TypeCheck(task, (PyTypeObject *)base) ? ((PyTypeObject *)base)->tp_basicsize : 0;
+    int count = 0;
+    for (PyObject **at = (PyObject **)(task + 1); made && (char *)(at + 1) <= (char *)task + size; at++)
+        if (*at == inner) found = at, count++;
+    if (count == 1) {
+        *found = made;
+        now = PyObject_CallMethod(task, "get_coro", NULL);
+        if (now != made) PyErr_Clear(), *found = inner;
+        else Py_INCREF(made), Py_DECREF(inner); /* the task's references */
+    }
+    bool done = made && now == made;
+    Py_XDECREF(now);
+    Py_DECREF(inner);
+    if (done && runs) Py_XSETREF(midway, (Coroutine *)Py_NewRef(made));
+    if (done || !made) return made;
+    Py_DECREF(made);
+    Py_RETURN_NONE;
+}
+
+int coroutine_init(void) {
+    suspended_name = strings_intern("suspended", 9);
+    suspended_category = strings_category("task", 4);
+    return PyType_Ready(&CoroutineType);
+}

@@ -1,0 +1,41 @@
+"""Tasks and what they start: what is watched while a profiler is open."""
+
+from __future__ import annotations
+
+from stepscope.runtime import _core, asyncio_tasks, executors, trio_tasks
+
+
+def watch() -> None:
+    """Watches thread pools from now on, and the tasks of what loop runs in this thread.
+
+    Of other loops, and of later ones, the tasks are watched from the moment on at which one of them records.
+    """
+    executors.watch()
+    asyncio_tasks.watch()
+    trio_tasks.watch()
+
+
+def release() -> None:
+    """Leaves loops and thread pools as they were. Any thread."""
+    executors.release()
+    asyncio_tasks.release()
+    trio_tasks.release()
+
+
+MAX_NAMES = 1 << 14
+"""Names of tasks that are kept: a program that numbers its tasks must not fill the process's table of names."""
+
+_names: set[str] = set()
+
+
+def _running() -> tuple[str, int, _core.Coroutine | None] | None:
+    found = asyncio_tasks.running() or trio_tasks.running()
+    if found is None or found[0] in _names:
+        return found
+    if len(_names) < MAX_NAMES:
+        _names.add(found[0])
+        return found
+    return "task", found[1], found[2]
+
+
+_core.set_task_lookup(_running)

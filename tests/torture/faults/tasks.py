@@ -1,0 +1,147 @@
+"""Tasks and threads that do everything to a span that Python lets them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import uvloop
+
+import stepscope as sc
+from stepscope.runtime import strings
+from stepscope.runtime.events import Block
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.window import Window
+from tests.nesting import chrome_problems, journal_problems, journal_spans
+from tests.programs import Program, Runner, random_program
+from tests.torture.fault import Fault, Outcome
+
+
+def _recorded(directory: Path, body: Callable[[], int], *, name: str) -> Outcome:
+    """Records what `body` does and counts its spans of this name; it returns how many have ended."""
+    chrome = directory / "trace.json"
+    profiler = sc.trace(output_dir=directory, exporters=[sc.ChromeTraceExporter(chrome)])
+    with profiler:
+        sc.instant("begin")
+        produced = body()
+        closing = time.perf_counter_ns()
+    shutdown = time.perf_counter_ns() - closing
+    profiler.raise_errors()
+    spans: Block = journal_spans(directory / "journal")
+    of_body = spans[spans["name"] == strings.intern(name)]
+    twice = len(of_body) - len(np.unique(of_body["id"]))
+    problems = [*journal_problems(spans), *chrome_problems(chrome)]
+    if twice:
+        problems.append(f"{twice} spans were written twice")
+    missing = produced - len(of_body)
+    return Outcome(
+        produced=produced,
+        exported=len(of_body),
+        dropped=min(_dropped(directory / "journal"), missing) if missing > 0 else 0,
+        held_ns=profiler.statistics().training_thread_ns,
+        shutdown_ns=shutdown,
+        problems=tuple(problems[:4]),
+    )
+
+
+def _dropped(journal: Path) -> int:
+    """Events of any kind that the journal itself says are missing in it."""
+    with JournalReader(journal) as reader:
+        ledgers = [item.ledger for item in reader if isinstance(item, Window)]
+    outputs = [output for ledger in ledgers for output in ledger.outputs.values()]
+    return sum(ledger.dropped() for ledger in ledgers) + sum(sum(output.dropped.values()) for output in outputs)
+
+
+def random_tasks(directory: Path, seed: int) -> Outcome:
+    """A random program, on asyncio's loop and on uvloop's by turns."""
+    random = Random(seed)
+    program: list[Program] = [("spawn", random_program(random, 4)) for _ in range(6)]
+    program += random_program(random, 4)
+
+    def body() -> int:
+        runner = Runner()
+        runner.run(program, uvloop.new_event_loop if seed % 2 else asyncio.SelectorEventLoop)
+        return len(runner.ended)
+
+    return _recorded(directory, body, name="s")
+
+
+def many_tasks(directory: Path, seed: int) -> Outcome:
+    """A server: requests come and go, each a task with spans that it holds while it waits, some are cancelled."""
+    random = Random(seed)
+    ended = 0
+
+    async def request() -> None:
+        nonlocal ended
+        try:
+            with sc.span("request"):
+                for _ in range(random.randint(0, 3)):
+                    await asyncio.sleep(0)
+        finally:
+            ended += 1
+
+    async def serve() -> None:
+        for _ in range(100):
+            tasks = [asyncio.create_task(request()) for _ in range(100)]
+            await asyncio.sleep(0)
+            for task in random.sample(tasks, 10):
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def body() -> int:
+        asyncio.run(serve())
+        return ended
+
+    return _recorded(directory, body, name="request")
+
+
+def _in_threads(work: Callable[[], None], threads: int, at_once: int) -> None:
+    for start in range(0, threads, at_once):
+        group = [threading.Thread(target=work) for _ in range(min(at_once, threads - start))]
+        for thread in group:
+            thread.start()
+        for thread in group:
+            thread.join()
+
+
+def many_threads(directory: Path, seed: int) -> Outcome:
+    """64 threads that record at once."""
+    each = 1000
+
+    def work() -> None:
+        for _ in range(each):
+            with sc.span("work"):
+                sc.instant("mark")
+
+    def body() -> int:
+        _in_threads(work, 64, 64)
+        return 64 * each
+
+    return _recorded(directory, body, name="work")
+
+
+def thread_storm(directory: Path, seed: int) -> Outcome:
+    """Thousands of threads, each of which records one span and dies."""
+
+    def work() -> None:
+        with sc.span("short"):
+            pass
+
+    def body() -> int:
+        _in_threads(work, 5000, 100)
+        return 5000
+
+    return _recorded(directory, body, name="short")
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(family="tasks", name="random tasks, threads and generators", trial=random_tasks, trials=200, short=10),
+    Fault(family="tasks", name="10,000 tasks that come, go and are cancelled", trial=many_tasks, trials=4),
+    Fault(family="tasks", name="64 threads at once", trial=many_threads, trials=4),
+    Fault(family="tasks", name="5,000 threads of one span each", trial=thread_storm, trials=3),
+)
