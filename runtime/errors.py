@@ -9,6 +9,7 @@ StepscopeError
 ├── ExporterError           a consumer failed
 ├── OutputError             (OSError) an output directory or file cannot be used
 ├── FormatError             (ValueError) a file or frame is not what it should be
+├── SessionError            a session cannot be joined
 └── InternalError           a fault of stepscope itself: please report it
 """
 
@@ -47,6 +48,10 @@ class OutputError(StepscopeError, OSError):
 
 class FormatError(StepscopeError, ValueError):
     """Raised when a file, frame or record cannot be decoded."""
+
+
+class SessionError(StepscopeError):
+    """Raised when a directory is not a session that this process can take part in."""
 
 
 class InternalError(StepscopeError):

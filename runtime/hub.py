@@ -52,7 +52,8 @@ class Hub:
     async def _start(self) -> tuple[asyncio.Event, anyio.Lock]:
         self._loop = asyncio.get_running_loop()
         wake = asyncio.Event()
-        self._loop.add_reader(self._recorder.wake_fd, wake.set)
+        for fd in self._recorder.wake_fds:
+            self._loop.add_reader(fd, wake.set)
         return wake, anyio.Lock()
 
     # from any thread
@@ -105,7 +106,8 @@ class Hub:
         self._drained.result()
 
         async def remove() -> None:
-            self._loop.remove_reader(self._recorder.wake_fd)
+            for fd in self._recorder.wake_fds:
+                self._loop.remove_reader(fd)
 
         self._portal.call(remove)
         self._stack.close()

@@ -19,6 +19,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     drained goes on in another. The first profiler of the process decides on rings."""
     ring_bytes: Annotated[int, msgspec.Meta(ge=1 << 12)] = 256 << 20
     """What all rings may hold together before events are dropped; every thread has one ring in any case."""
+    worker_ring_bytes: Annotated[int, msgspec.Meta(ge=1 << 12)] = 64 << 20
+    """The same for each process that joins the session (`stepscope.join`)."""
     overflow: Literal["drop_newest", "drop_oldest"] = "drop_newest"
     """What a full ring does. Either way it is counted, and shown as a gap."""
     session_dir: str | None = None

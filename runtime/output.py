@@ -19,7 +19,7 @@ from stepscope.runtime.formats import exporter_for, replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.pipeline import Pipeline
-from stepscope.runtime.recorder import process_identity
+from stepscope.runtime.processes import process_identity
 from stepscope.runtime.summary import Summary
 from stepscope.runtime.window import Window
 

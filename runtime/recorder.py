@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import logging
 import os
 import shutil
-import stat
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,13 +15,10 @@ import numpy as np
 
 from stepscope.runtime import _core
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.events import EVENT_DTYPE, Block
+from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks
 from stepscope.runtime.options import Options
-
-log = logging.getLogger("stepscope")
-
-KEPT_LEFTOVERS = 8
-"""Sessions of killed processes that are kept for `stepscope recover`; older ones are removed."""
+from stepscope.runtime.session import ENVIRONMENT, make_session
+from stepscope.runtime.workers import Workers, WorkerStatistics
 
 EVERYTHING = _core.RECORD_EVENTS | _core.RECORD_OPERATORS
 """What the recorder can record."""
@@ -49,6 +42,8 @@ class RecorderStatistics(msgspec.Struct, frozen=True):
     """Bytes of events and arguments drained."""
     cut: dict[str, int]
     """What was shortened or refused, by kind."""
+    workers: tuple[WorkerStatistics, ...]
+    """Accounts of the processes that joined the session; none of it is in the numbers above."""
 
 
 class Recorder:
@@ -60,14 +55,18 @@ class Recorder:
         Raises:
             OutputError: if no directory for the session can be made.
         """
-        self.directory = _make_directory(options.session_dir)
-        slots = 1 << (options.ring_slots - 1).bit_length()
+        self.directory = make_session(options)
         try:
-            rings = max(options.ring_bytes // (slots * EVENT_DTYPE.itemsize), 1)
-            self.wake_fd = _core.open(str(self.directory), slots, rings, options.overflow)
+            slots, rings = ring_sizes(options, options.ring_bytes)
+            wake_fd = _core.open(str(self.directory), slots, rings, options.overflow)
         except OSError as error:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise OutputError(error.errno, f"cannot open a session in {self.directory}: {error.strerror}") from error
+        self.workers = Workers(self.directory)
+        self.wake_fds = [fd for fd in (wake_fd, self.workers.wake_fd) if fd is not None]
+        """Readable when rings call for a drain."""
+        self._outer_session = os.environ.get(ENVIRONMENT)
+        os.environ[ENVIRONMENT] = str(self.directory)
         self._lock = threading.Lock()
         self._wanted: set[int] = set()
 
@@ -78,14 +77,14 @@ class Recorder:
             _core.set_recording(EVERYTHING if self._wanted else 0)
 
     def drain(self) -> tuple[int, list[tuple[Block, bytes]]]:
-        """Takes what all rings hold.
+        """Takes what all rings hold, those of processes that joined included.
 
         Returns:
             A time such that every event that ended before it is in this or an earlier answer, and the blocks with
             their heaps of arguments.
         """
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.wake_fd)
+            os.eventfd_read(self.wake_fds[0])
         until = _core.now()
         blocks: list[tuple[Block, bytes]] = []
         more = True
@@ -93,69 +92,33 @@ class Recorder:
             events, args, more = _core.drain(DRAIN_LIMIT)
             if events:
                 blocks.append((np.frombuffer(events, EVENT_DTYPE), args))
-        return until, blocks
+        return until, blocks + self.workers.drain()
 
     def open_spans(self) -> Block:
-        """Spans that have begun and not ended, with `dur` up to now."""
-        return np.frombuffer(_core.open_spans(), EVENT_DTYPE)
+        """Spans that have begun and not ended, in any process of the session, with `dur` up to now."""
+        return join_blocks([np.frombuffer(_core.open_spans(), EVENT_DTYPE), *self.workers.open_spans()])
 
     def statistics(self) -> RecorderStatistics:
         """Accounts of the rings so far."""
         rings: dict[str, Any] = _core.ring_statistics()
-        return RecorderStatistics(recording=bool(_core.recording()), cut=_core.counts(), **rings)
+        return RecorderStatistics(
+            recording=bool(_core.recording()), cut=_core.counts(), workers=self.workers.statistics(), **rings
+        )
 
     def close(self) -> None:
-        """Stops recording for good and removes the session directory."""
+        """Stops recording for good, here and in processes that joined, and removes the session directory."""
         _core.close()
+        self.workers.close()
+        if os.environ.get(ENVIRONMENT) == str(self.directory):
+            os.environ.pop(ENVIRONMENT)
+            os.environ.update({} if self._outer_session is None else {ENVIRONMENT: self._outer_session})
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def _make_directory(wanted: str | None) -> Path:
-    """A private directory, in memory where the system has a place for that."""
-    places = [wanted] if wanted else ["/dev/shm", tempfile.gettempdir()]
-    problems: list[str] = []
-    for place in places:
-        try:
-            directory = Path(tempfile.mkdtemp(prefix=f"stepscope-{os.getpid()}-", dir=place))
-        except OSError as error:
-            problems.append(f"{place}: {error.strerror}")
-            continue
-        (directory / "process.json").write_text(json.dumps(process_identity()))
-        _sweep(Path(place), directory)
-        return directory
-    raise OutputError(f"no directory for the session can be made ({'; '.join(problems)}); set Options.session_dir")
-
-
-def _sweep(place: Path, own: Path) -> None:
-    """Removes what processes left that were killed long ago, but for the latest: a job that crashes and restarts for
-    ever must not fill the memory with rings."""
-    left: list[tuple[float, Path]] = []
-    for directory in place.glob("stepscope-*"):
-        try:
-            about = directory.lstat()
-            if directory == own or not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
-                continue
-            identity = json.loads((directory / "process.json").read_text())
-            if process_identity(int(identity["pid"])) != identity:
-                left.append((about.st_mtime, directory))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            log.debug("%s is left alone: %s", directory, error)
-    for _, directory in sorted(left)[:-KEPT_LEFTOVERS]:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def process_identity(pid: int | None = None) -> dict[str, int]:
-    """Process id and start time (clock ticks since boot), which together name a process for good.
-
-    Source: proc(5), /proc/[pid]/stat, field 22.
-    """
-    pid = pid or os.getpid()
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text()
-        start = int(fields.rpartition(")")[2].split()[19])
-    except OSError:
-        start = 0
-    return {"pid": pid, "start_time": start}
+def ring_sizes(options: Options, budget: int) -> tuple[int, int]:
+    """Slots of a ring, and how many rings may hold `budget` bytes together."""
+    slots = 1 << (options.ring_slots - 1).bit_length()
+    return slots, max(budget // (slots * EVENT_DTYPE.itemsize), 1)
 
 
 def _running_task() -> tuple[str, int] | None:
@@ -170,6 +133,7 @@ def _running_task() -> tuple[str, int] | None:
 _core.set_task_lookup(_running_task)
 
 _recorder: Recorder | None = None
+_inherited: Path | None = None
 _making = threading.Lock()
 
 
@@ -182,6 +146,16 @@ def recorder(options: Options) -> Recorder:
         return _recorder
 
 
+def current() -> Recorder | None:
+    """The recorder that this process has, if it has one."""
+    return _recorder
+
+
+def inherited() -> Path | None:
+    """In a forked child: the session of its parent, if that has one of its own."""
+    return _inherited
+
+
 def close_recorder() -> None:
     """Closes the process's recorder, if there is one. A later one cannot be opened."""
     if _recorder is not None:
@@ -190,7 +164,8 @@ def close_recorder() -> None:
 
 def _forget() -> None:
     """In a forked child: the parent's session is not ours. `_core` has let go of it already."""
-    global _recorder, _making
+    global _recorder, _making, _inherited
+    _inherited = None if _recorder is None else _recorder.directory
     _recorder = None
     _making = threading.Lock()
 

@@ -17,6 +17,7 @@ from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime._core import counter, flow, instant, span
 from stepscope.runtime.domain import Domain
+from stepscope.runtime.join import join, join_if_told
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import ProfilerAction, schedule
@@ -28,6 +29,7 @@ _INSTALLED = (_decorate, _exit, _formats)
 
 # Before torch is imported, or never: torch looks for a collector once.
 _arm()
+join_if_told()
 
 __all__ = [
     "ChromeTraceExporter",
@@ -46,6 +48,7 @@ __all__ = [
     "counter",
     "flow",
     "instant",
+    "join",
     "schedule",
     "span",
     "tensorboard_trace_handler",

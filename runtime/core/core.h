@@ -105,6 +105,28 @@ PyObject *strings_py_since(PyObject *self, PyObject *serial);
 PyObject *strings_py_intern(PyObject *self, PyObject *name);
 PyObject *strings_py_category(PyObject *self, PyObject *name);
 
+/* control.c: one page that all processes of a session share; private memory in a process that is in none. */
+#define PAGE 65536 /* the largest page of the systems that this runs on */
+typedef struct {
+    char magic[8];
+    atomic_int recording;   /* what is recorded now: what span() looks at */
+    atomic_uint closed;     /* the session is over */
+    atomic_uint joins;      /* processes that have joined so far */
+    atomic_uint threads;    /* serials given to threads: unique in the session, and so are the ids of spans */
+    char rest[PAGE - 24];
+} __attribute__((aligned(PAGE))) Control;
+_Static_assert(sizeof(Control) == PAGE, "nothing else is in the memory that a mapping replaces");
+extern Control g_control;
+void control_make(const char *directory);
+int control_join(const char *session);  /* -1 and errno if that is no session that goes on */
+void control_leave(void);               /* private memory again, nothing recorded */
+void control_close(void);
+bool control_joined(void);              /* in the session of another process */
+void control_announce(void);
+PyObject *control_py_set_recording(PyObject *self, PyObject *what);
+PyObject *control_py_recording(PyObject *self, PyObject *unused);
+PyObject *control_py_joins(PyObject *self, PyObject *unused);
+
 /* stack.c: the open spans of a thread or task, in a mapped file, so that a killed process leaves them. */
 enum { FRAME_DEAD = 1 /* left out of order: popped when it comes to the top */, FRAME_ITT = 2 };
 typedef struct {
@@ -146,6 +168,7 @@ void span_close(struct Thread *thread, const Open *open, int64_t end, uint8_t fl
                 const char *args, uint32_t args_len);
 void span_abandon(const Open *open);    /* it will never be closed; any thread */
 uint64_t stack_top(const Stack *stack); /* id of the innermost open span: the parent of what is recorded now */
+uint32_t stack_open_spans(const Stack *stack, int64_t now, Event *events); /* room for STACK_FRAMES; any process's */
 PyObject *stack_py_open_spans(PyObject *self, PyObject *unused);
 
 /* track.c: where events are drawn; append-only. */
@@ -154,9 +177,11 @@ typedef struct { int64_t pid, tid; uint32_t kind, parent, name, id; } Track;
 uint32_t track_new(uint32_t kind, int64_t pid, int64_t tid, uint32_t name, uint32_t parent);
 const Track *track_get(uint32_t id);   /* any thread; never NULL */
 uint32_t track_process(void);          /* of this process */
+void track_name_process(void);         /* as the program calls this process, unless a name was given; needs the GIL */
 int track_open(const char *directory);
 void track_close(void);
 void track_fork(int phase);
+PyObject *track_py_name_process(PyObject *self, PyObject *args);
 PyObject *track_py_new(PyObject *self, PyObject *args);
 PyObject *track_py_since(PyObject *self, PyObject *first);
 
@@ -172,8 +197,7 @@ typedef struct Thread {
     void *itt;           /* itt.c: scratch of this thread, freed by itt_thread_end */
 } Thread;
 enum { RECORD_EVENTS = 1 /* of the program: spans, counters, ... */, RECORD_OPERATORS = 2 /* of frameworks */ };
-extern atomic_int g_recording;         /* what is recorded now: what span() looks at */
-static inline bool recording(int what) { return atomic_load_explicit(&g_recording, memory_order_relaxed) & what; }
+static inline bool recording(int what) { return atomic_load_explicit(&g_control.recording, memory_order_relaxed) & what; }
 Thread *thread_current(void);          /* makes ring and stack; NULL without a session */
 Thread *thread_current_object(void);   /* the same, named as Python names the thread; needs the GIL */
 /* Never blocks; false when the ring was full (counted). Fills `step`. */
@@ -181,6 +205,9 @@ bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t a
 bool file_reserve(int fd, uint64_t from, uint64_t bytes); /* false when the file system is full */
 int ring_init(void);
 PyObject *ring_py_open(PyObject *self, PyObject *args);
+PyObject *ring_py_join(PyObject *self, PyObject *args);
+PyObject *ring_py_announce(PyObject *self, PyObject *unused);
+PyObject *ring_py_leave(PyObject *self, PyObject *unused);
 PyObject *ring_py_close(PyObject *self, PyObject *unused);
 PyObject *ring_py_drain(PyObject *self, PyObject *limit);
 PyObject *ring_py_statistics(PyObject *self, PyObject *unused);
@@ -193,7 +220,7 @@ void context_after_fork(void);
 PyObject *context_py_set_task_lookup(PyObject *self, PyObject *lookup);
 
 /* span.c, step.c */
-extern PyTypeObject SpanType, StepCounterType, AggregatesType;
+extern PyTypeObject SpanType, StepCounterType, AggregatesType, AttachedType; /* attach.c: rings of other processes */
 PyObject *span_py_instant(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
 PyObject *span_py_counter(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
 PyObject *span_py_flow(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);

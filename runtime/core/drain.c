@@ -12,8 +12,6 @@ void drain_after_fork(void) {
     taken_bytes = 0;
 }
 
-typedef struct { Event *events; size_t count, room, gaps; char *args; size_t args_len, args_room; } Out;
-
 static uint64_t put_gap(Out *out, const Ring *r, int64_t until, uint64_t missing, uint32_t name) {
     int64_t from = r->last_ts && r->last_ts < until ? r->last_ts : until;
     out->events[out->count++] = (Event){.ts = from, .dur = until - from, .id = missing, .name = name, .track = r->header->track,
@@ -23,7 +21,7 @@ static uint64_t put_gap(Out *out, const Ring *r, int64_t until, uint64_t missing
 }
 
 /* Copies what was published when the drain began, then drops what a writer that overwrites has overwritten since. */
-static bool drain_ring(Ring *r, Out *out, uint32_t gap_name) {
+bool drain_ring(Ring *r, Out *out, uint32_t gap_name) {
     Header *h = r->header;
     uint64_t tail = atomic_load_explicit(&h->tail, memory_order_relaxed);
     uint64_t expected = atomic_load_explicit(&h->serial, memory_order_relaxed);
@@ -71,6 +69,30 @@ static bool drain_ring(Ring *r, Out *out, uint32_t gap_name) {
     return whole;
 }
 
+bool out_begin(Out *out, size_t slots) {
+    size_t args_room = slots * PAYLOAD + MAX_ARGS_BYTES;
+    *out = (Out){.room = slots, .args_room = args_room, .events_object = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(slots * sizeof(Event))),
+                 .args_object = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)args_room)};
+    if (out->events_object && out->args_object) {
+        out->events = (Event *)PyBytes_AS_STRING(out->events_object);
+        out->args = PyBytes_AS_STRING(out->args_object);
+        return true;
+    }
+    Py_CLEAR(out->events_object);
+    Py_CLEAR(out->args_object);
+    return false;
+}
+
+PyObject *out_end(Out *out, bool more) {
+    if (_PyBytes_Resize(&out->events_object, (Py_ssize_t)(out->count * sizeof(Event))) < 0 ||
+        _PyBytes_Resize(&out->args_object, (Py_ssize_t)out->args_len) < 0) {
+        Py_XDECREF(out->events_object);
+        Py_XDECREF(out->args_object);
+        return NULL;
+    }
+    return Py_BuildValue("(NNO)", out->events_object, out->args_object, more ? Py_True : Py_False);
+}
+
 PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
     size_t limit = PyLong_AsSize_t(limit_object), slots = 0;
     if (PyErr_Occurred()) return NULL;
@@ -82,25 +104,13 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
     if (limit < 1024) limit = 1024;
     if (slots > limit) slots = limit;
     if (slots < 1024) slots = 1024;
-    PyObject *events = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(slots * sizeof(Event)));
-    PyObject *args = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(slots * PAYLOAD + MAX_ARGS_BYTES));
-    if (!events || !args) {
-        Py_XDECREF(events);
-        Py_XDECREF(args);
-        return NULL;
-    }
-    Out out = {(Event *)PyBytes_AS_STRING(events), 0, slots, 0, PyBytes_AS_STRING(args), 0, slots * PAYLOAD + MAX_ARGS_BYTES};
+    Out out;
+    if (!out_begin(&out, slots)) return NULL;
     uint32_t gap_name = strings_intern("dropped", 7);
     Py_BEGIN_ALLOW_THREADS
     while (plan_at < planned && drain_ring(plan[plan_at], &out, gap_name)) plan_at++;
     if (plan_at == planned) rings_trim();
     Py_END_ALLOW_THREADS
     taken_bytes += (out.count - out.gaps) * sizeof(Event) + out.args_len;
-    if (_PyBytes_Resize(&events, (Py_ssize_t)(out.count * sizeof(Event))) < 0 ||
-        _PyBytes_Resize(&args, (Py_ssize_t)out.args_len) < 0) {
-        Py_XDECREF(events);
-        Py_XDECREF(args);
-        return NULL;
-    }
-    return Py_BuildValue("(NNO)", events, args, plan_at == planned ? Py_False : Py_True);
+    return out_end(&out, plan_at < planned);
 }

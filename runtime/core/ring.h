@@ -12,7 +12,8 @@ typedef struct { /* layout read by runtime/recovery/session_files.py */
     uint32_t version, slots, track;
     _Atomic uint32_t alive;
     int64_t tid;
-    char pad0[32];
+    uint64_t given;                             /* counts the threads that were given a ring: their order */
+    char pad0[24];
     _Atomic uint64_t head, reserve, produced;   /* writer: slots published, slots about to be written, serial */
     char pad1[40];
     _Atomic uint64_t tail;                      /* consumer */
@@ -37,6 +38,18 @@ struct Ring {
 
 typedef struct { char bytes[PAYLOAD]; uint8_t kind, zero; } More;
 _Static_assert(sizeof(More) == sizeof(Event) && offsetof(More, kind) == offsetof(Event, kind), "slots have one shape");
+
+/* Where a drain puts what it takes. */
+typedef struct {
+    Event *events;
+    size_t count, room, gaps;
+    char *args;
+    size_t args_len, args_room;
+    PyObject *events_object, *args_object;
+} Out;
+bool out_begin(Out *out, size_t slots);        /* false and an exception without memory */
+PyObject *out_end(Out *out, bool more);        /* (events, arguments, more) */
+bool drain_ring(Ring *ring, Out *out, uint32_t gap_name); /* false when there was no room for all */
 
 uint32_t rings_to_drain(Ring **plan); /* room for MAX_RINGS */
 void rings_trim(void);                /* gives back memory that a burst has left */

@@ -19,6 +19,7 @@ from stepscope.runtime.journal.records import CapRecord
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.output import SESSION_FILE
+from stepscope.runtime.processes import is_running
 from stepscope.runtime.recovery.journals import RECOVERED, Journals, below
 from stepscope.runtime.recovery.leftovers import Keys, Leftovers, UnfinishedWindow
 from stepscope.runtime.recovery.session_files import SessionFiles
@@ -264,18 +265,6 @@ class _Recovering:
         )
         self.windows += 1
         self.unfinished += 1
-
-
-def is_running(pid: int, start_time: int) -> bool:
-    """Whether the process that had this id and start time (clock ticks since boot) still runs.
-
-    A zombie does not: it records nothing any more. Source: proc(5), /proc/[pid]/stat, fields 3 and 22.
-    """
-    try:
-        fields = Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return fields[0] not in "ZX" and int(fields[19]) == start_time
 
 
 def _run(place: Path, reader: JournalReader | None, note: SessionNote | None) -> Run:

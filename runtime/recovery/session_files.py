@@ -21,6 +21,7 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EVENT_DTYPE, NO_STEP, Block, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import TrackRecord
+from stepscope.runtime.tracks import TrackKind
 
 MAX_RINGS = 4096
 MAX_SLOTS = 1 << 24
@@ -74,18 +75,26 @@ class SessionFiles:
         self.directory = directory
         self.notes: list[str] = []
         """Files that could not be used, and why."""
+        self.process_name = ""
+        """Of the process's own track, once that is known."""
+        self._read_to = {"strings": 0, "tracks": 0}
         found = directory.lstat()
         if not stat.S_ISDIR(found.st_mode) or os.getuid() not in (found.st_uid, 0):
             raise FormatError(f"{directory} is not a session directory of this user")
 
     def load_ids(self, ids: IdMap) -> None:
-        """Learns the names and tracks of the dead process."""
+        """Learns the names and tracks of the process: those that were added since the last call."""
         ids.add_strings(self._strings())
-        data = self._read("tracks", MAX_TRACKS_BYTES)
+        data = self._news("tracks", MAX_TRACKS_BYTES)
+        whole = len(data) // _TRACK.size * _TRACK.size
+        self._read_to["tracks"] += whole
         records: list[TrackRecord] = []
-        for pid, tid, kind, parent, name, number in _TRACK.iter_unpack(data[: len(data) // _TRACK.size * _TRACK.size]):
+        for pid, tid, kind, parent, name, number in _TRACK.iter_unpack(data[:whole]):
             records.append(TrackRecord(number, kind & 0xFF, pid, tid, parent, strings.text(ids.name(name))))
-        ids.add_tracks(records)
+            if kind == TrackKind.PROCESS:
+                self.process_name = records[-1].name  # the last one: those of its parents were copied before
+        if records:
+            ids.add_tracks(records)
 
     def rings(self) -> Iterator[RingContent]:
         """The rings, one after the other."""
@@ -138,16 +147,20 @@ class SessionFiles:
         self.directory.rmdir()
 
     def _strings(self) -> Iterator[tuple[int, str]]:
-        data = self._read("strings", MAX_STRINGS_BYTES)
+        data = self._news("strings", MAX_STRINGS_BYTES)
         at = 0
         while at + _STRING.size <= len(data):
             number, length = _STRING.unpack_from(data, at)
-            at += _STRING.size
-            if length > _core.MAX_NAME or at + length > len(data):
-                self.notes.append(f"{self.directory}/strings: unreadable from byte {at - _STRING.size} on")
+            if length > _core.MAX_NAME:
+                self.notes.append(f"{self.directory}/strings: unreadable from byte {self._read_to['strings']} on")
+                self._read_to["strings"] = MAX_STRINGS_BYTES
                 return
-            yield number, data[at : at + length].decode(errors="replace")
-            at += length
+            after = at + _STRING.size + length
+            if after > len(data):
+                return
+            self._read_to["strings"] += after - at
+            yield number, data[at + _STRING.size : after].decode(errors="replace")
+            at = after
 
     def _ring(self, name: str) -> RingContent:
         """Reads a ring. Raises `FormatError` if it is none."""
@@ -185,18 +198,23 @@ class SessionFiles:
             raise FormatError("not a regular file")
         return file
 
-    def _read(self, name: str, limit: int) -> bytes:
-        """The first `limit` bytes of a file; nothing, with a note, if it cannot be read."""
+    def _news(self, name: str, limit: int) -> bytes:
+        """What follows the part of a file that was read, up to `limit` bytes of the whole."""
+        return self._read(name, limit, self._read_to[name])
+
+    def _read(self, name: str, limit: int, at: int = 0) -> bytes:
+        """Bytes `at` to `limit` of a file; nothing, with a note, if it cannot be read."""
         try:
             file = self._open(name)
         except FormatError as error:
             self.notes.append(f"{self.directory}/{name}: {error}")
             return b""
-        with os.fdopen(file, "rb") as stream:
-            data = stream.read(limit + 1)
-        if len(data) > limit:
+        with os.fdopen(file, "rb", buffering=0) as stream:
+            stream.seek(at)
+            data = stream.readall()[: limit - at + 1] if at <= limit else b""
+        if len(data) > limit - at:
             self.notes.append(f"{self.directory}/{name}: only the first {limit} bytes were read")
-        return data[:limit]
+        return data[: limit - at]
 
 
 def _read_slots(file: int, slots: int, first: int, end: int) -> bytearray:

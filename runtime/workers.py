@@ -1,0 +1,206 @@
+"""Processes that joined the session, as seen by the process that drains their rings."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections import deque
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from stepscope.runtime import _core
+from stepscope.runtime.errors import FormatError, SessionError
+from stepscope.runtime.events import EVENT_DTYPE, Block
+from stepscope.runtime.journal.ids import IdMap
+from stepscope.runtime.recovery.session_files import SessionFiles
+from stepscope.runtime.session import Identity, parts, read_identity
+
+DRAIN_LIMIT = 1 << 18
+"""Events taken at a time."""
+
+LIVING = 1024
+"""Processes whose rings are drained at the same time; further ones wait until others have ended."""
+
+KEPT_ENDED = 256
+"""Ended processes whose accounts are kept apart; those of earlier ones are added up."""
+
+GRACE = 5_000_000_000
+"""Nanoseconds that the files of a process outlast its last drain: if this process is killed before a journal has what
+was drained, recovery finds it there."""
+
+
+class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Accounts of a process that joined. `produced` = `drained` + `dropped` + `waiting`."""
+
+    pid: int
+    """0 for all earlier ones together."""
+    name: str
+    state: str
+    """`recording`; `ended`; `left`: it records for itself now; `broken`: some ring was damaged and let go."""
+    rings: int = 0
+    threads: int = 0
+    """Threads alive that have recorded something."""
+    broken: int = 0
+    """Rings that contradicted themselves; what was left in them is not counted."""
+    produced: int = 0
+    drained: int = 0
+    dropped: int = 0
+    waiting: int = 0
+    bytes: int = 0
+    """Bytes of events and arguments drained."""
+
+    def __add__(self, other: WorkerStatistics) -> WorkerStatistics:
+        return WorkerStatistics(
+            pid=0,
+            name="earlier processes",
+            state="ended",
+            rings=self.rings + other.rings,
+            broken=self.broken + other.broken,
+            produced=self.produced + other.produced,
+            drained=self.drained + other.drained,
+            dropped=self.dropped + other.dropped,
+            waiting=self.waiting + other.waiting,
+            bytes=self.bytes + other.bytes,
+        )
+
+
+class Worker:
+    """One process that joined: its rings, in this process's ids."""
+
+    def __init__(self, directory: Path, identity: Identity) -> None:
+        """Raises `FormatError` or `OSError` if the directory cannot be used."""
+        self.directory = directory
+        self.identity = identity
+        self.seen_ns = 0
+        """When it was known to run, the last time."""
+        self._files = SessionFiles(directory)
+        self._rings = _core.Attached(str(directory))
+        self._ids = IdMap()
+
+    def drain(self) -> list[tuple[Block, bytes]]:
+        """Takes what its rings hold."""
+        blocks: list[tuple[Block, bytes]] = []
+        more = True
+        while more:
+            events, args, more = self._rings.drain(DRAIN_LIMIT)
+            if events:
+                blocks.append(self._localised(events, args))
+        return blocks
+
+    def open_spans(self, until: int) -> Block:
+        """Spans that have begun and not ended, with `dur` up to `until`."""
+        return self._localised(self._rings.open_spans(until), b"")[0]
+
+    def statistics(self, state: str) -> WorkerStatistics:
+        """Accounts so far."""
+        rings = self._rings.statistics()
+        name = self._files.process_name or f"process {self.identity.pid}"
+        state = "broken" if rings["broken"] and state == "recording" else state
+        return WorkerStatistics(pid=self.identity.pid, name=name, state=state, **rings)
+
+    def _localised(self, events: bytes, args: bytes) -> tuple[Block, bytes]:
+        # A name is in its file before it is in a ring; so read after the ring, the file has them all.
+        self._files.load_ids(self._ids)
+        block: Block = np.frombuffer(bytearray(events), EVENT_DTYPE)
+        heap = bytearray(args)
+        self._ids.localise(block, heap)
+        block.flags.writeable = False
+        return block, bytes(heap)
+
+
+class Workers:
+    """All of them. Used by the hub's thread; `statistics` from any."""
+
+    def __init__(self, session: Path) -> None:
+        self._session = session
+        self._living: dict[Path, Worker] = {}
+        self._known: set[Path] = set()
+        self._ended: deque[WorkerStatistics] = deque()
+        self._earlier: WorkerStatistics | None = None
+        self._leaving: deque[tuple[int, Path]] = deque()
+        self._joins = 0
+        self.refused: list[str] = []
+        """Directories that could not be used, and why."""
+        try:
+            # For reading and writing, so that it stays open whoever else opens and closes it.
+            self.wake_fd: int | None = os.open(session / "wake", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            self.wake_fd = None
+
+    def drain(self) -> list[tuple[Block, bytes]]:
+        """Takes what the rings of all of them hold, and spans that were open in one that has ended."""
+        if self.wake_fd is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.wake_fd, 1 << 16)
+        self._attach()
+        blocks: list[tuple[Block, bytes]] = []
+        for worker in list(self._living.values()):
+            running = worker.identity.running  # looked at first: what it records before its end is drained after
+            if running:
+                worker.seen_ns = _core.now()
+            taken = worker.drain()
+            blocks += taken
+            if not running:
+                blocks += self._end(worker, taken)
+            elif not (worker.directory / "process.json").exists():
+                self._forget(worker, "left")
+        while self._leaving and self._leaving[0][0] < _core.now():
+            shutil.rmtree(self._leaving.popleft()[1], ignore_errors=True)
+        return blocks
+
+    def open_spans(self) -> list[Block]:
+        """Spans that are open in processes that live, with `dur` up to now."""
+        now = _core.now()
+        return [worker.open_spans(now) for worker in self._living.values()]
+
+    def statistics(self) -> tuple[WorkerStatistics, ...]:
+        """Accounts of each, those that have ended first."""
+        ended = [self._earlier] if self._earlier else []
+        return (*ended, *self._ended, *(worker.statistics("recording") for worker in list(self._living.values())))
+
+    def close(self) -> None:
+        """Lets go of all."""
+        for worker in list(self._living.values()):
+            self._forget(worker, "ended")
+        if self.wake_fd is not None:
+            os.close(self.wake_fd)
+            self.wake_fd = None
+
+    def _attach(self) -> None:
+        joins = _core.joins()
+        if joins == self._joins or len(self._living) >= LIVING:
+            return
+        self._joins = joins
+        for directory in parts(self._session):
+            if directory in self._known:
+                continue
+            if len(self._living) >= LIVING:
+                self._joins -= 1  # to look again
+                break
+            self._known.add(directory)
+            try:
+                self._living[directory] = Worker(directory, read_identity(directory))
+            except (SessionError, FormatError, OSError) as error:
+                self.refused.append(str(error))
+
+    def _end(self, worker: Worker, last: list[tuple[Block, bytes]]) -> list[tuple[Block, bytes]]:
+        """What it left open. A span that has ended is on the stack still if the process died between its record and
+        the pop."""
+        ended = [events for events, _ in last]
+        latest = max([worker.seen_ns, *(int((events["ts"] + events["dur"]).max()) for events in ended)])
+        spans = worker.open_spans(latest)
+        for events in ended:
+            spans = spans[~np.isin(spans["id"], events["id"])]
+        self._leaving.append((_core.now() + GRACE, worker.directory))
+        self._forget(worker, "ended")
+        return [(spans, b"")] if len(spans) else []
+
+    def _forget(self, worker: Worker, state: str) -> None:
+        self._ended.append(worker.statistics(state))
+        del self._living[worker.directory]
+        while len(self._ended) > KEPT_ENDED:
+            first = self._ended.popleft()
+            self._earlier = first if self._earlier is None else self._earlier + first
