@@ -26,14 +26,12 @@ def open(directory: str, slots: int, rings: int, overflow: str, /) -> int:
 
 def close() -> None: ...
 def join(session: str, directory: str, slots: int, rings: int, overflow: str, /) -> None:
-    """Takes part in the session of another process: records into `directory` while that process records.
+    """Takes part in the session of another process: records into `directory` while that process records. The
+    process is told, so `directory` must say whose it is already.
 
     Raises:
         OSError: ESTALE if the session is over, EINVAL if there is none that can be joined.
     """
-
-def announce() -> None:
-    """Tells the owner of the session that this process has joined, and wakes it."""
 
 def joins() -> int:
     """How many processes have joined the session so far."""

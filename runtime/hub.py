@@ -52,8 +52,7 @@ class Hub:
     async def _start(self) -> tuple[asyncio.Event, anyio.Lock]:
         self._loop = asyncio.get_running_loop()
         wake = asyncio.Event()
-        for fd in self._recorder.wake_fds:
-            self._loop.add_reader(fd, wake.set)
+        self._loop.add_reader(self._recorder.wake_fd, wake.set)
         return wake, anyio.Lock()
 
     # from any thread
@@ -106,8 +105,7 @@ class Hub:
         self._drained.result()
 
         async def remove() -> None:
-            for fd in self._recorder.wake_fds:
-                self._loop.remove_reader(fd)
+            self._loop.remove_reader(self._recorder.wake_fd)
 
         self._portal.call(remove)
         self._stack.close()
@@ -141,7 +139,8 @@ class Hub:
         if any(pipeline.busy() for pipeline in self._pipelines):
             return min(pipeline.options.drain_interval for pipeline in self._pipelines) / 4
         if _core.recording():
-            return min((pipeline.options.drain_interval for pipeline in self._pipelines), default=None)
+            intervals = [pipeline.options.drain_interval for pipeline in self._pipelines]
+            return min([*intervals, *self._recorder.workers.interval()], default=None)
         return None
 
     async def drain(self, final: bool = False) -> bool:

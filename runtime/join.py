@@ -141,10 +141,9 @@ def _join(session: Path) -> None:
     except OSError as error:
         raise SessionError(f"no directory can be made in {session}: {error.strerror}") from error
     try:
+        write_identity(part)
         _core.name_process(_program(), False)
         _core.join(str(session), str(part), slots, rings, options.overflow)
-        write_identity(part)
-        _core.announce()
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         why = "it is over" if error.errno == errno.ESTALE else error.strerror

@@ -58,13 +58,11 @@ class Recorder:
         self.directory = make_session(options)
         try:
             slots, rings = ring_sizes(options, options.ring_bytes)
-            wake_fd = _core.open(str(self.directory), slots, rings, options.overflow)
+            self.wake_fd = _core.open(str(self.directory), slots, rings, options.overflow)
         except OSError as error:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise OutputError(error.errno, f"cannot open a session in {self.directory}: {error.strerror}") from error
-        self.workers = Workers(self.directory)
-        self.wake_fds = [fd for fd in (wake_fd, self.workers.wake_fd) if fd is not None]
-        """Readable when rings call for a drain."""
+        self.workers = Workers(self.directory, options.worker_ring_bytes)
         self._outer_session = os.environ.get(ENVIRONMENT)
         os.environ[ENVIRONMENT] = str(self.directory)
         self._lock = threading.Lock()
@@ -84,7 +82,7 @@ class Recorder:
             their heaps of arguments.
         """
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.wake_fds[0])
+            os.eventfd_read(self.wake_fd)
         until = _core.now()
         blocks: list[tuple[Block, bytes]] = []
         more = True

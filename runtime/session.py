@@ -5,7 +5,7 @@ wake          a pipe by which a process that joined calls for a drain
 options       settings, for those that join
 process.json  whose session it is
 ring-00000 .. strings, tracks, stacks
-<pid>-<start time>/   of a process that joined: the same without control, wake and options; process.json comes last
+<pid>-<start time>/   of a process that joined: the same without control and options
 """
 
 from __future__ import annotations
@@ -63,8 +63,6 @@ def make_session(options: Options) -> Path:
             problems.append(f"{place}: {error.strerror}")
             continue
         (directory / "options").write_bytes(msgspec.json.encode(options))
-        with contextlib.suppress(OSError):  # nobody can join where there are no pipes; recording does without
-            os.mkfifo(directory / "wake", 0o600)
         write_identity(directory)
         _sweep(Path(place), directory)
         return directory

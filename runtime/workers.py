@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 from collections import deque
 from pathlib import Path
@@ -20,6 +18,9 @@ from stepscope.runtime.session import Identity, parts, read_identity
 
 DRAIN_LIMIT = 1 << 18
 """Events taken at a time."""
+
+LOOK = 0.25
+"""Seconds between two drains while processes have joined, at most."""
 
 LIVING = 1024
 """Processes whose rings are drained at the same time; further ones wait until others have ended."""
@@ -114,8 +115,10 @@ class Worker:
 class Workers:
     """All of them. Used by the hub's thread; `statistics` from any."""
 
-    def __init__(self, session: Path) -> None:
+    def __init__(self, session: Path, ring_bytes: int) -> None:
+        """Args: directory of the session; what the rings of one process may hold, in bytes."""
         self._session = session
+        self._ring_bytes = ring_bytes
         self._living: dict[Path, Worker] = {}
         self._known: set[Path] = set()
         self._ended: deque[WorkerStatistics] = deque()
@@ -124,24 +127,28 @@ class Workers:
         self._joins = 0
         self.refused: list[str] = []
         """Directories that could not be used, and why."""
-        try:
-            # For reading and writing, so that it stays open whoever else opens and closes it.
-            self.wake_fd: int | None = os.open(session / "wake", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            self.wake_fd = None
+        self._most = 0
+
+    def interval(self) -> tuple[float, ...]:
+        """Longest time to the next drain, in seconds; empty while nobody has joined.
+
+        A process that joined cannot wake this one, so one that records much is looked after more often.
+        """
+        if not self._living:
+            return ()
+        return (LOOK / 16 if self._most > self._ring_bytes / 8 else LOOK,)
 
     def drain(self) -> list[tuple[Block, bytes]]:
         """Takes what the rings of all of them hold, and spans that were open in one that has ended."""
-        if self.wake_fd is not None:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self.wake_fd, 1 << 16)
         self._attach()
+        self._most = 0
         blocks: list[tuple[Block, bytes]] = []
         for worker in list(self._living.values()):
             running = worker.identity.running  # looked at first: what it records before its end is drained after
             if running:
                 worker.seen_ns = _core.now()
             taken = worker.drain()
+            self._most = max(self._most, sum(events.nbytes + len(args) for events, args in taken))
             blocks += taken
             if not running:
                 blocks += self._end(worker, taken)
@@ -165,9 +172,6 @@ class Workers:
         """Lets go of all."""
         for worker in list(self._living.values()):
             self._forget(worker, "ended")
-        if self.wake_fd is not None:
-            os.close(self.wake_fd)
-            self.wake_fd = None
 
     def _attach(self) -> None:
         joins = _core.joins()

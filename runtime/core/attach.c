@@ -164,7 +164,6 @@ static size_t plan(Process *p) {
         for (uint32_t i = 0; i < p->count; i++) {
             Attached *a = p->rings[i];
             if (a->broken) continue;
-            atomic_store(&a->shared->signalled, 0);
             a->ring.goal_produced = atomic_load(&a->shared->produced);
             a->ring.goal = atomic_load(&a->shared->head);
             a->given = a->shared->given;

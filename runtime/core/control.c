@@ -55,6 +55,8 @@ int control_join(const char *session) {
     int error = errno;
     close(fd);
     member = good;
+    /* Told before anything is recorded: whatever becomes of this process, the owner looks for its directory. */
+    if (good) atomic_fetch_add(&g_control.joins, 1);
     errno = error;
     return good ? 0 : -1;
 }
@@ -68,8 +70,6 @@ void control_leave(void) {
 }
 
 bool control_joined(void) { return member; }
-
-void control_announce(void) { atomic_fetch_add(&g_control.joins, 1); }
 
 void control_close(void) {
     if (member) return; /* the session goes on without this process */

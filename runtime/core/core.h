@@ -122,7 +122,6 @@ int control_join(const char *session);  /* -1 and errno if that is no session th
 void control_leave(void);               /* private memory again, nothing recorded */
 void control_close(void);
 bool control_joined(void);              /* in the session of another process */
-void control_announce(void);
 PyObject *control_py_set_recording(PyObject *self, PyObject *what);
 PyObject *control_py_recording(PyObject *self, PyObject *unused);
 PyObject *control_py_joins(PyObject *self, PyObject *unused);
@@ -206,7 +205,6 @@ bool file_reserve(int fd, uint64_t from, uint64_t bytes); /* false when the file
 int ring_init(void);
 PyObject *ring_py_open(PyObject *self, PyObject *args);
 PyObject *ring_py_join(PyObject *self, PyObject *args);
-PyObject *ring_py_announce(PyObject *self, PyObject *unused);
 PyObject *ring_py_leave(PyObject *self, PyObject *unused);
 PyObject *ring_py_close(PyObject *self, PyObject *unused);
 PyObject *ring_py_drain(PyObject *self, PyObject *limit);

@@ -19,7 +19,6 @@ static PyObject *py_process_track(PyObject *self, PyObject *unused) { return PyL
 
 #define FAST(function) (PyCFunction)(void (*)(void))function
 static PyMethodDef methods[] = {
-    {"announce", ring_py_announce, METH_NOARGS, NULL},
     {"category", strings_py_category, METH_O, NULL},
     {"changing", step_py_changing, METH_O, NULL},
     {"close", ring_py_close, METH_NOARGS, NULL},

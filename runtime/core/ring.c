@@ -245,6 +245,7 @@ Thread *thread_current_object(void) {
 
 static void wake(Ring *r) {
     uint64_t one = 1;
+    if (wake_fd < 0) return; /* of a session that was joined: its owner comes by often enough */
     if (atomic_exchange_explicit(&r->header->signalled, 1, memory_order_relaxed)) return;
     /* EAGAIN: the counter is full, so the consumer is awake already. */
     if (write(wake_fd, &one, sizeof one) < 0 && errno != EAGAIN) count_one(&g_counts.lookups_failed);
@@ -392,7 +393,6 @@ int ring_init(void) {
 /* Opens a session, or a part of another process's if `session` is given: its directory. */
 static bool session_begin(PyObject *path, unsigned long slots, unsigned int rings_wanted, const char *policy, const char *session) {
     bool oldest = !strcmp(policy, "drop_oldest");
-    char fifo[4096];
     if (atomic_load(&session_open)) return PyErr_SetString(PyExc_RuntimeError, "a session is open already"), false;
     if (!oldest && strcmp(policy, "drop_newest"))
         return PyErr_Format(PyExc_ValueError, "overflow must be 'drop_newest' or 'drop_oldest', got '%s'", policy), false;
@@ -401,11 +401,8 @@ static bool session_begin(PyObject *path, unsigned long slots, unsigned int ring
     if ((size_t)PyBytes_GET_SIZE(path) >= sizeof directory || (session && strlen(session) >= sizeof directory))
         return PyErr_SetString(PyExc_ValueError, "directory name is too long"), false;
     strcpy(directory, PyBytes_AS_STRING(path));
-    snprintf(fifo, sizeof fifo, "%s/wake", session ? session : "");
-    /* Open for reading, too, so that it has a reader whatever becomes of the owner: writing raises no SIGPIPE. */
     if ((session && control_join(session) < 0) || strings_open(directory) < 0 || track_open(directory) < 0 ||
-        stack_open(directory) < 0 ||
-        (wake_fd = session ? open(fifo, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW) : eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) < 0) {
+        stack_open(directory) < 0 || (!session && (wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) < 0)) {
         PyErr_SetFromErrnoWithFilename(PyExc_OSError, session ? session : directory);
         strings_close(), track_close(), stack_close();
         if (session) control_leave();
@@ -444,13 +441,6 @@ PyObject *ring_py_join(PyObject *self, PyObject *args) {
     return begun ? Py_NewRef(Py_None) : NULL;
 }
 
-PyObject *ring_py_announce(PyObject *self, PyObject *unused) {
-    uint64_t one = 1;
-    control_announce();
-    if (write(wake_fd, &one, sizeof one) < 0 && errno != EAGAIN) count_one(&g_counts.lookups_failed);
-    Py_RETURN_NONE;
-}
-
 /* False if a thread has recorded: what it has is the session's, and so are its ring and stack. */
 PyObject *ring_py_leave(PyObject *self, PyObject *unused) {
     pthread_mutex_lock(&lock);
@@ -460,8 +450,6 @@ PyObject *ring_py_leave(PyObject *self, PyObject *unused) {
     if (left) {
         control_leave();
         strings_close(), track_close(), stack_close();
-        close(wake_fd);
-        wake_fd = -1;
     }
     return PyBool_FromLong(left);
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,15 +26,15 @@ _NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
 class Leftovers:
-    """Events of a session directory, in this process's ids.
+    """Events of the directories of a session, in this process's ids.
 
     Reads the rings twice: their keys first, so that the journal can be searched for them while it is copied, and
     their events when it is known which are missing. So memory holds one ring at a time.
     """
 
-    def __init__(self, session: SessionFiles | None, ids: IdMap) -> None:
-        self._session = session
-        self._ids = ids
+    def __init__(self, parts: Sequence[tuple[SessionFiles, IdMap]]) -> None:
+        """Args: the session's own directory, then those of processes that joined; each with its ids."""
+        self._parts = parts
         self.last_ns = 0
         """Latest time in the rings and stacks."""
         keys: list[Keys] = []
@@ -48,9 +48,11 @@ class Leftovers:
             ended.append(events["id"][kinds == int(Kind.SPAN)])
             marks.append(events[kinds == int(Kind.STEP)])
             begins.append(events["ts"][(kinds != int(Kind.STEP)) & (kinds != int(Kind.GAP))])
-        if session is not None:
-            self.last_ns = max(self.last_ns, session.last_begin())
-            begins.append(session.open_spans(self.last_ns)["ts"])
+        self.last_ns = max([self.last_ns, *(files.last_begin() for files, _ in parts)])
+        for files, _ in parts:
+            spans = files.open_spans(self.last_ns)
+            begins.append(spans["ts"])
+            keys.append(keys_of(spans))
         self.marks = join_blocks(marks)
         """The events of step marks; `id` is the number of their profiler."""
         self._keys: Keys = np.unique(np.concatenate([_NO_KEYS, *keys]))
@@ -79,20 +81,24 @@ class Leftovers:
             gaps["ts"] = np.where(gaps["ts"] == 0, self.last_ns, gaps["ts"])
             yield gaps, b""
 
-    def open_spans(self, until: int) -> Block:
-        """Spans that had not ended, up to `until`; those left out whose end is in a ring."""
-        if self._session is None:
-            return empty_block()
-        spans = self._session.open_spans(until)
-        self._ids.localise(spans, bytearray())
-        return spans[~np.isin(spans["id"], self._ended)]
+    def open_spans(self, until: int, seen: Keys) -> Block:
+        """Spans that had not ended, up to `until`; those left out whose end is in a ring, or that are among `seen`."""
+        blocks: list[Block] = []
+        for files, ids in self._parts:
+            spans = files.open_spans(until)
+            ids.localise(spans, bytearray())
+            blocks.append(spans[~np.isin(spans["id"], self._ended) & ~np.isin(keys_of(spans), seen)])
+        return join_blocks(blocks)
 
     def _rings(self) -> Iterator[tuple[Block, bytes, Block]]:
-        for ring in self._session.rings() if self._session else ():
-            self._ids.localise(ring.events, ring.args)
-            self._ids.localise(ring.gaps, bytearray())
-            ring.gaps["name"] = strings.intern("dropped")
-            yield ring.events, bytes(ring.args), ring.gaps
+        for number, (files, ids) in enumerate(self._parts):
+            for ring in files.rings():
+                ids.localise(ring.events, ring.args)
+                ids.localise(ring.gaps, bytearray())
+                ring.gaps["name"] = strings.intern("dropped")
+                # Steps are those of the session's owner.
+                own = ring.events if number == 0 else ring.events[ring.events["kind"] != int(Kind.STEP)]
+                yield own, bytes(ring.args), ring.gaps
 
 
 class UnfinishedWindow:

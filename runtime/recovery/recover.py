@@ -49,6 +49,8 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """The journal that the run left."""
     session: Path | None
     """The directory of its rings."""
+    processes: int
+    """Processes that had joined the session; what they recorded is counted below with the rest."""
     windows: int
     unfinished: int
     """Windows, of these, that the run had not closed."""
@@ -74,6 +76,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
             f"  {_count(self.events, 'event')} from {self.source or 'no journal'}",
             f"  {_count(self.from_rings, 'event')} and {_count(self.open_spans, 'open span')} from {session}",
         ]
+        lines += [f"  {_count(self.processes, 'process', 'es')} had joined"] if self.processes else []
         lines += [f"  {_count(self.dropped, 'event')} had not fitted the rings"] if self.dropped else []
         if self.damage:
             lost = ", ".join(
@@ -131,8 +134,7 @@ def recover(
             f"nothing to recover in {place}: no journal, and no session directory. {' '.join([*notes, below(place)])}".strip()
         )
     ids = IdMap()
-    if session is not None:
-        session.load_ids(ids)
+    parts = _parts(session, ids, notes)
     target = Path(out) if out is not None else place / RECOVERED
     if session is None and not force and target.exists():
         raise FormatError(
@@ -144,7 +146,7 @@ def recover(
     try:
         run = _run(place, reader, note)
         writer.open(run)
-        work = _Recovering(writer, run, Leftovers(session, ids), note.profiler if note else 0)
+        work = _Recovering(writer, run, Leftovers(parts), note.profiler if note else 0)
         if reader is not None:
             work.copy(reader)
             if note is None and work.whole and reader.end is not None and not reader.damage:
@@ -159,8 +161,9 @@ def recover(
     finally:
         if reader is not None:
             reader.close()
+    for files, _ in parts:
+        notes += files.notes
     if session is not None:
-        notes += session.notes
         if remove_session:
             session.remove()
             (place / SESSION_FILE).unlink()
@@ -168,6 +171,7 @@ def recover(
         journal=target,
         source=journal,
         session=session.directory if session else None,
+        processes=max(len(parts) - 1, 0),
         windows=work.windows,
         unfinished=work.unfinished,
         events=work.events,
@@ -251,7 +255,7 @@ class _Recovering:
             self.dropped += int(batch.events["id"][gaps].sum())
             added += len(batch) - int(gaps.sum())
             self._writer.write_batch(batch)
-        spans = window.take(self._leftovers.open_spans(last), b"")
+        spans = window.take(self._leftovers.open_spans(last, seen), b"")
         self._writer.write_batch(spans)
         self._writer.write_batch(window.step_spans(self._run.pid))
         self.from_rings += added
@@ -282,8 +286,8 @@ def _run(place: Path, reader: JournalReader | None, note: SessionNote | None) ->
     )
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+def _count(number: int, what: str, plural: str = "s") -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}{plural}"
 
 
 def read_note(path: Path, notes: list[str]) -> SessionNote | None:
@@ -300,6 +304,21 @@ def read_note(path: Path, notes: list[str]) -> SessionNote | None:
     except msgspec.MsgspecError as error:
         notes.append(f"{path} cannot be read: {error}")
         return None
+
+
+def _parts(session: SessionFiles | None, ids: IdMap, notes: list[str]) -> list[tuple[SessionFiles, IdMap]]:
+    """The directories of a session with the ids that are used in them; those of the owner are `ids`."""
+    if session is None:
+        return []
+    session.load_ids(ids)
+    parts = [(session, ids)]
+    for files in session.parts():
+        parts.append((files, IdMap()))
+        files.load_ids(parts[-1][1])
+        pid, start_time = map(int, files.directory.name.split("-")[:2])
+        if is_running(pid, start_time):
+            notes.append(f"process {pid}, which had joined, still runs: what it records meanwhile may be missing")
+    return parts
 
 
 def _open_session(note: SessionNote | None, notes: list[str]) -> SessionFiles | None:

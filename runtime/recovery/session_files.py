@@ -7,6 +7,7 @@ are not followed, sizes are bounded, every count is checked against what is ther
 from __future__ import annotations
 
 import os
+import re
 import stat
 import struct
 from collections.abc import Iterator
@@ -23,11 +24,15 @@ from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import TrackRecord
 from stepscope.runtime.tracks import TrackKind
 
+MAX_PARTS = 1 << 16
 MAX_RINGS = 4096
 MAX_SLOTS = 1 << 24
 MAX_STACKS = 1 << 16
 MAX_STRINGS_BYTES = 1 << 30
 MAX_TRACKS_BYTES = 32 << 20
+
+_FILES = ("strings", "tracks", "stacks", "process.json", ".process.json", "control", "options")
+_PART = re.compile(r"\d+-\d+(-\d+)?")
 
 _RING_HEADER = 4096
 _RING_FIELDS = struct.Struct("<8sIIIIq32xQQQ40xQQ")
@@ -107,6 +112,17 @@ class SessionFiles:
                 else:
                     yield content
 
+    def parts(self) -> list[SessionFiles]:
+        """The directories of processes that had joined."""
+        found: list[SessionFiles] = []
+        for name in sorted(os.listdir(self.directory)):
+            if _PART.fullmatch(name) and len(found) < MAX_PARTS:
+                try:
+                    found.append(SessionFiles(self.directory / name))
+                except (FormatError, OSError) as error:
+                    self.notes.append(f"{self.directory}/{name}: {error}")
+        return found
+
     def open_spans(self, until: int) -> Block:
         """Spans that had begun and not ended, as events with `FLAG_OPEN` and `dur` up to the time `until`."""
         data = self._read("stacks", MAX_STACKS * _STACK_DTYPE.itemsize)
@@ -141,8 +157,10 @@ class SessionFiles:
         Raises:
             OSError: if that is not possible.
         """
+        for part in self.parts():
+            part.remove()
         for name in os.listdir(self.directory):
-            if name.startswith("ring-") or name in ("strings", "tracks", "stacks", "process.json"):
+            if name.startswith("ring-") or name in _FILES:
                 (self.directory / name).unlink()
         self.directory.rmdir()
 
@@ -207,7 +225,9 @@ class SessionFiles:
         try:
             file = self._open(name)
         except FormatError as error:
-            self.notes.append(f"{self.directory}/{name}: {error}")
+            note = f"{self.directory}/{name}: {error}"
+            if note not in self.notes:
+                self.notes.append(note)
             return b""
         with os.fdopen(file, "rb", buffering=0) as stream:
             stream.seek(at)
