@@ -56,6 +56,18 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
         cut = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in stats.recorder.cut.items() if count)
         if cut:
             yield f"cut       {cut}"
+        for worker in stats.recorder.workers:
+            lost = "".join(
+                f", {count:,} {what}"
+                for what, count in (
+                    ("dropped", worker.dropped),
+                    ("waiting", worker.waiting),
+                    ("broken rings", worker.broken),
+                )
+                if count
+            )
+            who = f"{worker.name} ({worker.pid})" if worker.pid else worker.name
+            yield f"process   {who}, {worker.state}: {worker.drained:,} of {worker.produced:,} events{lost}"
         for output in pipeline.exporters:
             ledger = output.ledger
             refused = ", ".join(f"{count:,} dropped ({reason})" for reason, count in ledger.dropped.items())
