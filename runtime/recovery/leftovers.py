@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime import strings, tracks
-from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, join_blocks
 from stepscope.runtime.intervals import FOREVER, ends
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.ledger import Ledger, SourceLedger
