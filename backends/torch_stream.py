@@ -9,11 +9,14 @@ from typing import Any
 from stepscope.backends import torch_arm
 from stepscope.backends.torch_links import ForwardBackwardLinker
 from stepscope.backends.torch_symbols import enable_numbers
-from stepscope.runtime import _core, clock
+from stepscope.runtime import _core, clock, tracks
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.sink import BackendReport, Sink
+
+KEPT_TRACKS = 1024
+"""Tracks whose process is remembered."""
 
 _FOREVER = (1 << 63) - 1
 
@@ -41,7 +44,8 @@ class StreamMode:
         self._recording = self._closed = False
         self._cost_ns = 0
         self._notes: list[str] = []
-        self._linkers: dict[int, ForwardBackwardLinker] = {}
+        self._linkers: dict[tuple[int, int], ForwardBackwardLinker] = {}
+        self._pids: dict[int, int] = {}
         self._before = _core.itt_statistics()["unbalanced"]
         began = clock.now()
         missing = enable_numbers()
@@ -75,13 +79,24 @@ class StreamMode:
                 self._note(f"torch did not end the emission of operators: {error}".partition("\n")[0])
 
     def derive(self, batch: EventBatch) -> Block:
-        """Links forward to backward operators; links stay within one window."""
-        linker = self._linkers.get(batch.window)
+        """Links forward to backward operators; links stay within one window and one process."""
+        key = batch.window, self._process(int(batch.events["track"][0]))
+        linker = self._linkers.get(key)
         if linker is None:
-            for old in [window for window in self._linkers if window < batch.window - 1]:
+            for old in [old for old in self._linkers if old[0] < batch.window - 1]:
                 del self._linkers[old]
-            linker = self._linkers[batch.window] = ForwardBackwardLinker()
+            linker = self._linkers[key] = ForwardBackwardLinker()
         return linker.feed(batch.events)
+
+    def _process(self, track: int) -> int:
+        """The process of a batch, whose events are all of one: processes that were forked count their operators on."""
+        pid = self._pids.get(track)
+        if pid is None:
+            found = tracks.get(track)
+            pid = self._pids[track] = 0 if found is None else found.pid
+            while len(self._pids) > KEPT_TRACKS:
+                del self._pids[next(iter(self._pids))]
+        return pid
 
     async def aclose(self) -> None:
         self._closed = True

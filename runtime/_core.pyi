@@ -35,12 +35,46 @@ def shed_levels(events: Any, order: tuple[tuple[str, ...], int, tuple[str, ...]]
     large ones, then one for all others and one for step marks and gaps. `order` is the categories, from which
     duration in ns on an event is large, and prefixes of names that are kept."""
 
+def join(session: str, directory: str, slots: int, rings: int, overflow: str, block_seconds: float, /) -> None:
+    """Takes part in the session of another process: records into `directory` while that process records. The
+    process is told, so `directory` must say whose it is already.
+
+    Raises:
+        OSError: ESTALE if the session is over, EINVAL if there is none that can be joined.
+    """
+
+def joins() -> int:
+    """How many processes have joined the session so far."""
+
+def leave() -> bool:
+    """Takes no part any more. False, and nothing changes, if a thread has recorded already."""
+
+def name_process(name: str, fixed: bool, /) -> None:
+    """Names the track of this process, if it is not made yet. Unless it is `fixed`, the name that torch or
+    multiprocessing have for the process is preferred."""
+
+class Attached:
+    """Rings and open spans of a process that joined; `directory` is its part of the session. One consumer."""
+
+    def __init__(self, directory: str, /) -> None: ...
+    def drain(self, limit: int, /) -> tuple[bytes, bytes, bool]:
+        """As the function `drain`. Ids are the other process's. Rings that contradict themselves are let go."""
+
+    def open_spans(self, until: int, /) -> bytes:
+        """Spans that are open, as events with FLAG_OPEN and `dur` up to `until`. Ids are the other process's."""
+
+    def statistics(self) -> dict[str, int]: ...
+
 RECORD_EVENTS: int
 RECORD_OPERATORS: int
 
 def set_recording(what: int, /) -> None:
     """What is recorded from now on: 0, or the sum of `RECORD_EVENTS` (of the program: spans, counters, ...) and
-    `RECORD_OPERATORS` (of frameworks)."""
+    `RECORD_OPERATORS` (of frameworks).
+
+    Raises:
+        RuntimeError: in the session of another process, which decides.
+    """
 
 def recording() -> int: ...
 def drain(limit: int, /) -> tuple[bytes, bytes, bool]:

@@ -11,6 +11,7 @@ StepscopeError
 ├── OutputError             (OSError) an output directory or file cannot be used
 ├── FormatError             (ValueError) a file or frame is not what it should be
 │   └── RecoveredError      there is a recovery already, and a new one could be poorer
+├── SessionError            a session cannot be joined
 └── InternalError           a fault of stepscope itself: please report it
 """
 
@@ -57,6 +58,10 @@ class FormatError(StepscopeError, ValueError):
 
 class RecoveredError(FormatError):
     """Raised instead of replacing what was recovered when there was more to recover from."""
+
+
+class SessionError(StepscopeError):
+    """Raised when a directory is not a session that this process can take part in."""
 
 
 class InternalError(StepscopeError):

@@ -152,7 +152,8 @@ class Hub:
         if any(pipeline.busy() for pipeline in self._pipelines):
             return min(pipeline.options.drain_interval for pipeline in self._pipelines) / 4
         if _core.recording():
-            return min((pipeline.options.drain_interval for pipeline in self._pipelines), default=None)
+            intervals = [pipeline.options.drain_interval for pipeline in self._pipelines]
+            return min([*intervals, *self._recorder.workers.interval()], default=None)
         return None
 
     async def drain(self, final: bool = False) -> bool:

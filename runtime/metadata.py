@@ -50,6 +50,10 @@ class Metadata:
         with self._lock:
             self._values[key] = value
 
+    def copy(self) -> Metadata:
+        """The same values, with a lock of their own: that of this one may be held for ever in a forked child."""
+        return Metadata(self._values)
+
     def snapshot(self) -> dict[str, Any]:
         """The values as they are now."""
         with self._lock:

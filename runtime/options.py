@@ -25,6 +25,8 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     drained goes on in another, unless `overflow` is `drop_oldest`. The first profiler of the process decides on rings."""
     ring_bytes: Annotated[int, msgspec.Meta(ge=1 << 12)] = 256 << 20
     """What all rings may hold together before events are dropped; every thread has one ring in any case."""
+    worker_ring_bytes: Annotated[int, msgspec.Meta(ge=1 << 12)] = 64 << 20
+    """The same for each process that joins the session (`stepscope.join`)."""
     overflow: Literal["drop_newest", "drop_oldest", "block", "sample"] = "drop_newest"
     """What happens where there is no room: in rings, whose policy the first profiler of the process decides, and in the
     queue of an exporter. `drop_newest` drops what comes, `drop_oldest` what is there; `block` waits for room, at most

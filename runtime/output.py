@@ -21,8 +21,8 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.presence import replace_private
+from stepscope.runtime.processes import process_identity
 from stepscope.runtime.run import Run
-from stepscope.runtime.session_directory import process_identity
 from stepscope.runtime.summary import Summary
 from stepscope.runtime.window import Window
 

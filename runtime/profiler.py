@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Literal, Self
+from weakref import WeakSet
 
 import anyio.to_thread
 import msgspec
@@ -23,6 +25,7 @@ from stepscope.runtime.flight.raised import Raised
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.trigger import Finding
 from stepscope.runtime.flight.watch import Fired
+from stepscope.runtime.join import leave
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.messages import Flush
 from stepscope.runtime.metadata import Metadata
@@ -35,7 +38,7 @@ from stepscope.runtime.run import Run, this_host
 from stepscope.runtime.schedule import ScheduleFunction
 from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.source import Producer
-from stepscope.runtime.stepping import Stepping
+from stepscope.runtime.stepping import Stepping, keep_untouched
 from stepscope.runtime.summary import Summary
 from stepscope.runtime.trust import TrustReport
 
@@ -52,7 +55,7 @@ class ProfilerStatistics(msgspec.Struct, frozen=True):
     """A frozen snapshot of every stage."""
 
     state: str
-    """`new`, `running`, `stopped`, `closed`, or `inert` in a forked child."""
+    """`new`, `running`, `stopped`, `closed`, or `inert` in a process that takes no part (`Profiler.diagnostics`)."""
     steps: int
     """Steps begun since `start()`."""
     steps_ignored: int
@@ -98,22 +101,47 @@ class Profiler(Stepping):
         self._start_on_enter = start
         self._hub: hub.Hub | None = None
         self._anchor: clock.ClockAnchor | None = None
+        _every.add(self)
 
     # life
+
+    def after_fork(self) -> None:
+        """In a forked child: becomes inert if it was started, or was being started by another thread."""
+        if self._hub is not None or self in _alive:
+            self.become_inert(_FORKED)
+        else:
+            self._lock = threading.RLock()
+            self._metadata = self._metadata.copy()
+
+    def become_inert(self, reason: str) -> None:
+        super().become_inert(reason)
+        keep_untouched(self._hub, self._backends, self._exporters)
+        self._hub = None
+        self._backends, self._exporters = [], []
+        self._metadata = self._metadata.copy()
+        self.output.pipeline = None
 
     @uninterrupted
     def start(self) -> None:
         """Begins at the current step, as the schedule has it.
+
+        In a process that has joined another's session and recorded there it becomes inert, and says so in the log.
 
         Raises:
             ProfilerStateError: if it runs already or was closed.
             OutputError: if the run's directory or the session's cannot be made.
         """
         with self._lock:
-            if self._state in ("running", "closed", "inert"):
+            if self._state == "inert":
+                return
+            if self._state in ("running", "closed"):
                 raise ProfilerStateError(f"start() of profiler {self.name!r}: it is {self._state} already")
             began = clock.now()
             if self._pipeline is None:
+                if not leave():
+                    log.warning("profiler %r is inert: %s", self.name, _JOINED)
+                    self.become_inert(_JOINED)
+                    return
                 self._open()
             assert self._pipeline is not None and self._hub is not None
             for source in self._pipeline.sources:
@@ -162,6 +190,8 @@ class Profiler(Stepping):
             ProfilerStateError: if it was never started.
         """
         with self._lock:
+            if self._state == "inert":
+                return
             if self._state == "new":
                 raise ProfilerStateError(f"stop() of profiler {self.name!r}: it was not started; call start() first")
             if self._state != "running":
@@ -358,6 +388,8 @@ class Profiler(Stepping):
     def diagnostics(self) -> tuple[str, ...]:
         """Why nothing, or less than the schedule wanted, was recorded; empty if all is well."""
         notes: tuple[str, ...] = () if self.schedule_error is None else (f"the schedule failed: {self.schedule_error}",)
+        if self._state == "inert":
+            return (*notes, f"inert: {self._inert_because}")
         if self._state in ("stopped", "closed"):
             steps = self._step - self._first_step
             notes += explain(
@@ -429,6 +461,7 @@ def _wrapped(error: Exception, cause: BaseException) -> Exception:
     return error
 
 
+_every: WeakSet[Profiler] = WeakSet()
 _alive: set[Profiler] = set()
 """Profilers that were started and not closed; one that nobody holds any more still delivers what it recorded."""
 
@@ -444,10 +477,14 @@ def close_all() -> None:
         profiler.end(error)
 
 
+_FORKED = "it was started in the process that this one was forked from"
+_JOINED = "this process has joined the session of another, and what it records is in the traces of that"
+
+
 def _forked() -> None:
     """In a forked child the parent's profilers are inert: the child neither records nor writes for them."""
-    for profiler in list(_alive):
-        profiler.become_inert()
+    for profiler in list(_every):
+        profiler.after_fork()
     _alive.clear()
 
 

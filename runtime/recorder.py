@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
 import os
 import shutil
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,13 +14,12 @@ import numpy as np
 
 from stepscope.runtime import _core
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.events import EVENT_DTYPE, Block
+from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks
 from stepscope.runtime.options import Options
-from stepscope.runtime.session_directory import IDENTITY, PREFIX, process_identity, sweep
+from stepscope.runtime.session import ENVIRONMENT, make_session
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.spool import Spool
-
-log = logging.getLogger("stepscope")
+from stepscope.runtime.workers import Workers, WorkerStatistics
 
 EVERYTHING = _core.RECORD_EVENTS | _core.RECORD_OPERATORS
 """What the recorder can record."""
@@ -49,6 +45,8 @@ class RecorderStatistics(msgspec.Struct, frozen=True):
     """Bytes of events and arguments drained."""
     cut: dict[str, int]
     """What was shortened or refused, by kind."""
+    workers: tuple[WorkerStatistics, ...]
+    """Accounts of the processes that joined the session; none of it is in the numbers above."""
 
 
 class Recorder:
@@ -60,10 +58,9 @@ class Recorder:
         Raises:
             OutputError: if no directory for the session can be made.
         """
-        self.directory = _make_directory(options.session_dir)
-        slots = 1 << (options.ring_slots - 1).bit_length()
+        self.directory = make_session(options)
         try:
-            rings = max(options.ring_bytes // (slots * EVENT_DTYPE.itemsize), 1)
+            slots, rings = ring_sizes(options, options.ring_bytes)
             order = Shedding.of(options)
             _core.set_shedding(order.native, order.shares)
             self.wake_fd = _core.open(str(self.directory), slots, rings, options.overflow, options.block_seconds)
@@ -71,6 +68,9 @@ class Recorder:
         except OSError as error:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise OutputError(error.errno, f"cannot open a session in {self.directory}: {error.strerror}") from error
+        self.workers = Workers(self.directory, options.worker_ring_bytes)
+        self._outer_session = os.environ.get(ENVIRONMENT)
+        os.environ[ENVIRONMENT] = str(self.directory)
         # A signal handler may close a profiler while its thread is in here.
         self._lock = threading.RLock()
         self._wanted: set[int] = set()
@@ -82,7 +82,7 @@ class Recorder:
             _core.set_recording(EVERYTHING if self._wanted else 0)
 
     def drain(self) -> tuple[int, list[tuple[Block, bytes]]]:
-        """Takes what all rings hold.
+        """Takes what all rings hold, those of processes that joined included.
 
         Returns:
             A time such that every event that ended before it is in this or an earlier answer, and the blocks with
@@ -97,43 +97,38 @@ class Recorder:
             events, args, more = _core.drain(DRAIN_LIMIT)
             if events:
                 blocks.append((np.frombuffer(events, EVENT_DTYPE), args))
-        return until, blocks
+        return until, blocks + self.workers.drain()
 
     def open_spans(self) -> Block:
-        """Spans that have begun and not ended, with `dur` up to now."""
-        return np.frombuffer(_core.open_spans(), EVENT_DTYPE)
+        """Spans that have begun and not ended, in any process of the session, with `dur` up to now."""
+        return join_blocks([np.frombuffer(_core.open_spans(), EVENT_DTYPE), *self.workers.open_spans()])
 
     def statistics(self) -> RecorderStatistics:
         """Accounts of the rings so far."""
         rings: dict[str, Any] = _core.ring_statistics()
-        return RecorderStatistics(recording=bool(_core.recording()), cut=_core.counts(), **rings)
+        return RecorderStatistics(
+            recording=bool(_core.recording()), cut=_core.counts(), workers=self.workers.statistics(), **rings
+        )
 
     def close(self) -> None:
-        """Stops recording for good and removes the session directory."""
+        """Stops recording for good, here and in processes that joined, and removes the session directory."""
         _core.close()
         self.spool.close()
+        self.workers.close()
+        if os.environ.get(ENVIRONMENT) == str(self.directory):
+            os.environ.pop(ENVIRONMENT)
+            os.environ.update({} if self._outer_session is None else {ENVIRONMENT: self._outer_session})
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def _make_directory(wanted: str | None) -> Path:
-    """A private directory, in memory where the system has a place for that."""
-    places = [wanted] if wanted else ["/dev/shm", tempfile.gettempdir()]
-    problems: list[str] = []
-    for place in places:
-        try:
-            directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
-        except OSError as error:
-            problems.append(f"{place}: {error.strerror}")
-            continue
-        identity = os.open(directory / IDENTITY, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(identity, "w") as file:
-            json.dump(process_identity(), file)
-        sweep(Path(place), directory)
-        return directory
-    raise OutputError(f"no directory for the session can be made ({'; '.join(problems)}); set Options.session_dir")
+def ring_sizes(options: Options, budget: int) -> tuple[int, int]:
+    """Slots of a ring, and how many rings may hold `budget` bytes together."""
+    slots = 1 << (options.ring_slots - 1).bit_length()
+    return slots, max(budget // (slots * EVENT_DTYPE.itemsize), 1)
 
 
 _recorder: Recorder | None = None
+_inherited: Path | None = None
 _making = threading.Lock()
 
 
@@ -146,6 +141,16 @@ def recorder(options: Options) -> Recorder:
         return _recorder
 
 
+def current() -> Recorder | None:
+    """The recorder that this process has, if it has one."""
+    return _recorder
+
+
+def inherited() -> Path | None:
+    """In a forked child: the session of its parent, if that has one of its own."""
+    return _inherited
+
+
 def close_recorder() -> None:
     """Closes the process's recorder, if there is one. A later one cannot be opened."""
     if _recorder is not None:
@@ -154,7 +159,8 @@ def close_recorder() -> None:
 
 def _forget() -> None:
     """In a forked child: the parent's session is not ours. `_core` has let go of it already."""
-    global _recorder, _making
+    global _recorder, _making, _inherited
+    _inherited = None if _recorder is None else _recorder.directory
     if _recorder is not None:
         _recorder.spool.close()
     _recorder = None

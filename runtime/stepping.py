@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("stepscope")
 
 _serials = itertools.count(1)
+_untouched: list[object] = []
+"""What inert profilers had used."""
+
+
+def keep_untouched(*used: object) -> None:
+    """Keeps what an inert profiler had used from being freed, which would do something to it."""
+    _untouched.extend(used)
 
 
 class Stepping(_core.StepCounter):
@@ -49,6 +56,7 @@ class Stepping(_core.StepCounter):
         self._window_first: int | None = None
         self._pauses = 0
         self._ignored = self._windows = self._recorded_steps = self._open_steps = 0
+        self._inert_because = ""
         self._cost_ns: int = 0
         self._pipeline: Pipeline | None = None
         self._recorder: Recorder | None = None
@@ -100,10 +108,18 @@ class Stepping(_core.StepCounter):
                     self._pipeline.inbox.put(Resumed(clock.now()))
                     self._recorder.want(self._serial, self._action.records)
 
-    def become_inert(self) -> None:
-        """In a forked child: neither records nor writes any more. Every call returns and does nothing."""
+    def become_inert(self, reason: str) -> None:
+        """Neither records nor writes any more: every call returns at once and does nothing.
+
+        What it used is neither touched nor freed: in a forked child its locks may be held by threads that do not
+        exist there, and its files are the parent's.
+        """
         self._live = False
         self._state = "inert"
+        self._inert_because = reason
+        self._lock = threading.RLock()
+        keep_untouched(self._pipeline, self._recorder)
+        self._pipeline = self._recorder = None
 
     def _begin_steps(self) -> None:
         self._state = "running"

@@ -59,6 +59,18 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
         if cut:
             yield f"cut       {cut}"
         yield f"accounts  {'; '.join(self.imbalances) or 'balanced'}"
+        for worker in stats.recorder.workers:
+            lost = "".join(
+                f", {count:,} {what}"
+                for what, count in (
+                    ("dropped", worker.dropped),
+                    ("waiting", worker.waiting),
+                    ("broken rings", worker.broken),
+                )
+                if count
+            )
+            who = f"{worker.name} ({worker.pid})" if worker.pid else worker.name
+            yield f"process   {who}, {worker.state}: {worker.drained:,} of {worker.produced:,} events{lost}"
         for output in pipeline.exporters:
             ledger = output.ledger
             refused = ", ".join(f"{count:,} dropped ({reason})" for reason, count in ledger.dropped.items())

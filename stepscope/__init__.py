@@ -24,6 +24,7 @@ from stepscope.runtime.flight.raised import Raised
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.slow_step import SlowStep
 from stepscope.runtime.flight.stalled import Stalled
+from stepscope.runtime.join import join, join_if_told
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import ProfilerAction, schedule
@@ -35,6 +36,7 @@ _INSTALLED = (_decorate, _exit, _formats)
 
 # Before torch is imported, or never: torch looks for a collector once.
 _arm()
+join_if_told()
 
 __all__ = [
     "ChromeTraceExporter",
@@ -59,6 +61,7 @@ __all__ = [
     "counter",
     "flow",
     "instant",
+    "join",
     "propagate",
     "schedule",
     "span",

@@ -25,9 +25,10 @@ from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.output import Output
+from stepscope.runtime.processes import process_identity
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.session_files import SessionFiles
-from stepscope.runtime.session_directory import KEPT_LEFTOVERS, process_identity, sweep
+from stepscope.runtime.session import KEPT_LEFTOVERS, sweep
 from stepscope.runtime.window import Window
 from tests.crashes import BODY, MIDWAY, Crash, names
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.runtime.errors import FormatError, ProfilerStateError
-from stepscope.runtime.recovery.recover import is_running, recover
-from stepscope.runtime.session_directory import process_identity
+from stepscope.runtime.processes import is_running, process_identity
+from stepscope.runtime.recovery.recover import recover
 from tests.crashes import BODY, MIDWAY, Crash, batches, names
 
 

@@ -108,6 +108,26 @@ typedef struct {
     uint64_t span;   /* id, 0 = none */
     uint32_t track;  /* where it is drawn, 0 = unknown */
 } Parent;
+/* control.c: one page that all processes of a session share; private memory in a process that is in none. */
+#define PAGE 65536 /* the largest page of the systems that this runs on */
+typedef struct {
+    char magic[8];
+    atomic_int recording;   /* what is recorded now: what span() looks at */
+    atomic_uint closed;     /* the session is over */
+    atomic_uint joins;      /* processes that have joined so far */
+    atomic_uint threads;    /* serials given to threads: unique in the session, and so are the ids of spans */
+    char rest[PAGE - 24];
+} __attribute__((aligned(PAGE))) Control;
+_Static_assert(sizeof(Control) == PAGE, "nothing else is in the memory that a mapping replaces");
+extern Control g_control;
+void control_make(const char *directory);
+int control_join(const char *session);  /* -1 and errno if that is no session that goes on */
+void control_leave(void);               /* private memory again, nothing recorded */
+void control_close(void);
+bool control_joined(void);              /* in the session of another process */
+PyObject *control_py_set_recording(PyObject *self, PyObject *what);
+PyObject *control_py_recording(PyObject *self, PyObject *unused);
+PyObject *control_py_joins(PyObject *self, PyObject *unused);
 
 /* stack.c: the open spans of a thread or task, in a mapped file, so that a killed process leaves them. */
 enum {
@@ -157,6 +177,7 @@ bool stack_has_parent(const Stack *stack); /* among its own spans */
 Parent stack_parent(const Stack *stack); /* the innermost open span, on which hangs what is recorded now */
 static inline uint64_t stack_top(const Stack *stack) { return stack_parent(stack).span; }
 static inline void stack_hang(Stack *stack, Parent on) { stack->parent = on.span, stack->parent_track = on.track; }
+uint32_t stack_open_spans(const Stack *stack, int64_t now, Event *events); /* room for STACK_FRAMES; any process's */
 PyObject *stack_py_open_spans(PyObject *self, PyObject *unused);
 
 /* track.c: where events are drawn; append-only. */
@@ -169,9 +190,11 @@ uint32_t track_lease(uint32_t kind, uint32_t name, uint32_t parent, uint32_t exc
 void track_release(uint32_t id);
 const Track *track_get(uint32_t id);   /* any thread; never NULL */
 uint32_t track_process(void);          /* of this process */
+void track_name_process(void);         /* as the program calls this process, unless a name was given; needs the GIL */
 int track_open(const char *directory);
 void track_close(void);
 void track_fork(int phase);
+PyObject *track_py_name_process(PyObject *self, PyObject *args);
 PyObject *track_py_new(PyObject *self, PyObject *args);
 PyObject *track_py_since(PyObject *self, PyObject *first);
 
@@ -189,8 +212,7 @@ typedef struct Thread {
     void *itt;           /* itt.c: scratch of this thread, freed by itt_thread_end */
 } Thread;
 enum { RECORD_EVENTS = 1 /* of the program: spans, counters, ... */, RECORD_OPERATORS = 2 /* of frameworks */ };
-extern atomic_int g_recording;         /* what is recorded now: what span() looks at */
-static inline bool recording(int what) { return atomic_load_explicit(&g_recording, memory_order_relaxed) & what; }
+static inline bool recording(int what) { return atomic_load_explicit(&g_control.recording, memory_order_relaxed) & what; }
 void thread_forget_context(void);      /* it is looked up again */
 Thread *thread_current(void);          /* makes ring and stack; NULL without a session */
 Thread *thread_current_object(void);   /* the same, named as Python names the thread; needs the GIL */
@@ -201,6 +223,8 @@ void ring_refuse(void);                /* counts an event of a thread that has n
 bool file_reserve(int fd, uint64_t from, uint64_t bytes); /* false when the file system is full */
 int ring_init(void);
 PyObject *ring_py_open(PyObject *self, PyObject *args);
+PyObject *ring_py_join(PyObject *self, PyObject *args);
+PyObject *ring_py_leave(PyObject *self, PyObject *unused);
 PyObject *ring_py_close(PyObject *self, PyObject *unused);
 PyObject *ring_py_drain(PyObject *self, PyObject *limit);
 PyObject *ring_py_statistics(PyObject *self, PyObject *unused);
@@ -236,7 +260,7 @@ PyObject *context_py_current_span(PyObject *self, PyObject *unused);
 PyObject *context_py_call_under(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);
 
 /* span.c, step.c */
-extern PyTypeObject SpanType, StepCounterType, AggregatesType;
+extern PyTypeObject SpanType, StepCounterType, AggregatesType, AttachedType; /* attach.c: rings of other processes */
 PyObject *span_py_instant(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
 PyObject *span_py_counter(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
 PyObject *span_py_flow(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);

@@ -17,8 +17,6 @@ void drain_after_fork(void) {
     overflow_after_fork();
 }
 
-typedef struct { Event *events; size_t count, room, gaps; char *args; size_t args_len, args_room; } Out;
-
 static uint32_t dropped_name, sampled_name;
 
 static void put_gap(Out *out, uint32_t track, int64_t from, int64_t until, uint64_t missing, uint32_t name) {
@@ -38,7 +36,7 @@ static void put_sampled(Out *out, Ring *r, uint64_t seen, int64_t until) {
 }
 
 /* Copies what was published when the drain began, then drops what a writer that overwrites has overwritten since. */
-static bool drain_ring(Ring *r, Out *out) {
+bool drain_ring(Ring *r, Out *out) {
     Header *h = r->header;
     uint64_t tail = atomic_load_explicit(&h->tail, memory_order_relaxed);
     uint64_t expected = atomic_load_explicit(&h->serial, memory_order_relaxed);
@@ -50,7 +48,7 @@ static bool drain_ring(Ring *r, Out *out) {
         Event e = r->data[tail & r->mask];
         atomic_thread_fence(memory_order_acquire);
         uint64_t reserve = atomic_load_explicit(&h->reserve, memory_order_relaxed);
-        if (reserve > tail + r->mask + 1 && g_overflow == DROP_OLDEST) { tail = reserve - (r->mask + 1); continue; }
+        if (reserve > tail + r->mask + 1 && (r->foreign || g_overflow == DROP_OLDEST)) { tail = reserve - (r->mask + 1); continue; }
         if (e.kind == KIND_MORE) { tail++; continue; }
         uint64_t more = 0;
         if (e.args_len && !(e.flags & FLAG_ARG_INLINE)) {
@@ -63,7 +61,7 @@ static bool drain_ring(Ring *r, Out *out) {
             }
             atomic_thread_fence(memory_order_acquire);
             reserve = atomic_load_explicit(&h->reserve, memory_order_relaxed);
-            if (reserve > tail + r->mask + 1 && g_overflow == DROP_OLDEST) { tail = reserve - (r->mask + 1); continue; }
+            if (reserve > tail + r->mask + 1 && (r->foreign || g_overflow == DROP_OLDEST)) { tail = reserve - (r->mask + 1); continue; }
             e.args_at = (uint32_t)out->args_len;
             out->args_len += e.args_len;
         }
@@ -100,12 +98,38 @@ static bool drain_ring(Ring *r, Out *out) {
 }
 
 /* Gives the slots free that were copied. */
-static void give_free(Ring *r) {
+void give_free(Ring *r) {
     atomic_store_explicit(&r->header->sampled_seen, r->taken_sampled, memory_order_release);
     atomic_store_explicit(&r->header->serial, r->taken_serial, memory_order_release);
     uint64_t lost = atomic_load_explicit(&r->lost, memory_order_relaxed) + r->taken_lost;
     atomic_store_explicit(&r->lost, lost, memory_order_release);
     atomic_store_explicit(&r->header->tail, r->taken, memory_order_release);
+}
+
+bool out_begin(Out *out, size_t slots) {
+    dropped_name = strings_intern("dropped", 7);
+    sampled_name = strings_intern("sampled", 7);
+    size_t args_room = slots * PAYLOAD + MAX_ARGS_BYTES;
+    *out = (Out){.room = slots, .args_room = args_room, .events_object = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(slots * sizeof(Event))),
+                 .args_object = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)args_room)};
+    if (out->events_object && out->args_object) {
+        out->events = (Event *)PyBytes_AS_STRING(out->events_object);
+        out->args = PyBytes_AS_STRING(out->args_object);
+        return true;
+    }
+    Py_CLEAR(out->events_object);
+    Py_CLEAR(out->args_object);
+    return false;
+}
+
+PyObject *out_end(Out *out, bool more) {
+    if (_PyBytes_Resize(&out->events_object, (Py_ssize_t)(out->count * sizeof(Event))) < 0 ||
+        _PyBytes_Resize(&out->args_object, (Py_ssize_t)out->args_len) < 0) {
+        Py_XDECREF(out->events_object);
+        Py_XDECREF(out->args_object);
+        return NULL;
+    }
+    return Py_BuildValue("(NNO)", out->events_object, out->args_object, more ? Py_True : Py_False);
 }
 
 PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
@@ -119,16 +143,8 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
     if (limit < 1024) limit = 1024;
     if (slots > limit) slots = limit;
     if (slots < 1024) slots = 1024;
-    PyObject *events = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(slots * sizeof(Event)));
-    PyObject *args = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(slots * PAYLOAD + MAX_ARGS_BYTES));
-    if (!events || !args) {
-        Py_XDECREF(events);
-        Py_XDECREF(args);
-        return NULL;
-    }
-    Out out = {(Event *)PyBytes_AS_STRING(events), 0, slots, 0, PyBytes_AS_STRING(args), 0, slots * PAYLOAD + MAX_ARGS_BYTES};
-    dropped_name = strings_intern("dropped", 7);
-    sampled_name = strings_intern("sampled", 7);
+    Out out;
+    if (!out_begin(&out, slots)) return NULL;
     uint64_t told = atomic_load(&unheld), without = rings_unheld();
     if (without > told) {
         put_gap(&out, track_process(), drained_at, clock_now(), without - told, dropped_name);
@@ -144,11 +160,5 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
     if (plan_at == planned) rings_trim();
     Py_END_ALLOW_THREADS
     taken_bytes += (out.count - out.gaps) * sizeof(Event) + out.args_len;
-    if (_PyBytes_Resize(&events, (Py_ssize_t)(out.count * sizeof(Event))) < 0 ||
-        _PyBytes_Resize(&args, (Py_ssize_t)out.args_len) < 0) {
-        Py_XDECREF(events);
-        Py_XDECREF(args);
-        return NULL;
-    }
-    return Py_BuildValue("(NNO)", events, args, plan_at == planned ? Py_False : Py_True);
+    return out_end(&out, plan_at < planned);
 }

@@ -7,15 +7,6 @@ int step_init(void);
 
 static PyObject *py_now(PyObject *self, PyObject *unused) { return PyLong_FromLongLong(clock_now()); }
 
-static PyObject *py_set_recording(PyObject *self, PyObject *what) {
-    long value = PyLong_AsLong(what);
-    if (PyErr_Occurred()) return NULL;
-    atomic_store(&g_recording, (int)value);
-    Py_RETURN_NONE;
-}
-
-static PyObject *py_recording(PyObject *self, PyObject *unused) { return PyLong_FromLong(atomic_load(&g_recording)); }
-
 static PyObject *py_counts(PyObject *self, PyObject *unused) {
 #define COUNT(name) #name, (unsigned long long)atomic_load(&g_counts.name)
     return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsK}", COUNT(names_cut), COUNT(strings_full), COUNT(categories_full), COUNT(values_cut),
@@ -48,14 +39,18 @@ static PyMethodDef methods[] = {
      "instant(name, /, *, category='user_annotation', **arguments)\n--\n\nSomething that happened at this moment."},
     {"intern", strings_py_intern, METH_O, NULL},
     {"itt_statistics", itt_py_statistics, METH_NOARGS, NULL},
+    {"join", ring_py_join, METH_VARARGS, NULL},
+    {"joins", control_py_joins, METH_NOARGS, NULL},
+    {"leave", ring_py_leave, METH_NOARGS, NULL},
+    {"name_process", track_py_name_process, METH_VARARGS, NULL},
     {"now", py_now, METH_NOARGS, NULL},
     {"open", ring_py_open, METH_VARARGS, NULL},
     {"open_spans", stack_py_open_spans, METH_NOARGS, NULL},
     {"process_track", py_process_track, METH_NOARGS, NULL},
-    {"recording", py_recording, METH_NOARGS, NULL},
+    {"recording", control_py_recording, METH_NOARGS, NULL},
     {"ring_statistics", ring_py_statistics, METH_NOARGS, NULL},
     {"set_decorator", span_py_set_decorator, METH_O, NULL},
-    {"set_recording", py_set_recording, METH_O, NULL},
+    {"set_recording", control_py_set_recording, METH_O, NULL},
     {"set_shedding", shed_py_set, METH_VARARGS, NULL},
     {"set_task_lookup", context_py_set_task_lookup, METH_O, NULL},
     {"shed_levels", shed_py_levels, METH_VARARGS, NULL},
@@ -76,8 +71,9 @@ static int add_type(PyObject *m, PyTypeObject *type, const char *name) {
 PyMODINIT_FUNC PyInit__core(void) {
     PyObject *m = PyModule_Create(&module);
     if (!m || ring_init() < 0 || context_init() < 0 || coroutine_init() < 0 || span_init() < 0 || step_init() < 0) return NULL;
-    if (add_type(m, &CoroutineType, "Coroutine") < 0 || add_type(m, &SpanType, "span") < 0 || add_type(m, &StepCounterType, "StepCounter") < 0 ||
-        add_type(m, &AggregatesType, "Aggregates") < 0 || PyModule_AddIntMacro(m, FIRST_NAME) < 0 ||
+    if (add_type(m, &CoroutineType, "Coroutine") < 0 || add_type(m, &SpanType, "span") < 0 ||
+        add_type(m, &StepCounterType, "StepCounter") < 0 || add_type(m, &AggregatesType, "Aggregates") < 0 ||
+        add_type(m, &AttachedType, "Attached") < 0 || PyModule_AddIntMacro(m, FIRST_NAME) < 0 ||
         PyModule_AddIntMacro(m, MAX_NAME) < 0 || PyModule_AddIntMacro(m, RECORD_EVENTS) < 0 ||
         PyModule_AddIntMacro(m, RECORD_OPERATORS) < 0)
         return NULL;

@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#define POLL 1000000 /* ns */
 #define DENSEST 6 /* halvings of a sample */
 
 int g_overflow;
@@ -70,6 +71,7 @@ static bool wait_for_consumer(Ring *r, int64_t deadline) {
         moved = atomic_load_explicit(&r->header->tail, memory_order_acquire) != r->tail_seen;
         if (moved || left <= 0 || atomic_load(&closed)) break;
         ring_wake(r); /* a drain that was under way may have taken nothing of it */
+        if (control_joined() && left > POLL) left = POLL; /* the process that drains does not wake this one */
         struct timespec t = {left / 1000000000, left % 1000000000};
         syscall(SYS_futex, &drains, FUTEX_WAIT_PRIVATE, seen, &t, NULL, 0); /* however it ends, the ring is looked at */
     }

@@ -19,11 +19,9 @@
 #define PAGE_SLOTS 64   /* a page of 4096 bytes */
 #define BACKED_SLOTS 1024 /* backed by the file system at a time */
 
-atomic_int g_recording;
 static Ring *rings[MAX_RINGS], *idle[MAX_RINGS];
 static atomic_uint ring_count;
 static uint32_t idle_count;
-static atomic_uint thread_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_key_t thread_key;
 static char directory[3072];
@@ -48,6 +46,12 @@ static int ring_file(uint32_t index, int flags) {
     return open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | flags, 0600);
 }
 
+static void ring_remove(uint32_t index) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/ring-%05u", directory, index);
+    unlink(path);
+}
+
 static void *map_anonymous(void *at, size_t bytes) {
     return mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED : 0), -1, 0);
 }
@@ -61,7 +65,8 @@ static bool ring_back(Ring *r, uint64_t end) {
     while (from < to) {
         uint64_t at = from & r->mask, n = to - from < r->mask + 1 - at ? to - from : r->mask + 1 - at;
         if (fd < 0 || !file_reserve(fd, HEADER + at * sizeof(Event), n * sizeof(Event))) {
-            if (map_anonymous(&r->data[at], n * sizeof(Event)) == MAP_FAILED) break;
+            /* The process that drains the rings of one that joined sees their files only. */
+            if (control_joined() || map_anonymous(&r->data[at], n * sizeof(Event)) == MAP_FAILED) break;
             if (!r->anonymous) count_one(&g_counts.rings_failed);
             r->anonymous = true;
         }
@@ -78,9 +83,12 @@ static Ring *ring_new(uint32_t limit) {
     size_t bytes = HEADER + ring_slots * sizeof(Event);
     int fd = ring_file(index, O_CREAT | O_EXCL);
     bool reserved = fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 && file_reserve(fd, 0, HEADER);
-    void *map = reserved ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : map_anonymous(NULL, bytes);
+    void *map = reserved           ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+                : control_joined() ? MAP_FAILED
+                                   : map_anonymous(NULL, bytes);
     if (!reserved) count_one(&g_counts.rings_failed);
     if (fd >= 0) close(fd);
+    if (fd >= 0 && map == MAP_FAILED) ring_remove(index);
     Ring *r = map == MAP_FAILED ? NULL : calloc(1, sizeof *r);
     if (!r) {
         if (map != MAP_FAILED) munmap(map, bytes);
@@ -97,6 +105,7 @@ static Ring *ring_new(uint32_t limit) {
     r->index = index;
     r->header->version = 1;
     r->header->slots = (uint32_t)ring_slots;
+    atomic_thread_fence(memory_order_release); /* who finds the magic finds a ring */
     memcpy(r->header->magic, "SSRING1", 8);
     rings[index] = r;
     atomic_store_explicit(&ring_count, index + 1, memory_order_release);
@@ -123,6 +132,8 @@ static Ring *ring_take(uint32_t limit) {
 }
 
 static void ring_give(Ring *r, uint32_t track, int64_t tid) {
+    static uint64_t given; /* under the lock */
+    r->header->given = ++given;
     r->header->track = track;
     r->header->tid = tid;
     r->header->alive = 1;
@@ -180,14 +191,15 @@ static Thread *thread_start(const char *name, size_t len) {
     if (!atomic_load_explicit(&session_open, memory_order_acquire) || ended) return NULL;
     Thread *t = calloc(1, sizeof *t);
     if (!t) return NULL;
-    t->serial = atomic_fetch_add(&thread_count, 1) + 1;
+    t->serial = atomic_fetch_add(&g_control.threads, 1) + 1;
     t->next_id = (t->serial << 36) + 1;
     int64_t tid = syscall(SYS_gettid);
     uint32_t track = t->serial <= MAX_NAMED_THREADS
                          ? track_new(TRACK_THREAD, getpid(), tid, strings_intern(name, len), track_process())
                          : track_lease(TRACK_THREAD, strings_intern("thread", 6), track_process(), 0);
     pthread_mutex_lock(&lock);
-    Ring *r = ring_take(MAX_RINGS);
+    bool open = atomic_load(&session_open); /* not left meanwhile */
+    Ring *r = open ? ring_take(MAX_RINGS) : NULL;
     if (r) ring_give(r, track, tid);
     pthread_mutex_unlock(&lock);
     Stack *s = r ? stack_new(t, track) : NULL;
@@ -199,7 +211,7 @@ static Thread *thread_start(const char *name, size_t len) {
         if (r) ring_leave(r);
         pthread_mutex_unlock(&lock);
         free(t);
-        ended = true; /* not tried again for each event of this thread */
+        ended = open; /* not tried again for each event of this thread */
         return NULL;
     }
     t->ring = r;
@@ -222,6 +234,7 @@ Thread *thread_current(void) {
 Thread *thread_current_object(void) {
     if (current) return current;
     if (!atomic_load_explicit(&session_open, memory_order_acquire) || ended) return NULL;
+    if (control_joined()) track_name_process();
     /* threading.current_thread() would register foreign threads for ever, enumerate() takes a lock that a signal
      * handler may interrupt, and the property `name` is Python code, in which signal handlers run. */
     PyObject *module_name = PyUnicode_FromString("threading");
@@ -246,6 +259,7 @@ Thread *thread_current_object(void) {
 
 void ring_wake(Ring *r) {
     uint64_t one = 1;
+    if (wake_fd < 0) return; /* of a session that was joined: its owner comes by often enough */
     if (atomic_load_explicit(&r->header->signalled, memory_order_relaxed) ||
         atomic_exchange_explicit(&r->header->signalled, 1, memory_order_relaxed))
         return;
@@ -396,7 +410,7 @@ static void after_fork_parent(void) { fork_phase(FORK_PARENT); }
 
 /* The child records nothing until it opens a session of its own, and lets go of its parent's memory. */
 static void after_fork_child(void) {
-    atomic_store(&g_recording, 0);
+    control_leave();
     atomic_store(&session_open, 0);
     fork_phase(FORK_CHILD);
     for (uint32_t i = 0, n = atomic_load(&ring_count); i < n; i++) {
@@ -428,6 +442,31 @@ int ring_init(void) {
     return 0;
 }
 
+/* Opens a session, or a part of another process's if `session` is given: its directory. */
+static bool session_begin(PyObject *path, unsigned long slots, unsigned int rings_wanted, const char *policy,
+                          double block_seconds, const char *session) {
+    if (atomic_load(&session_open)) return PyErr_SetString(PyExc_RuntimeError, "a session is open already"), false;
+    if (slots < 64 || slots > 1 << 24 || (slots & (slots - 1)))
+        return PyErr_Format(PyExc_ValueError, "slots must be a power of two from 64 to 16777216, got %lu", slots), false;
+    if ((size_t)PyBytes_GET_SIZE(path) >= sizeof directory || (session && strlen(session) >= sizeof directory))
+        return PyErr_SetString(PyExc_ValueError, "directory name is too long"), false;
+    if (!overflow_set(policy, block_seconds))
+        return PyErr_Format(PyExc_ValueError, "overflow must be 'drop_newest', 'drop_oldest', 'block' or 'sample', got '%s'", policy), false;
+    strcpy(directory, PyBytes_AS_STRING(path));
+    if ((session && control_join(session) < 0) || strings_open(directory) < 0 || track_open(directory) < 0 ||
+        stack_open(directory) < 0 || (!session && (wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) < 0)) {
+        PyErr_SetFromErrnoWithFilename(PyExc_OSError, session ? session : directory);
+        strings_close(), track_close(), stack_close();
+        if (session) control_leave();
+        return false;
+    }
+    if (!session) control_make(directory);
+    ring_slots = slots;
+    max_rings = rings_wanted;
+    atomic_store_explicit(&session_open, 1, memory_order_release);
+    return true;
+}
+
 PyObject *ring_py_open(PyObject *self, PyObject *args) {
     PyObject *path;
     unsigned long slots;
@@ -436,33 +475,42 @@ PyObject *ring_py_open(PyObject *self, PyObject *args) {
     double block_seconds = 0;
     if (!PyArg_ParseTuple(args, "O&kIs|d", PyUnicode_FSConverter, &path, &slots, &rings_wanted, &policy, &block_seconds))
         return NULL;
-    PyObject *result = NULL;
-    if (atomic_load(&session_open)) PyErr_SetString(PyExc_RuntimeError, "a session is open already");
-    else if (slots < 64 || slots > 1 << 24 || (slots & (slots - 1)))
-        PyErr_Format(PyExc_ValueError, "slots must be a power of two from 64 to 16777216, got %lu", slots);
-    else if ((size_t)PyBytes_GET_SIZE(path) >= sizeof directory) PyErr_SetString(PyExc_ValueError, "directory name is too long");
-    else if (!overflow_set(policy, block_seconds))
-        PyErr_Format(PyExc_ValueError, "overflow must be 'drop_newest', 'drop_oldest', 'block' or 'sample', got '%s'", policy);
-    else {
-        strcpy(directory, PyBytes_AS_STRING(path));
-        if (strings_open(directory) < 0 || track_open(directory) < 0 || stack_open(directory) < 0 ||
-            (wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) < 0) {
-            PyErr_SetFromErrnoWithFilename(PyExc_OSError, directory);
-            strings_close(), track_close(), stack_close();
-        } else {
-            ring_slots = slots;
-            max_rings = rings_wanted;
-            atomic_store_explicit(&session_open, 1, memory_order_release);
-            result = PyLong_FromLong(wake_fd);
-        }
-    }
+    bool begun = session_begin(path, slots, rings_wanted, policy, block_seconds, NULL);
     Py_DECREF(path);
-    return result;
+    return begun ? PyLong_FromLong(wake_fd) : NULL;
+}
+
+PyObject *ring_py_join(PyObject *self, PyObject *args) {
+    PyObject *session, *path;
+    unsigned long slots;
+    unsigned int rings_wanted;
+    const char *policy;
+    double block_seconds;
+    if (!PyArg_ParseTuple(args, "O&O&kIsd", PyUnicode_FSConverter, &session, PyUnicode_FSConverter, &path, &slots, &rings_wanted,
+                          &policy, &block_seconds))
+        return NULL;
+    bool begun = session_begin(path, slots, rings_wanted, policy, block_seconds, PyBytes_AS_STRING(session));
+    Py_DECREF(path);
+    Py_DECREF(session);
+    return begun ? Py_NewRef(Py_None) : NULL;
+}
+
+/* False if a thread has recorded: what it has is the session's, and so are its ring and stack. */
+PyObject *ring_py_leave(PyObject *self, PyObject *unused) {
+    pthread_mutex_lock(&lock);
+    bool left = control_joined() && atomic_load(&ring_count) == 0;
+    if (left) atomic_store(&session_open, 0);
+    pthread_mutex_unlock(&lock);
+    if (left) {
+        control_leave();
+        strings_close(), track_close(), stack_close();
+    }
+    return PyBool_FromLong(left);
 }
 
 PyObject *ring_py_close(PyObject *self, PyObject *unused) {
     /* Files are closed, memory stays mapped: threads may be writing to it at this moment. */
-    atomic_store(&g_recording, 0);
+    control_close();
     overflow_close();
     strings_close(), track_close();
     Py_RETURN_NONE;

@@ -12,7 +12,8 @@ typedef struct { /* layout read by runtime/recovery/session_files.py */
     uint32_t version, slots, track;
     _Atomic uint32_t alive;
     int64_t tid;
-    char pad0[32];
+    uint64_t given;                             /* counts the threads that were given a ring: their order */
+    char pad0[24];
     _Atomic uint64_t head, reserve, produced;   /* writer: slots published, slots about to be written, serial */
     _Atomic uint64_t sampled;                   /* writer: events left out by sampling, which use up no serial */
     char pad1[32];
@@ -34,6 +35,7 @@ struct Ring {
     uint32_t granted;
     uint64_t backed, backed_end;       /* slots below have memory; all have when it is as far as `backed_end` */
     bool clean, idle, anonymous;
+    bool foreign;                      /* another process writes to it (attach.c) */
     atomic_bool trimming;
     uint32_t index;
     int64_t last_ts;                   /* consumer: when the event before a gap ended */
@@ -45,6 +47,19 @@ struct Ring {
 
 typedef struct { char bytes[PAYLOAD]; uint8_t kind, zero; } More;
 _Static_assert(sizeof(More) == sizeof(Event) && offsetof(More, kind) == offsetof(Event, kind), "slots have one shape");
+
+/* Where a drain puts what it takes. */
+typedef struct {
+    Event *events;
+    size_t count, room, gaps;
+    char *args;
+    size_t args_len, args_room;
+    PyObject *events_object, *args_object;
+} Out;
+bool out_begin(Out *out, size_t slots);        /* false and an exception without memory */
+PyObject *out_end(Out *out, bool more);        /* (events, arguments, more) */
+bool drain_ring(Ring *ring, Out *out);         /* false when there was no room for all */
+void give_free(Ring *ring);                    /* the slots that were taken */
 
 uint32_t rings_to_drain(Ring **plan); /* room for MAX_RINGS */
 uint32_t ring_may_move(void);         /* the lowest level whose events may go on in another ring now */

@@ -54,6 +54,7 @@ static bool map_chunk(void) {
     bool reserved = file >= 0 && file_reserve(file, (uint64_t)at, CHUNK * sizeof(Stack)) &&
                     ftruncate(file, at + (off_t)(CHUNK * sizeof(Stack))) == 0;
     if (!reserved) count_one(&g_counts.rings_failed); /* in private memory: a crash loses what is open there */
+    if (!reserved && control_joined()) return false;  /* and the process that drains could not see it */
     Stack *chunk = map(reserved ? file : -1, reserved ? at : 0, NULL);
     if (chunk == MAP_FAILED) return false;
     chunks[n / CHUNK] = chunk;
@@ -214,23 +215,27 @@ static uint32_t copy_stable(const Stack *s, Frame *frames) {
     return 0; /* so busy that its spans end within the reading */
 }
 
+uint32_t stack_open_spans(const Stack *s, int64_t now, Event *events) {
+    if (!atomic_load_explicit(&s->used, memory_order_acquire)) return 0;
+    Frame frames[STACK_FRAMES];
+    uint32_t depth = copy_stable(s, frames), count = 0;
+    for (uint32_t d = 0; d < depth; d++) {
+        const Frame *f = &frames[d];
+        if (f->flags & FRAME_DEAD || f->ts > now) continue;
+        int64_t running = f->child + (d + 1 < depth && frames[d + 1].ts < now ? now - frames[d + 1].ts : 0);
+        events[count++] = (Event){.ts = f->ts, .dur = now - f->ts, .self = now - f->ts > running ? now - f->ts - running : 0,
+                                  .id = f->id, .parent = d ? frames[d - 1].id : s->parent, .name = f->name, .track = s->track,
+                                  .step = -1, .category = f->category, .kind = KIND_SPAN, .flags = FLAG_OPEN};
+    }
+    return count;
+}
+
 PyObject *stack_py_open_spans(PyObject *self, PyObject *unused) {
     int64_t now = clock_now();
     PyObject *all = PyByteArray_FromStringAndSize(NULL, 0);
-    Frame frames[STACK_FRAMES];
     Event events[STACK_FRAMES];
     for (uint32_t i = 0, n = atomic_load_explicit(&total, memory_order_acquire); all && i < n; i++) {
-        const Stack *s = &chunks[i / CHUNK][i % CHUNK];
-        if (!atomic_load_explicit(&s->used, memory_order_acquire)) continue;
-        uint32_t depth = copy_stable(s, frames), count = 0;
-        for (uint32_t d = 0; d < depth; d++) {
-            const Frame *f = &frames[d];
-            if (f->flags & FRAME_DEAD || f->ts > now) continue;
-            int64_t running = f->child + (d + 1 < depth && frames[d + 1].ts < now ? now - frames[d + 1].ts : 0);
-            events[count++] = (Event){.ts = f->ts, .dur = now - f->ts, .self = now - f->ts > running ? now - f->ts - running : 0,
-                                      .id = f->id, .parent = d ? frames[d - 1].id : s->parent, .name = f->name, .track = s->track,
-                                      .step = -1, .category = f->category, .kind = KIND_SPAN, .flags = FLAG_OPEN};
-        }
+        uint32_t count = stack_open_spans(&chunks[i / CHUNK][i % CHUNK], now, events);
         Py_ssize_t size = PyByteArray_GET_SIZE(all);
         if (count && PyByteArray_Resize(all, size + (Py_ssize_t)(count * sizeof *events)) < 0) Py_CLEAR(all);
         else if (count) memcpy(PyByteArray_AS_STRING(all) + size, events, count * sizeof *events);

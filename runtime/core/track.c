@@ -13,7 +13,8 @@
 static Track *chunks[MAX_TRACKS / CHUNK];
 static const Track nowhere = {0};
 static atomic_uint count;
-static uint32_t process;
+static uint32_t process, process_name;
+static bool name_fixed;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int file = -1;
 
@@ -94,9 +95,54 @@ void track_release(uint32_t id) {
 uint32_t track_process(void) {
     uint32_t name = strings_intern("process", 7);
     pthread_mutex_lock(&lock);
+    if (process_name) name = process_name;
     uint32_t id = process ? process : (process = add(TRACK_PROCESS, getpid(), 0, name, 0));
     pthread_mutex_unlock(&lock);
     return id;
+}
+
+static void set_process_name(uint32_t name, bool fixed) {
+    pthread_mutex_lock(&lock);
+    process_name = name;
+    name_fixed = fixed;
+    pthread_mutex_unlock(&lock);
+}
+
+PyObject *track_py_name_process(PyObject *self, PyObject *args) {
+    PyObject *name;
+    int fixed;
+    if (!PyArg_ParseTuple(args, "Up", &name, &fixed)) return NULL;
+    uint32_t text = strings_intern_object(name);
+    if (PyErr_Occurred()) return NULL;
+    set_process_name(text, fixed);
+    Py_RETURN_NONE;
+}
+
+/* An attribute of something in a module, if that is loaded; runs no code of the program. */
+static PyObject *loaded_attribute(const char *module, const char *object, const char *attribute) {
+    PyObject *name = PyUnicode_FromString(module);
+    PyObject *found = name ? PyImport_GetModule(name) : NULL;
+    PyObject *holder = found ? PyObject_GetAttrString(found, object) : NULL;
+    PyObject *value = holder && holder != Py_None ? PyObject_GetAttrString(holder, attribute) : NULL;
+    Py_XDECREF(holder);
+    Py_XDECREF(found);
+    Py_XDECREF(name);
+    PyErr_Clear();
+    return value;
+}
+
+void track_name_process(void) {
+    if (process || name_fixed) return;
+    /* torch says which worker this is after the fork, and multiprocessing what its name is: so this is asked late. */
+    PyObject *number = loaded_attribute("torch.utils.data._utils.worker", "_worker_info", "id");
+    PyObject *name = number ? PyUnicode_FromFormat("DataLoader worker %S", number)
+                            : loaded_attribute("multiprocessing.process", "_current_process", "_name");
+    uint32_t text = name && PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, "MainProcess")
+                        ? strings_intern_object(name) : 0;
+    if (text) set_process_name(text, false);
+    PyErr_Clear(); /* it is shown under the name that it was given when it joined */
+    Py_XDECREF(number);
+    Py_XDECREF(name);
 }
 
 int track_open(const char *directory) {
@@ -122,7 +168,8 @@ void track_fork(int phase) {
     fork_lock(&lock, phase);
     if (phase != FORK_CHILD) return;
     track_close();
-    process = 0; /* the child has a pid of its own */
+    process = process_name = 0; /* the child has a pid of its own */
+    name_fixed = false;
 }
 
 PyObject *track_py_new(PyObject *self, PyObject *args) {

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime import strings, tracks
-from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, join_blocks
 from stepscope.runtime.intervals import FOREVER, Mask, ends
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.ledger import SAMPLED, Ledger, SourceLedger, losses
@@ -27,17 +27,17 @@ _NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
 class Leftovers:
-    """Events of a session directory, in this process's ids.
+    """Events of the directories of a session, in this process's ids.
 
     Reads the rings twice: their keys first, so that the journal can be searched for them while it is copied, and
     their events when it is known which are missing. So memory holds one ring at a time.
     """
 
-    def __init__(self, session: SessionFiles | None, ids: IdMap, profiler: int = 0) -> None:
-        """Args: the session; ids of its process; number of the profiler whose kept steps count, 0 = any."""
-        self._session = session
+    def __init__(self, parts: Sequence[tuple[SessionFiles, IdMap]], profiler: int = 0) -> None:
+        """Args: the session's own directory, then those of processes that joined, each with its ids; number of the
+        profiler whose kept steps count, 0 = any."""
+        self._parts = parts
         self._profiler = profiler
-        self._ids = ids
         self.last_ns = 0
         """Latest time in the rings and stacks."""
         keys: list[Keys] = []
@@ -51,9 +51,11 @@ class Leftovers:
             ended.append(events["id"][kinds == int(Kind.SPAN)])
             marks.append(events[kinds == int(Kind.STEP)])
             begins.append(events["ts"][(kinds != int(Kind.STEP)) & (kinds != int(Kind.GAP))])
-        if session is not None:
-            self.last_ns = max(self.last_ns, session.last_begin())
-            begins.append(session.open_spans(self.last_ns)["ts"])
+        self.last_ns = max([self.last_ns, *(files.last_begin() for files, _ in parts)])
+        for files, _ in parts:
+            spans = files.open_spans(self.last_ns)
+            begins.append(spans["ts"])
+            keys.append(keys_of(spans))
         self.marks = join_blocks(marks)
         """The events of step marks; `id` is the number of their profiler."""
         self._keys: Keys = np.unique(np.concatenate([_NO_KEYS, *keys]))
@@ -81,33 +83,37 @@ class Leftovers:
 
     def open_spans(self, until: int) -> Block:
         """Spans that had not ended, up to `until`; those left out whose end is in a ring."""
-        if self._session is None:
-            return empty_block()
-        spans = self._session.open_spans(until)
-        self._ids.localise(spans, bytearray())
-        return spans[~np.isin(spans["id"], self._ended)]
+        blocks: list[Block] = []
+        for files, ids in self._parts:
+            spans = files.open_spans(until)
+            ids.localise(spans, bytearray())
+            blocks.append(spans[~np.isin(spans["id"], self._ended)])
+        return join_blocks(blocks)
 
     def _rings(self) -> Iterator[tuple[Block, bytes, Block, str]]:
         """What a flight recorder kept, what had been drained, and the rings; what is in several, once."""
-        if self._session is None:
-            return
-        known = _NO_KEYS
-        for pieces in (kept_blocks(self._session, self._profiler), self._session.spooled()):
-            found = [known]
-            for piece in pieces:
-                self._ids.localise(piece.events, piece.args)
-                keys = keys_of(piece.events)
-                found.append(keys)
-                yield piece.events[~_among(keys, known)], bytes(piece.args), piece.gaps, piece.source
-            known = np.unique(np.concatenate(found))
-        for ring in self._session.rings():
-            self._ids.localise(ring.events, ring.args)
-            self._ids.localise(ring.gaps, bytearray())
-            ring.gaps["name"] = strings.intern("dropped")
-            if ring.sampled:
-                ring.gaps["name"][-1] = SAMPLED
-            # What was drained lies in the ring until it is overwritten.
-            yield ring.events[~_among(keys_of(ring.events), known)], bytes(ring.args), ring.gaps, ring.source
+        for number, (files, ids) in enumerate(self._parts):
+            known = _NO_KEYS
+            # Processes that joined leave keeping and spooling to the session's owner.
+            stored = () if number else (kept_blocks(files, self._profiler), files.spooled())
+            for pieces in stored:
+                found = [known]
+                for piece in pieces:
+                    ids.localise(piece.events, piece.args)
+                    keys = keys_of(piece.events)
+                    found.append(keys)
+                    yield piece.events[~_among(keys, known)], bytes(piece.args), piece.gaps, piece.source
+                known = np.unique(np.concatenate(found))
+            for ring in files.rings():
+                ids.localise(ring.events, ring.args)
+                ids.localise(ring.gaps, bytearray())
+                ring.gaps["name"] = strings.intern("dropped")
+                if ring.sampled:
+                    ring.gaps["name"][-1] = SAMPLED
+                # What was drained lies in the ring until it is overwritten. Steps are those of the session's owner.
+                new = ~_among(keys_of(ring.events), known)
+                own = ring.events[new if number == 0 else new & (ring.events["kind"] != int(Kind.STEP))]
+                yield own, bytes(ring.args), ring.gaps, ring.source
 
 
 class UnfinishedWindow:

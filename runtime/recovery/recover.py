@@ -21,6 +21,7 @@ from stepscope.runtime.journal.records import CapRecord
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.output import SESSION_FILE
+from stepscope.runtime.processes import is_running
 from stepscope.runtime.recovery.journals import RECOVERED, Journals, below
 from stepscope.runtime.recovery.kept import complete_windows
 from stepscope.runtime.recovery.leftovers import Leftovers, UnfinishedWindow
@@ -59,6 +60,8 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """The journal that the run left."""
     session: Path | None
     """The directory of its rings."""
+    processes: int
+    """Processes that had joined the session; what they recorded is counted below with the rest."""
     windows: int
     unfinished: int
     """Windows, of these, that the run had not closed."""
@@ -84,6 +87,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
             f"  {_count(self.events, 'event')} from {self.source or 'no journal'}",
             f"  {_count(self.from_rings, 'event')} and {_count(self.open_spans, 'open span')} from {session}",
         ]
+        lines += [f"  {_count(self.processes, 'process', 'es')} had joined"] if self.processes else []
         lines += [f"  {_count(self.dropped, 'event')} had not fitted the rings"] if self.dropped else []
         if self.damage:
             lost = ", ".join(
@@ -141,8 +145,7 @@ def recover(
             f"nothing to recover in {place}: no journal, and no session directory. {' '.join([*notes, below(place)])}".strip()
         )
     ids = IdMap()
-    if session is not None:
-        session.load_ids(ids)
+    parts = _parts(session, ids, notes)
     target = Path(out) if out is not None else place / RECOVERED
     if session is None and not force and target.exists():
         raise RecoveredError(
@@ -155,7 +158,7 @@ def recover(
         run = _run(place, reader, note)
         writer.open(run)
         profiler = note.profiler if note else 0
-        work = _Recovering(writer, run, Leftovers(session, ids, profiler), profiler)
+        work = _Recovering(writer, run, Leftovers(parts, profiler), profiler)
         if note is not None and note.keep_last:
             following, said = complete_windows(place, rename=not is_running(note.pid, note.start_time))
             notes += said
@@ -176,8 +179,9 @@ def recover(
             reader.close()
         if session is not None and not remove_session:
             session.close()
+    for files, _ in parts:
+        notes += files.notes
     if session is not None:
-        notes += session.notes
         if remove_session and note is not None:
             try:
                 session.remove(note.pid, note.start_time)
@@ -188,6 +192,7 @@ def recover(
         journal=target,
         source=journal,
         session=session.directory if session else None,
+        processes=max(len(parts) - 1, 0),
         windows=work.windows,
         unfinished=work.unfinished,
         events=work.events,
@@ -296,18 +301,6 @@ class _Recovering:
         self.unfinished += 1
 
 
-def is_running(pid: int, start_time: int) -> bool:
-    """Whether the process that had this id and start time (clock ticks since boot) still runs.
-
-    A zombie does not: it records nothing any more. Source: proc(5), /proc/[pid]/stat, fields 3 and 22.
-    """
-    try:
-        fields = Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return fields[0] not in "ZX" and int(fields[19]) == start_time
-
-
 def _run(place: Path, reader: JournalReader | None, note: SessionNote | None) -> Run:
     if reader is not None and reader.run is not None:
         return run_of(reader, place)
@@ -323,8 +316,8 @@ def _run(place: Path, reader: JournalReader | None, note: SessionNote | None) ->
     )
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+def _count(number: int, what: str, plural: str = "s") -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}{plural}"
 
 
 def read_note(path: Path, notes: list[str]) -> SessionNote | None:
@@ -353,6 +346,21 @@ def read_note(path: Path, notes: list[str]) -> SessionNote | None:
             notes.append(f"{path} cannot be read: {error}")
             return None
     return msgspec.structs.replace(note, owner=about.st_uid)
+
+
+def _parts(session: SessionFiles | None, ids: IdMap, notes: list[str]) -> list[tuple[SessionFiles, IdMap]]:
+    """The directories of a session with the ids that are used in them; those of the owner are `ids`."""
+    if session is None:
+        return []
+    session.load_ids(ids)
+    parts = [(session, ids)]
+    for files in session.parts():
+        parts.append((files, IdMap()))
+        files.load_ids(parts[-1][1])
+        pid, start_time = map(int, files.directory.name.split("-")[:2])
+        if is_running(pid, start_time):
+            notes.append(f"process {pid}, which had joined, still runs: what it records meanwhile may be missing")
+    return parts
 
 
 def _open_session(note: SessionNote | None, notes: list[str]) -> SessionFiles | None:

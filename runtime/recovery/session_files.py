@@ -22,9 +22,11 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EVENT_DTYPE, NO_STEP, Block, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import TrackRecord
-from stepscope.runtime.session_directory import is_session_file, is_session_of
+from stepscope.runtime.session import PART, is_session_of, remove_files
 from stepscope.runtime.spool import FILES as SPOOL_FILES
+from stepscope.runtime.tracks import TrackKind
 
+MAX_PARTS = 1 << 16
 MAX_RINGS = 4096
 MAX_SLOTS = 1 << 24
 MAX_STACKS = 1 << 16
@@ -95,6 +97,9 @@ class SessionFiles:
         self.directory = directory
         self.notes: list[str] = []
         """Files that could not be used, and why."""
+        self.process_name = ""
+        """Of the process's own track, once that is known."""
+        self._read_to = {"strings": 0, "tracks": 0}
         owner = os.getuid() if owner is None else owner
         if not directory.is_absolute():
             raise FormatError(f"{directory} is not an absolute name")
@@ -117,13 +122,18 @@ class SessionFiles:
             self._fd = -1
 
     def load_ids(self, ids: IdMap) -> None:
-        """Learns the names and tracks of the dead process."""
+        """Learns the names and tracks of the process: those that were added since the last call."""
         ids.add_strings(self._strings())
-        data = self._read("tracks", MAX_TRACKS_BYTES)
+        data = self._news("tracks", MAX_TRACKS_BYTES)
+        whole = len(data) // _TRACK.size * _TRACK.size
+        self._read_to["tracks"] += whole
         records: list[TrackRecord] = []
-        for pid, tid, kind, parent, name, number in _TRACK.iter_unpack(data[: len(data) // _TRACK.size * _TRACK.size]):
+        for pid, tid, kind, parent, name, number in _TRACK.iter_unpack(data[:whole]):
             records.append(TrackRecord(number, kind & 0xFF, pid, tid, parent, strings.text(ids.name(name))))
-        ids.add_tracks(records)
+            if kind == TrackKind.PROCESS:
+                self.process_name = records[-1].name  # the last one: those of its parents were copied before
+        if records:
+            ids.add_tracks(records)
 
     def rings(self) -> Iterator[RingContent]:
         """The rings, one after the other."""
@@ -161,6 +171,17 @@ class SessionFiles:
                     yield RingContent(events[known], args, empty_block())
             finally:
                 os.close(file)
+
+    def parts(self) -> list[SessionFiles]:
+        """The directories of processes that had joined."""
+        found: list[SessionFiles] = []
+        for name in sorted(os.listdir(self.directory)):
+            if PART.fullmatch(name) and len(found) < MAX_PARTS:
+                try:
+                    found.append(SessionFiles(self.directory / name))
+                except (FormatError, OSError) as error:
+                    self.notes.append(f"{self.directory}/{name}: {error}")
+        return found
 
     def open_spans(self, until: int) -> Block:
         """Spans that had begun and not ended, as events with `FLAG_OPEN` and `dur` up to the time `until`."""
@@ -205,24 +226,26 @@ class SessionFiles:
             said = self._read("process.json", 4096)
             if not is_session_of(said, pid, start_time):
                 raise FormatError(f"{self.directory} is not the session of process {pid}, and is left alone")
-            for name in os.listdir(self._fd):
-                if is_session_file(name):
-                    os.unlink(name, dir_fd=self._fd)
+            remove_files(self._fd)
         finally:
             self.close()
         self.directory.rmdir()
 
     def _strings(self) -> Iterator[tuple[int, str]]:
-        data = self._read("strings", MAX_STRINGS_BYTES)
+        data = self._news("strings", MAX_STRINGS_BYTES)
         at = 0
         while at + _STRING.size <= len(data):
             number, length = _STRING.unpack_from(data, at)
-            at += _STRING.size
-            if number == 0 or length > _core.MAX_NAME or at + length > len(data):
-                self.notes.append(f"{self.directory}/strings: unreadable from byte {at - _STRING.size} on")
+            if number == 0 or length > _core.MAX_NAME:
+                self.notes.append(f"{self.directory}/strings: unreadable from byte {self._read_to['strings']} on")
+                self._read_to["strings"] = MAX_STRINGS_BYTES
                 return
-            yield number, data[at : at + length].decode(errors="replace")
-            at += length
+            after = at + _STRING.size + length
+            if after > len(data):
+                return
+            self._read_to["strings"] += after - at
+            yield number, data[at + _STRING.size : after].decode(errors="replace")
+            at = after
 
     def _ring(self, name: str) -> RingContent:
         """Reads a ring. Raises `FormatError` if it is none."""
@@ -264,18 +287,25 @@ class SessionFiles:
             raise FormatError("not a regular file")
         return file
 
-    def _read(self, name: str, limit: int) -> bytes:
-        """The first `limit` bytes of a file; nothing, with a note, if it cannot be read."""
+    def _news(self, name: str, limit: int) -> bytes:
+        """What follows the part of a file that was read, up to `limit` bytes of the whole."""
+        return self._read(name, limit, self._read_to[name])
+
+    def _read(self, name: str, limit: int, at: int = 0) -> bytes:
+        """Bytes `at` to `limit` of a file; nothing, with a note, if it cannot be read."""
         try:
             file = self._open(name)
         except FormatError as error:
-            self.notes.append(f"{self.directory}/{name}: {error}")
+            note = f"{self.directory}/{name}: {error}"
+            if note not in self.notes:
+                self.notes.append(note)
             return b""
-        with os.fdopen(file, "rb") as stream:
-            data = stream.read(min(limit + 1, _written(file)))
-        if len(data) > limit:
+        with os.fdopen(file, "rb", buffering=0) as stream:
+            stream.seek(at)
+            data = stream.read(max(min(limit - at + 1, _written(file)), 0)) or b""
+        if len(data) > limit - at:
             self.notes.append(f"{self.directory}/{name}: only the first {limit} bytes were read")
-        return data[:limit]
+        return data[: limit - at]
 
 
 def _written(file: int) -> int:

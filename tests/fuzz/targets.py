@@ -87,7 +87,7 @@ def session(data: bytes) -> None:
         ids = IdMap()
         opened = SessionFiles(Path(place))
         opened.load_ids(ids)
-        leftovers = Leftovers(opened, ids)
+        leftovers = Leftovers([(opened, ids)])
         for events, args, _ in leftovers.pieces(0):
             chrome(events.tobytes() + args, len(events))
         leftovers.open_spans(1 << 40)

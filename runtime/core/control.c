@@ -1,0 +1,89 @@
+/* The control page: what the processes of a session share. Its owner maps a file of the session directory over the
+ * page, and so do the processes that join; for all others it is private memory. So a process that joined records
+ * exactly while the owner does, and looking whether to record stays one load of a global. */
+#include "core.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+Control g_control;
+static bool owner, member;
+
+static const char magic[8] = "SSCTRL1";
+
+/* The mapping must not reach beyond the page's own memory. */
+static size_t page_bytes(void) {
+    long size = sysconf(_SC_PAGESIZE);
+    return size > 0 && (size_t)size <= sizeof g_control ? (size_t)size : 0;
+}
+
+static bool map_over(int fd) {
+    int flags = MAP_FIXED | (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED);
+    return mmap(&g_control, page_bytes(), PROT_READ | PROT_WRITE, flags, fd, 0) != MAP_FAILED;
+}
+
+void control_make(const char *directory) {
+    char path[4096];
+    size_t size = page_bytes();
+    snprintf(path, sizeof path, "%s/control", directory);
+    int fd = size ? open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600) : -1;
+    memcpy(g_control.magic, magic, sizeof magic);
+    owner = fd >= 0 && file_reserve(fd, 0, size) && ftruncate(fd, (off_t)size) == 0 &&
+            pwrite(fd, &g_control, size, 0) == (ssize_t)size && map_over(fd);
+    if (!owner) {
+        count_one(&g_counts.rings_failed); /* nobody can join; this process records all the same */
+        if (fd >= 0) unlink(path);
+    }
+    if (fd >= 0) close(fd);
+}
+
+int control_join(const char *session) {
+    char path[4096], found[8];
+    struct stat about;
+    size_t size = page_bytes();
+    snprintf(path, sizeof path, "%s/control", session);
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0) return -1;
+    bool good = size && fstat(fd, &about) == 0 && S_ISREG(about.st_mode) && about.st_uid == geteuid() &&
+                about.st_size >= (off_t)size && pread(fd, found, sizeof found, 0) == (ssize_t)sizeof found &&
+                !memcmp(found, magic, sizeof magic);
+    if (!good) errno = EINVAL;
+    else if (!map_over(fd)) good = false;
+    else if (atomic_load(&g_control.closed)) control_leave(), good = false, errno = ESTALE;
+    int error = errno;
+    close(fd);
+    member = good;
+    /* Told before anything is recorded: whatever becomes of this process, the owner looks for its directory. */
+    if (good) atomic_fetch_add(&g_control.joins, 1);
+    errno = error;
+    return good ? 0 : -1;
+}
+
+void control_leave(void) {
+    bool shared = owner || member;
+    owner = false;
+    /* A process that gets no page of its own sees what is recorded elsewhere, and must not switch it. */
+    member = shared && !map_over(-1);
+    if (!member) atomic_store(&g_control.recording, 0);
+}
+
+bool control_joined(void) { return member; }
+
+void control_close(void) {
+    if (member) return; /* the session goes on without this process */
+    atomic_store(&g_control.recording, 0);
+    atomic_store(&g_control.closed, 1);
+}
+
+PyObject *control_py_set_recording(PyObject *self, PyObject *what) {
+    long value = PyLong_AsLong(what);
+    if (PyErr_Occurred()) return NULL;
+    if (member) return PyErr_Format(PyExc_RuntimeError, "the owner of the session decides what is recorded");
+    atomic_store(&g_control.recording, (int)value);
+    Py_RETURN_NONE;
+}
+
+PyObject *control_py_recording(PyObject *self, PyObject *unused) { return PyLong_FromLong(atomic_load(&g_control.recording)); }
+PyObject *control_py_joins(PyObject *self, PyObject *unused) { return PyLong_FromUnsignedLong(atomic_load(&g_control.joins)); }

@@ -1,0 +1,181 @@
+"""Joining: a process takes part in the session of the process that it descends from.
+
+It runs no thread and writes no output: it records into rings in the other's session directory, where the other drains
+them. So a process that is killed, or leaves by `os._exit` as those of multiprocessing do, loses nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+from stepscope.runtime import _core, recorder
+from stepscope.runtime.errors import SessionError
+from stepscope.runtime.processes import parent_of
+from stepscope.runtime.session import (
+    ENVIRONMENT,
+    make_part,
+    read_identity,
+    read_options,
+    session_of,
+    write_identity,
+)
+
+log = logging.getLogger("stepscope")
+
+AUTOMATIC = "STEPSCOPE_JOIN"
+"""Environment variable: with the value 1, processes join by themselves, when they are forked or import stepscope."""
+
+_ANCESTORS = 16
+
+_lock = threading.Lock()
+_joined: Path | None = None
+_part: Path | None = None
+_inherited: Path | None = None
+_said: set[str] = set()
+
+
+def join(name: str | None = None) -> bool:
+    """Makes this process take part in the session of the process that it descends from.
+
+    From then on what it records appears in the traces of that process, on a process track of its own, as long as that
+    process records. It works in processes that were forked, spawned, or started as programs of their own on the same
+    machine; so also in workers of a DataLoader, from `worker_init_fn` or the data set. Joining again changes nothing
+    but the name.
+
+    A profiler that a joined process makes for itself ends its part, if nothing was recorded yet; otherwise that
+    profiler stays inert, and says so.
+
+    Args:
+        name: of this process in traces, before it has recorded anything. Default: what torch (`DataLoader worker 0`)
+            or multiprocessing call it, or the program's name.
+
+    Returns:
+        Whether it takes part. If not, the reason is logged, once: no process above it has a session, or this process
+        has one of its own.
+
+    Raises:
+        TypeError: if the name is no str.
+    """
+    if name is not None and (not isinstance(name, str) or not name):
+        raise TypeError(f"name must be a non-empty str, got {name!r}")
+    with _lock:
+        if _joined is None and not _try_sessions():
+            return False
+        if name is not None:
+            _core.name_process(name, True)
+        return True
+
+
+def joined() -> Path | None:
+    """The session of another process that this one takes part in."""
+    return _joined
+
+
+def leave() -> bool:
+    """Ends the part of this process in another's session, if it has recorded nothing yet.
+
+    Returns:
+        Whether it takes no part (any more).
+    """
+    global _joined, _part
+    with _lock:
+        if _joined is None:
+            return True
+        if not _core.leave():
+            return False
+        assert _part is not None
+        shutil.rmtree(_part, ignore_errors=True)
+        _joined = _part = None
+        return True
+
+
+def _try_sessions() -> bool:
+    if recorder.current() is not None:
+        _say(logging.INFO, "this process has a session of its own, so it does not join another")
+        return False
+    sessions = _sessions()
+    for session in sessions:
+        try:
+            _join(session)
+        except SessionError as error:
+            _say(logging.WARNING, f"cannot join the session of the process above: {error}")
+        else:
+            return True
+    if not sessions:
+        _say(logging.INFO, "no process above this one has a session to join")
+    return False
+
+
+def _sessions() -> list[Path]:
+    """Where the session may be, the likeliest first."""
+    if _inherited is not None:
+        return [_inherited]
+    named = os.environ.get(ENVIRONMENT)
+    if named:
+        return [Path(named)]
+    pid = os.getpid()
+    for _ in range(_ANCESTORS):
+        pid = parent_of(pid)
+        if pid <= 1:
+            break
+        if (found := session_of(pid)) is not None:
+            return [found]
+    return []
+
+
+def _join(session: Path) -> None:
+    global _joined, _part
+    owner = read_identity(session)
+    if not owner.running:
+        raise SessionError(f"process {owner.pid}, whose session {session} is, does not run, or not where we can see it")
+    options = read_options(session)
+    slots, rings = recorder.ring_sizes(options, options.worker_ring_bytes)
+    try:
+        part = make_part(session)
+    except OSError as error:
+        raise SessionError(f"no directory can be made in {session}: {error.strerror}") from error
+    try:
+        write_identity(part)
+        _core.name_process(_program(), False)
+        _core.join(str(session), str(part), slots, rings, options.overflow, options.block_seconds)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        why = "it is over" if error.errno == errno.ESTALE else error.strerror
+        raise SessionError(f"{session} cannot be joined: {why}") from error
+    _joined, _part = session, part
+
+
+def _program() -> str:
+    """Name of the program; it has none yet while the interpreter starts."""
+    return Path(getattr(sys, "argv", [""])[0]).name or "python"
+
+
+def _say(level: int, reason: str) -> None:
+    if reason not in _said:
+        _said.add(reason)
+        log.log(level, "stepscope.join: %s", reason)
+
+
+def join_if_told() -> None:
+    """Joins if the environment says that processes do so by themselves."""
+    if os.environ.get(AUTOMATIC) == "1":
+        join()
+
+
+def _forked() -> None:
+    """In a forked child: what its parent takes part in is what it may join."""
+    global _joined, _part, _inherited, _lock
+    _inherited = _joined or recorder.inherited() or _inherited
+    _joined = _part = None
+    _lock = threading.Lock()
+    _said.clear()
+    join_if_told()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,41 @@
+"""Processes of this machine: which one is meant, whether it runs, whose child it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_STATE, _PARENT, _START = 0, 1, 19
+"""Fields of /proc/[pid]/stat after the command's name."""
+
+
+def process_identity(pid: int | None = None) -> dict[str, int]:
+    """Process id and start time (clock ticks since boot), which together name a process for good.
+
+    Source: proc(5), /proc/[pid]/stat, field 22.
+    """
+    pid = pid or os.getpid()
+    fields = _stat(pid)
+    return {"pid": pid, "start_time": int(fields[_START]) if fields else 0}
+
+
+def is_running(pid: int, start_time: int) -> bool:
+    """Whether the process that had this id and start time (clock ticks since boot) still runs.
+
+    A zombie does not: it records nothing any more. Source: proc(5), /proc/[pid]/stat, fields 3 and 22.
+    """
+    fields = _stat(int(pid))
+    return bool(fields) and fields[_STATE] not in "ZX" and int(fields[_START]) == start_time
+
+
+def parent_of(pid: int) -> int:
+    """Id of the process's parent; 0 if it has none that can be seen."""
+    fields = _stat(pid)
+    return int(fields[_PARENT]) if fields else 0
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -1,0 +1,210 @@
+"""Processes that joined the session, as seen by the process that drains their rings."""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from stepscope.runtime import _core
+from stepscope.runtime.errors import FormatError, SessionError
+from stepscope.runtime.events import EVENT_DTYPE, Block
+from stepscope.runtime.journal.ids import IdMap
+from stepscope.runtime.recovery.session_files import SessionFiles
+from stepscope.runtime.session import Identity, parts, read_identity
+
+DRAIN_LIMIT = 1 << 18
+"""Events taken at a time."""
+
+LOOK = 0.25
+"""Seconds between two drains while processes have joined, at most."""
+
+LIVING = 1024
+"""Processes whose rings are drained at the same time; further ones wait until others have ended."""
+
+KEPT_ENDED = 256
+"""Ended processes whose accounts are kept apart; those of earlier ones are added up."""
+
+GRACE = 5_000_000_000
+"""Nanoseconds that the files of a process outlast its last drain: if this process is killed before a journal has what
+was drained, recovery finds it there."""
+
+
+class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Accounts of a process that joined. `produced` = `drained` + `dropped` + `waiting`."""
+
+    pid: int
+    """0 for all earlier ones together."""
+    name: str
+    state: str
+    """`recording`; `ended`; `left`: it records for itself now; `broken`: some ring was damaged and let go."""
+    rings: int = 0
+    threads: int = 0
+    """Threads alive that have recorded something."""
+    broken: int = 0
+    """Rings that contradicted themselves; what was left in them is not counted."""
+    produced: int = 0
+    drained: int = 0
+    dropped: int = 0
+    waiting: int = 0
+    bytes: int = 0
+    """Bytes of events and arguments drained."""
+
+    def __add__(self, other: WorkerStatistics) -> WorkerStatistics:
+        return WorkerStatistics(
+            pid=0,
+            name="earlier processes",
+            state="ended",
+            rings=self.rings + other.rings,
+            broken=self.broken + other.broken,
+            produced=self.produced + other.produced,
+            drained=self.drained + other.drained,
+            dropped=self.dropped + other.dropped,
+            waiting=self.waiting + other.waiting,
+            bytes=self.bytes + other.bytes,
+        )
+
+
+class Worker:
+    """One process that joined: its rings, in this process's ids."""
+
+    def __init__(self, directory: Path, identity: Identity) -> None:
+        """Raises `FormatError` or `OSError` if the directory cannot be used."""
+        self.directory = directory
+        self.identity = identity
+        self.seen_ns = 0
+        """When it was known to run, the last time."""
+        self._files = SessionFiles(directory)
+        self._rings = _core.Attached(str(directory))
+        self._ids = IdMap()
+
+    def drain(self) -> list[tuple[Block, bytes]]:
+        """Takes what its rings hold."""
+        blocks: list[tuple[Block, bytes]] = []
+        more = True
+        while more:
+            events, args, more = self._rings.drain(DRAIN_LIMIT)
+            if events:
+                blocks.append(self._localised(events, args))
+        return blocks
+
+    def open_spans(self, until: int) -> Block:
+        """Spans that have begun and not ended, with `dur` up to `until`."""
+        return self._localised(self._rings.open_spans(until), b"")[0]
+
+    def statistics(self, state: str) -> WorkerStatistics:
+        """Accounts so far."""
+        rings = self._rings.statistics()
+        name = self._files.process_name or f"process {self.identity.pid}"
+        state = "broken" if rings["broken"] and state == "recording" else state
+        return WorkerStatistics(pid=self.identity.pid, name=name, state=state, **rings)
+
+    def _localised(self, events: bytes, args: bytes) -> tuple[Block, bytes]:
+        # A name is in its file before it is in a ring; so read after the ring, the file has them all.
+        self._files.load_ids(self._ids)
+        block: Block = np.frombuffer(bytearray(events), EVENT_DTYPE)
+        heap = bytearray(args)
+        self._ids.localise(block, heap)
+        block.flags.writeable = False
+        return block, bytes(heap)
+
+
+class Workers:
+    """All of them. Used by the hub's thread; `statistics` from any."""
+
+    def __init__(self, session: Path, ring_bytes: int) -> None:
+        """Args: directory of the session; what the rings of one process may hold, in bytes."""
+        self._session = session
+        self._ring_bytes = ring_bytes
+        self._living: dict[Path, Worker] = {}
+        self._known: set[Path] = set()
+        self._ended: deque[WorkerStatistics] = deque()
+        self._earlier: WorkerStatistics | None = None
+        self._leaving: deque[tuple[int, Path]] = deque()
+        self._joins = 0
+        self.refused: list[str] = []
+        """Directories that could not be used, and why."""
+        self._most = 0
+
+    def interval(self) -> tuple[float, ...]:
+        """Longest time to the next drain, in seconds; empty while nobody has joined.
+
+        A process that joined cannot wake this one, so one that records much is looked after more often.
+        """
+        if not self._living:
+            return ()
+        return (LOOK / 16 if self._most > self._ring_bytes / 8 else LOOK,)
+
+    def drain(self) -> list[tuple[Block, bytes]]:
+        """Takes what the rings of all of them hold, and spans that were open in one that has ended."""
+        self._attach()
+        self._most = 0
+        blocks: list[tuple[Block, bytes]] = []
+        for worker in list(self._living.values()):
+            running = worker.identity.running  # looked at first: what it records before its end is drained after
+            if running:
+                worker.seen_ns = _core.now()
+            taken = worker.drain()
+            self._most = max(self._most, sum(events.nbytes + len(args) for events, args in taken))
+            blocks += taken
+            if not running:
+                blocks += self._end(worker, taken)
+            elif not (worker.directory / "process.json").exists():
+                self._forget(worker, "left")
+        while self._leaving and self._leaving[0][0] < _core.now():
+            shutil.rmtree(self._leaving.popleft()[1], ignore_errors=True)
+        return blocks
+
+    def open_spans(self) -> list[Block]:
+        """Spans that are open in processes that live, with `dur` up to now."""
+        now = _core.now()
+        return [worker.open_spans(now) for worker in self._living.values()]
+
+    def statistics(self) -> tuple[WorkerStatistics, ...]:
+        """Accounts of each, those that have ended first."""
+        ended = [self._earlier] if self._earlier else []
+        return (*ended, *self._ended, *(worker.statistics("recording") for worker in list(self._living.values())))
+
+    def close(self) -> None:
+        """Lets go of all."""
+        for worker in list(self._living.values()):
+            self._forget(worker, "ended")
+
+    def _attach(self) -> None:
+        joins = _core.joins()
+        if joins == self._joins or len(self._living) >= LIVING:
+            return
+        self._joins = joins
+        for directory in parts(self._session):
+            if directory in self._known:
+                continue
+            if len(self._living) >= LIVING:
+                self._joins -= 1  # to look again
+                break
+            self._known.add(directory)
+            try:
+                self._living[directory] = Worker(directory, read_identity(directory))
+            except (SessionError, FormatError, OSError) as error:
+                self.refused.append(str(error))
+
+    def _end(self, worker: Worker, last: list[tuple[Block, bytes]]) -> list[tuple[Block, bytes]]:
+        """What it left open. A span that has ended is on the stack still if the process died between its record and
+        the pop."""
+        ended = [events for events, _ in last]
+        latest = max([worker.seen_ns, *(int((events["ts"] + events["dur"]).max()) for events in ended)])
+        spans = worker.open_spans(latest)
+        for events in ended:
+            spans = spans[~np.isin(spans["id"], events["id"])]
+        self._leaving.append((_core.now() + GRACE, worker.directory))
+        self._forget(worker, "ended")
+        return [(spans, b"")] if len(spans) else []
+
+    def _forget(self, worker: Worker, state: str) -> None:
+        self._ended.append(worker.statistics(state))
+        del self._living[worker.directory]
+        while len(self._ended) > KEPT_ENDED:
+            first = self._ended.popleft()
+            self._earlier = first if self._earlier is None else self._earlier + first
