@@ -54,16 +54,16 @@ def test_a_killed_parent(tmp_path: Path, drain_interval: float) -> None:
         assert process.stdout is not None
         lines = (line.split() for line in process.stdout)
         while len(said) < 3 or min(said.values()) < 3000:
-            number, count = next(lines)
-            said[int(number)] = int(count)
+            who, how_many = next(lines)
+            said[int(who)] = int(how_many)
         process.send_signal(signal.SIGKILL)
         process.wait()
         for _ in range(20):
-            number, count = next(lines)
-            said[int(number)] = int(count)
+            who, how_many = next(lines)
+            said[int(who)] = int(how_many)
         os.killpg(process.pid, signal.SIGKILL)
-        for number, count in lines:
-            said[int(number)] = int(count)
+        for who, how_many in lines:
+            said[int(who)] = int(how_many)
     recovery = recover(tmp_path / "run")
     assert recovery.processes == 3
     numbers, opened = found(recovery)
