@@ -52,26 +52,25 @@ def test_a_killed_parent(tmp_path: Path, drain_interval: float) -> None:
     said: dict[int, int] = defaultdict(int)
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
-        lines = (line.split() for line in process.stdout)
+        lines = (tuple(map(int, line.split())) for line in process.stdout)
         while len(said) < 3 or min(said.values()) < 3000:
             number, count = next(lines)
-            said[int(number)] = int(count)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+            said[number] = count
+        process.kill()  # and not waited for yet: so long, its number and its group are nobody else's
         for _ in range(20):
             number, count = next(lines)
-            said[int(number)] = int(count)
+            said[number] = count
         os.killpg(process.pid, signal.SIGKILL)
         for number, count in lines:
-            said[int(number)] = int(count)
+            said[number] = count
     recovery = recover(tmp_path / "run")
     assert recovery.processes == 3
     numbers, opened = found(recovery)
-    for number in range(3):
-        mine = sorted(numbers[f"worker {number}"])
+    for worker in range(3):
+        mine = sorted(numbers[f"worker {worker}"])
         assert mine == list(range(len(mine)))
-        assert len(mine) >= said[number]
-        assert "whole" in opened[f"worker {number}"]
+        assert len(mine) >= said[worker]
+        assert "whole" in opened[f"worker {worker}"]
     (session,) = (tmp_path / "session").iterdir()
     assert len(list(session.glob("[0-9]*-*"))) == 3
     recover(tmp_path / "run", remove_session=True)
