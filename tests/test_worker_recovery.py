@@ -15,7 +15,7 @@ from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import Flag, Kind
 from stepscope.runtime.recovery.recover import Recovery, recover
 from tests.crashes import batches
-from tests.families import START, Family
+from tests.families import START, Family, pair
 
 PROGRAM = """
 def work(number):
@@ -52,7 +52,7 @@ def test_a_killed_parent(tmp_path: Path, drain_interval: float) -> None:
     said: dict[int, int] = defaultdict(int)
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
-        lines = (tuple(map(int, line.split())) for line in process.stdout)
+        lines = (pair(line) for line in process.stdout)
         while len(said) < 3 or min(said.values()) < 3000:
             number, count = next(lines)
             said[number] = count
@@ -61,8 +61,7 @@ def test_a_killed_parent(tmp_path: Path, drain_interval: float) -> None:
             number, count = next(lines)
             said[number] = count
         os.killpg(process.pid, signal.SIGKILL)
-        for number, count in lines:
-            said[number] = count
+        said |= dict(lines)
     recovery = recover(tmp_path / "run")
     assert recovery.processes == 3
     numbers, opened = found(recovery)

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from stepscope.runtime.recovery.recover import recover
-from tests.families import START, Family
+from tests.families import START, Family, pair
 from tests.torture.fault import Fault, Outcome
 
 TIMED = """
@@ -198,7 +198,7 @@ def owner_killed(directory: Path, seed: int) -> Outcome:
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     ) as process:
         assert process.stdout is not None
-        lines = (tuple(map(int, line.split())) for line in process.stdout)
+        lines = (pair(line) for line in process.stdout)
         wait = time.monotonic() + random.Random(seed).uniform(0.05, 0.3)
         while time.monotonic() < wait or not all(said.values()):
             number, count = next(lines)
@@ -208,8 +208,7 @@ def owner_killed(directory: Path, seed: int) -> Outcome:
             number, count = next(lines)
             said[number] = count
         os.killpg(process.pid, signal.SIGKILL)
-        for number, count in lines:
-            said[number] = count
+        said |= dict(lines)
     began = time.perf_counter_ns()
     recovery = recover(directory / "run", remove_session=True)
     took = time.perf_counter_ns() - began
