@@ -91,6 +91,7 @@ def leave() -> bool:
             return False
         assert _part is not None
         shutil.rmtree(_part, ignore_errors=True)
+        _core.name_process("process", True)
         _joined = _part = None
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections import deque
 from pathlib import Path
@@ -16,11 +17,16 @@ from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.session import Identity, parts, read_identity
 
+log = logging.getLogger("stepscope")
+
 DRAIN_LIMIT = 1 << 18
 """Events taken at a time."""
 
 LOOK = 0.25
 """Seconds between two drains while processes have joined, at most."""
+
+LOOK_AGAIN = 50_000_000
+"""Nanoseconds between two looks whether a process still runs."""
 
 LIVING = 1024
 """Processes whose rings are drained at the same time; further ones wait until others have ended."""
@@ -77,9 +83,18 @@ class Worker:
         self.identity = identity
         self.seen_ns = 0
         """When it was known to run, the last time."""
+        self.running = self.taking_part = True
         self._files = SessionFiles(directory)
         self._rings = _core.Attached(str(directory))
         self._ids = IdMap()
+
+    def look(self) -> None:
+        """Looks whether it still runs, and takes part; drains may be frequent, so not every time."""
+        now = _core.now()
+        if now - self.seen_ns > LOOK_AGAIN:
+            self.taking_part = (self.directory / "process.json").exists()
+            self.running = self.identity.running
+            self.seen_ns = now if self.running else self.seen_ns
 
     def drain(self) -> list[tuple[Block, bytes]]:
         """Takes what its rings hold."""
@@ -125,8 +140,6 @@ class Workers:
         self._earlier: WorkerStatistics | None = None
         self._leaving: deque[tuple[int, Path]] = deque()
         self._joins = 0
-        self.refused: list[str] = []
-        """Directories that could not be used, and why."""
         self._most = 0
 
     def interval(self) -> tuple[float, ...]:
@@ -144,15 +157,13 @@ class Workers:
         self._most = 0
         blocks: list[tuple[Block, bytes]] = []
         for worker in list(self._living.values()):
-            running = worker.identity.running  # looked at first: what it records before its end is drained after
-            if running:
-                worker.seen_ns = _core.now()
+            worker.look()  # before the drain, which so has what it recorded before its end
             taken = worker.drain()
             self._most = max(self._most, sum(events.nbytes + len(args) for events, args in taken))
             blocks += taken
-            if not running:
+            if not worker.running:
                 blocks += self._end(worker, taken)
-            elif not (worker.directory / "process.json").exists():
+            elif not worker.taking_part:
                 self._forget(worker, "left")
         while self._leaving and self._leaving[0][0] < _core.now():
             shutil.rmtree(self._leaving.popleft()[1], ignore_errors=True)
@@ -188,7 +199,8 @@ class Workers:
             try:
                 self._living[directory] = Worker(directory, read_identity(directory))
             except (SessionError, FormatError, OSError) as error:
-                self.refused.append(str(error))
+                if directory.exists():
+                    log.warning("a process that joined cannot be followed: %s", error)
 
     def _end(self, worker: Worker, last: list[tuple[Block, bytes]]) -> list[tuple[Block, bytes]]:
         """What it left open. A span that has ended is on the stack still if the process died between its record and

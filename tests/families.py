@@ -44,6 +44,12 @@ def trace(**settings):
 """
 
 
+def pair(line: bytes) -> tuple[int, int]:
+    """The two numbers in a line."""
+    first, second = map(int, line.split())
+    return first, second
+
+
 class Family:
     """A program with children: it is written to a file, as `spawn` imports it again, and run."""
 
@@ -57,8 +63,10 @@ class Family:
         """Runs it after the lines of START; `print(json)` is kept. Raises `AssertionError` if it ends otherwise."""
         self._program.write_text(START + textwrap.dedent(program))
         command = [sys.executable, str(self._program), str(self.run)]
+        # The session of the tests is not theirs.
+        inherited = {name: value for name, value in os.environ.items() if name != "STEPSCOPE_SESSION"}
         result = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, check=False, env={**os.environ, **environment}
+            command, capture_output=True, text=True, timeout=timeout, check=False, env={**inherited, **environment}
         )
         assert result.returncode == code, result.stderr + result.stdout
         self.errors = result.stderr

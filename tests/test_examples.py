@@ -100,6 +100,17 @@ def test_torch_training(tmp_path: Path) -> None:
     assert {"aten::addmm", "forward", "ProfilerStep#8", "ProfilerStep#12"} <= found
 
 
+def test_dataloader_workers(tmp_path: Path) -> None:
+    """Both workers are processes of the trace."""
+    require("torch")
+    said = run("dataloader_workers", tmp_path)
+    assert "'DataLoader worker 0': 48" in said and "'DataLoader worker 1': 48" in said
+    rows = events(tmp_path / "trace.json")
+    shown = {event["args"]["name"] for event in rows if event["name"] == "process_name"}
+    assert {"DataLoader worker 0", "DataLoader worker 1"} < shown
+    assert sum(event["name"] == "read" for event in rows) == 48
+
+
 def test_callback_export(tmp_path: Path) -> None:
     """The slow window is exported, and that window only is in its file."""
     said = run("callback_export", tmp_path)

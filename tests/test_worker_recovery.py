@@ -15,7 +15,7 @@ from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import Flag, Kind
 from stepscope.runtime.recovery.recover import Recovery, recover
 from tests.crashes import batches
-from tests.families import START, Family
+from tests.families import START, Family, pair
 
 PROGRAM = """
 def work(number):
@@ -52,26 +52,24 @@ def test_a_killed_parent(tmp_path: Path, drain_interval: float) -> None:
     said: dict[int, int] = defaultdict(int)
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
-        lines = (line.split() for line in process.stdout)
+        lines = (pair(line) for line in process.stdout)
         while len(said) < 3 or min(said.values()) < 3000:
-            who, how_many = next(lines)
-            said[int(who)] = int(how_many)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+            number, count = next(lines)
+            said[number] = count
+        process.kill()  # and not waited for yet: so long, its number and its group are nobody else's
         for _ in range(20):
-            who, how_many = next(lines)
-            said[int(who)] = int(how_many)
+            number, count = next(lines)
+            said[number] = count
         os.killpg(process.pid, signal.SIGKILL)
-        for who, how_many in lines:
-            said[int(who)] = int(how_many)
+        said |= dict(lines)
     recovery = recover(tmp_path / "run")
     assert recovery.processes == 3
     numbers, opened = found(recovery)
-    for number in range(3):
-        mine = sorted(numbers[f"worker {number}"])
+    for worker in range(3):
+        mine = sorted(numbers[f"worker {worker}"])
         assert mine == list(range(len(mine)))
-        assert len(mine) >= said[number]
-        assert "whole" in opened[f"worker {number}"]
+        assert len(mine) >= said[worker]
+        assert "whole" in opened[f"worker {worker}"]
     (session,) = (tmp_path / "session").iterdir()
     assert len(list(session.glob("[0-9]*-*"))) == 3
     recover(tmp_path / "run", remove_session=True)

@@ -1,0 +1,256 @@
+"""Processes that join: forked at bad moments, killed, spawned, and left without their owner."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from stepscope.runtime.recovery.recover import recover
+from tests.families import START, Family, pair
+from tests.torture.fault import Fault, Outcome
+
+TIMED = """
+held = 0
+def timed(call, *arguments):
+    global held
+    began = time.perf_counter_ns()
+    result = call(*arguments)
+    held = max(held, time.perf_counter_ns() - began)
+    return result
+def report(profiler, produced):
+    began = time.perf_counter_ns()
+    profiler.close()
+    shutdown = time.perf_counter_ns() - began
+    recorder, pipeline = profiler.statistics().recorder, profiler.statistics().pipeline
+    dropped = recorder.dropped + sum(worker.dropped for worker in recorder.workers)
+    dropped += max(sum(output.ledger.dropped.values()) for output in pipeline.exporters)
+    print([produced, dropped, held, shutdown])
+"""
+
+STORM = """
+FORKS = 40
+done = threading.Event()
+made = []
+def storm(number):
+    count = 0
+    while not done.is_set():
+        with sc.span(f"name {number} {count % 1000}"):
+            count += 1
+        if count % 20 == 0:
+            time.sleep(0.001)
+    made.append(count)
+def work(number):
+    if number % 2:
+        assert sc.join()
+    spans("child", 20)
+def fork_all():
+    for number in range(FORKS):
+        reap(in_child(lambda: work(number)))
+    done.set()
+if __name__ == "__main__":
+    with trace(options=sc.Options(queue_bytes=1 << 30)) as profiler:
+        threads = [threading.Thread(target=storm, args=(number,)) for number in range(8)]
+        threads.append(threading.Thread(target=fork_all))
+        [thread.start() for thread in threads]
+        while not done.is_set():
+            timed(profiler.step)
+            time.sleep(0.001)
+        [thread.join() for thread in threads]
+        report(profiler, sum(made) + 20 * FORKS // 2)
+"""
+
+KILLED = """
+if __name__ == "__main__":
+    with trace() as profiler:
+        here, there = os.pipe()
+        def work():
+            sc.join("worker")
+            count = 0
+            with sc.span("whole"):
+                while True:
+                    spans("work", 10)
+                    count += 10
+                    os.write(there, count.to_bytes(8, "little"))
+        pid = os.fork()
+        if pid == 0:
+            work()
+        until = time.monotonic() + float(sys.argv[2])
+        while time.monotonic() < until:
+            timed(profiler.step)
+            time.sleep(0.001)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(there)
+        said = b""
+        while more := os.read(here, 1 << 16):
+            said += more
+        report(profiler, int.from_bytes(said[-8:], "little"))
+"""
+
+OWNER_KILLED = """
+def work(number):
+    sc.join(f"worker {number}")
+    count = 0
+    while count < 200_000:
+        spans("work", 10)
+        count += 10
+        os.write(1, f"{number} {count}\\n".encode())
+if __name__ == "__main__":
+    profiler = trace()
+    profiler.start()
+    for number in range(2):
+        if os.fork() == 0:
+            work(number)
+    while True:
+        time.sleep(1)
+"""
+
+SPAWNED = """
+def work(name):
+    timed(sc.join)
+    spans(name, 100)
+    os._exit(0)
+if __name__ == "__main__":
+    context = multiprocessing.get_context({method!r})
+    with trace() as profiler:
+        children = [context.Process(target=work, args=("work",)) for _ in range(3)]
+        [child.start() for child in children]
+        [child.join() for child in children]
+        report(profiler, 300)
+"""
+
+LOADER = """
+import warnings
+warnings.simplefilter("ignore")
+import torch
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, item):
+        with sc.span("load", item=item):
+            return torch.tensor([item])
+def start(worker):
+    timed(sc.join)
+if __name__ == "__main__":
+    loader = torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=4, worker_init_fn=start,
+                                         multiprocessing_context={method!r})
+    with trace() as profiler:
+        for _ in loader:
+            timed(profiler.step)
+        report(profiler, 64)
+"""
+
+
+def _closed(directory: Path, program: str, tried: int, *only: str, missed: int = 0) -> Outcome:
+    """Runs a program that reports, and counts what is in its journal and its Chrome file, which must agree.
+
+    Args:
+        only: names of the spans that count; all if there are none.
+        missed: spans beyond those reported that may be there: of a process that was killed before it could say so.
+    """
+    family = Family(directory)
+    try:
+        family.of(TIMED + program, timeout=60)
+        found = family.spans()
+        whole = found + family.spans(still_open=True)
+        problems = [] if whole == family.shown() else ["journal and Chrome file do not agree"]
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        return Outcome(tried=tried, problems=(str(error)[-500:],))
+    ((produced, dropped, held, shutdown),) = family.said
+    exported = sum(count for (_, name), count in found.items() if not only or name in only)
+    if produced < exported <= produced + missed:
+        produced = exported
+    return Outcome(
+        tried=tried,
+        produced=produced,
+        exported=exported,
+        dropped=dropped,
+        held_ns=held,
+        shutdown_ns=shutdown,
+        problems=tuple(problems),
+    )
+
+
+def fork_storm(directory: Path, seed: int) -> Outcome:
+    """Forty forks from one thread while eight record, half of the children join."""
+    return _closed(directory, STORM, 40)
+
+
+def worker_killed(directory: Path, seed: int) -> Outcome:
+    """A worker that records as fast as it can is killed at a random moment."""
+    program = KILLED.replace("float(sys.argv[2])", str(random.Random(seed).uniform(0.05, 0.4)))
+    return _closed(directory, program, 1, "work", missed=20)
+
+
+def owner_killed(directory: Path, seed: int) -> Outcome:
+    """The process that drains is killed at a random moment; its workers are killed later."""
+    program = directory / "program.py"
+    program.write_text(START + OWNER_KILLED)
+    command = [sys.executable, str(program), str(directory / "run")]
+    said = {0: 0, 1: 0}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        lines = (pair(line) for line in process.stdout)
+        wait = time.monotonic() + random.Random(seed).uniform(0.05, 0.3)
+        while time.monotonic() < wait or not all(said.values()):
+            number, count = next(lines)
+            said[number] = count
+        process.kill()  # and not waited for yet: so long, its number and its group are nobody else's
+        for _ in range(200):
+            number, count = next(lines)
+            said[number] = count
+        os.killpg(process.pid, signal.SIGKILL)
+        said |= dict(lines)
+    began = time.perf_counter_ns()
+    recovery = recover(directory / "run", remove_session=True)
+    took = time.perf_counter_ns() - began
+    found = Family(directory).spans(recovery.journal.name)
+    produced = exported = 0
+    for number, count in said.items():
+        mine = found[f"worker {number}", "work"]
+        exported += mine
+        # It may have been killed before it could say what it had recorded.
+        produced += mine if count <= mine <= count + 20 else count
+    return Outcome(produced=produced, exported=exported, dropped=recovery.dropped, shutdown_ns=took)
+
+
+def spawned(directory: Path, seed: int) -> Outcome:
+    """Spawned workers that leave by `os._exit`."""
+    return _closed(directory, SPAWNED.format(method="spawn"), 3)
+
+
+def data_loader(directory: Path, method: str) -> Outcome:
+    """A DataLoader with four workers; nothing is tried where there is no torch."""
+    if importlib.util.find_spec("torch") is None:
+        return Outcome(tried=0)
+    return _closed(directory, LOADER.format(method=method), 1, "load")
+
+
+FAMILY = "processes"
+FAULTS: tuple[Fault, ...] = (
+    Fault(family=FAMILY, name="fork while eight threads record", trial=fork_storm, trials=5),
+    Fault(family=FAMILY, name="a worker killed at a random moment", trial=worker_killed, trials=6),
+    Fault(family=FAMILY, name="the owner killed while workers record", trial=owner_killed, trials=4),
+    Fault(family=FAMILY, name="spawned workers leave by os._exit", trial=spawned, trials=1),
+    Fault(
+        family=FAMILY,
+        name="DataLoader, four forked workers",
+        trial=lambda directory, seed: data_loader(directory, "fork"),
+        trials=1,
+    ),
+    Fault(
+        family=FAMILY,
+        name="DataLoader, four spawned workers",
+        trial=lambda directory, seed: data_loader(directory, "spawn"),
+        trials=1,
+        short=0,
+    ),
+)
