@@ -18,8 +18,10 @@ import numpy as np
 
 from stepscope.runtime import _core
 from stepscope.runtime.events import Block, Kind, join_blocks
+from stepscope.runtime.meter import register_loop
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.recorder import Recorder
+from stepscope.runtime.threads import Work
 
 T = TypeVar("T")
 
@@ -51,6 +53,7 @@ class Hub:
 
     async def _start(self) -> tuple[asyncio.Event, anyio.Lock]:
         self._loop = asyncio.get_running_loop()
+        register_loop(self._loop)
         wake = asyncio.Event()
         self._loop.add_reader(self._recorder.wake_fd, wake.set)
         return wake, anyio.Lock()
@@ -88,12 +91,14 @@ class Hub:
     def add(self, make: Callable[[], Pipeline]) -> Pipeline:
         """Makes a pipeline on the loop and starts it."""
 
-        async def start() -> Pipeline:
-            pipeline = make()
-            self._pipelines.append(pipeline)
-            return pipeline
+        made: list[Pipeline] = []
 
-        pipeline = self._portal.call(start)
+        def start() -> None:
+            made.append(make())
+            self._pipelines += made
+
+        self.do(start)
+        (pipeline,) = made
         self._portal.start_task_soon(pipeline.run, name="stepscope pipeline")
         self.wake()
         return pipeline
@@ -208,35 +213,63 @@ def _loop_name() -> str:
     return "uvloop"
 
 
-_hub: Hub | None = None
+_hub: Work[Hub] | None = None
+_gone: Work[None] | None = None
 _users = 0
-_making = threading.Lock()
+_lock = threading.RLock()
+"""Held for a moment only. Reentrant: a signal handler may come while its thread holds it."""
 
 
 def acquire(recorder: Recorder) -> Hub:
-    """The process's hub, started if need be; each call is matched by one of `release`."""
+    """The process's hub, started if need be; each call is matched by one of `release`.
+
+    A hub is made and stopped on threads of their own. So a signal handler that interrupts who waits for that may come
+    here as well, and two hubs never drain the recorder at once.
+    """
     global _hub, _users
-    with _making:
+    with _lock:
         if _hub is None:
-            _hub = Hub(recorder)
+            _hub = Work(_make, _gone, recorder, name="stepscope hub")
         _users += 1
-        return _hub
+        making = _hub
+    try:
+        return making.result()
+    except BaseException:
+        release()
+        raise
+
+
+def _make(before: Work[None] | None, recorder: Recorder) -> Hub:
+    if before is not None:
+        before.result()
+    return Hub(recorder)
 
 
 def release() -> None:
     """Lets go of the hub; the last user stops it."""
-    global _hub, _users
-    with _making:
+    global _hub, _gone, _users
+    stopping: Work[None] | None = None
+    with _lock:
         _users -= 1
         if _users == 0 and _hub is not None:
-            hub, _hub = _hub, None
-            hub.stop()
+            stopping = _gone = Work(_stop, _hub, name="stepscope hub")
+            _hub = None
+    if stopping is not None:
+        stopping.result()
+
+
+def _stop(making: Work[Hub]) -> None:
+    try:
+        hub = making.result()
+    except Exception:
+        return  # It was never made; who asked for it was told.
+    hub.stop()
 
 
 def _forget() -> None:
     """In a forked child there is no loop thread: its hub is the parent's, and is only let go of."""
-    global _hub, _users, _making
-    _hub, _users, _making = None, 0, threading.Lock()
+    global _hub, _gone, _users, _lock
+    _hub, _gone, _users, _lock = None, None, 0, threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -44,9 +44,18 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Raises:
             ValueError: naming the field, the value and what it should be.
         """
-        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
-            value = getattr(self, name)
-            try:
-                msgspec.convert(value, hint)
-            except msgspec.ValidationError as error:
-                raise ValueError(f"Options.{name} is {value!r}: {error}") from error
+        check_fields(self)
+
+
+def check_fields(settings: msgspec.Struct) -> None:
+    """Checks that each field of a settings struct is what its annotation says.
+
+    Raises:
+        ValueError: naming the field, the value and what it should be.
+    """
+    for name, hint in typing.get_type_hints(type(settings), include_extras=True).items():
+        value = getattr(settings, name)
+        try:
+            msgspec.convert(value, hint)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{type(settings).__name__}.{name} is {value!r}: {error}") from error

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from stepscope.runtime import _core
+from stepscope.runtime.detail import EVERYTHING
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import EVENT_DTYPE, Block
 from stepscope.runtime.options import Options
@@ -26,9 +27,6 @@ log = logging.getLogger("stepscope")
 
 KEPT_LEFTOVERS = 8
 """Sessions of killed processes that are kept for `stepscope recover`; older ones are removed."""
-
-EVERYTHING = _core.RECORD_EVENTS | _core.RECORD_OPERATORS
-"""What the recorder can record."""
 
 DRAIN_LIMIT = 1 << 18
 """Events taken at a time: a block of 16 MiB at most."""
@@ -68,14 +66,14 @@ class Recorder:
         except OSError as error:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise OutputError(error.errno, f"cannot open a session in {self.directory}: {error.strerror}") from error
-        self._lock = threading.Lock()
-        self._wanted: set[int] = set()
 
-    def want(self, profiler: int, on: bool) -> None:
-        """Says whether profiler number `profiler` wants events; they are recorded while any of them does."""
-        with self._lock:
-            (self._wanted.add if on else self._wanted.discard)(profiler)
-            _core.set_recording(EVERYTHING if self._wanted else 0)
+    def want(self, profiler: int, on: bool, what: int = EVERYTHING) -> None:
+        """Says whether profiler number `profiler` wants events; what any profiler wants is recorded.
+
+        Args:
+            what: the kinds of events that it wants now, `EVENTS` and `OPERATORS`; the others count as left out.
+        """
+        _core.want(profiler, EVERYTHING if on else 0, what if on else 0)
 
     def drain(self) -> tuple[int, list[tuple[Block, bytes]]]:
         """Takes what all rings hold.

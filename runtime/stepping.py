@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import threading
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from stepscope.runtime import _core, clock
 from stepscope.runtime.action import ProfilerAction, checked_action
+from stepscope.runtime.bound import BoundSource
+from stepscope.runtime.detail import FULL, Detail
 from stepscope.runtime.errors import ProfilerStateError
-from stepscope.runtime.messages import ActionChanged, Paused, Resumed, WindowBegins, WindowEnds
+from stepscope.runtime.messages import ActionChanged, DetailChanged, Paused, Resumed, WindowBegins, WindowEnds
 from stepscope.runtime.schedule import Always, PlannedSchedule, ScheduleFunction
+from stepscope.runtime.serial import Serial
 from stepscope.runtime.step_marks import StepMark
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ class Stepping(_core.StepCounter):
 
     `step()` itself is native and only calls `_transition` where the action changes. While a change is under way
     `_core.changing` is raised, so that the loop does not decide on events whose window it has not been told of.
+
+    Every method may be called from any thread, also by a signal handler that interrupts another one. What only the
+    thread can do that a backend is bound to waits for its next `step()`.
     """
 
     def __init__(self, name: str, schedule: ScheduleFunction) -> None:
@@ -41,8 +46,9 @@ class Stepping(_core.StepCounter):
         self._step = 0
         self._next_change = 0
         self._live = False
-        self._lock = threading.RLock()
+        self._calls = Serial()
         self._state = "new"
+        self._detail = self._detail_wanted = FULL
         self._action = ProfilerAction.NONE
         self._first_step = 0
         self._window_first: int | None = None
@@ -77,29 +83,36 @@ class Stepping(_core.StepCounter):
 
     def pause(self) -> None:
         """Records nothing until `resume()`. Pauses nest; the gap is an event, and spans across it are cut."""
-        with self._lock:
-            if not self._live or self._pipeline is None or self._recorder is None:
-                return
-            self._pauses += 1
-            if self._pauses == 1:
-                with _changing():
-                    self._recorder.want(self._serial, False)
-                    self._pipeline.inbox.put(Paused(clock.now()))
+        self._calls.run(self._pause)
 
     def resume(self) -> None:
         """Ends the latest `pause()`; without one it changes nothing."""
-        with self._lock:
-            if not self._live or self._pipeline is None or self._recorder is None or not self._pauses:
-                return
-            self._pauses -= 1
-            if self._pauses == 0:
-                with _changing():
-                    self._pipeline.inbox.put(Resumed(clock.now()))
-                    self._recorder.want(self._serial, self._action.records)
+        self._calls.run(self._resume)
+
+    def _pause(self) -> None:
+        if not self._live or self._pipeline is None:
+            return
+        self._pauses += 1
+        if self._pauses == 1:
+            with _changing():
+                self._want(False)
+                self._pipeline.inbox.put(Paused(clock.now()))
+        self._carry_out()
+
+    def _resume(self) -> None:
+        if not self._live or self._pipeline is None or not self._pauses:
+            return
+        self._pauses -= 1
+        if self._pauses == 0:
+            with _changing():
+                self._pipeline.inbox.put(Resumed(clock.now()))
+                self._want(self._action.records)
+        self._carry_out()
 
     def become_inert(self) -> None:
         """In a forked child: neither records nor writes any more. Every call returns and does nothing."""
         self._live = False
+        self._calls = Serial()
         self._state = "inert"
 
     def _begin_steps(self) -> None:
@@ -112,7 +125,7 @@ class Stepping(_core.StepCounter):
     def _end_steps(self, reason: str) -> None:
         """Ends the window that is open."""
         while self._pauses:
-            self.resume()
+            self._resume()
         self._live = False
         self._state = "stopped"
         if self._window_first is not None and self._action is ProfilerAction.RECORD:
@@ -125,25 +138,70 @@ class Stepping(_core.StepCounter):
         )
 
     def _transition(self, step: int, at: int) -> None:
-        """Called by `step()` at a change, or at every step if the schedule cannot tell the next one."""
-        with self._lock:
-            after: ProfilerAction | None = None
-            try:
-                if self._live:
-                    after = self._ask(step)
-            finally:
-                if after is None:
-                    _core.changing(-1)
+        """Called by `step()` at a change, at every step if the schedule cannot tell the next one, and when asked to."""
+        self._calls.run(lambda: self._follow(step, at))
+
+    def _follow(self, step: int, at: int) -> None:
+        after: ProfilerAction | None = None
+        try:
+            self._asked = False
+            if self._live:
+                self._take_detail(step, at)
+                after = self._ask(step) if step >= self._next_change else None
+        finally:
             if after is None:
-                return
+                _core.changing(-1)
+        if after is not None:
             self._change(after, at)
-            self._cost_ns += clock.now() - at
+        self._carry_out(stepping=True)
+        self._cost_ns += clock.now() - at
 
     def _step_ignored(self) -> None:
         """`step()` while not running: counted, and said once. Training is not disturbed."""
         self._ignored += 1
+        if self._asked:
+            self._calls.run(lambda: self._carry_out(stepping=True))
         if self._ignored == 1 and self._state != "inert":
             log.warning("step() of profiler %r while it is %s: ignored, and counted", self.name, self._state)
+
+    def _carry_out(self, *, stepping: bool = False) -> None:
+        """Makes what changes wait for this thread; `step()` calls again while something waits for another."""
+        waiting = False
+        for source in self._bound():
+            source.carry_out(self._action, clock.now(), stepping=stepping and self._live)
+            waiting |= source.pending
+        self._asked = waiting or self._detail is not self._detail_wanted
+
+    def _bound(self) -> list[BoundSource]:
+        sources = self._pipeline.sources if self._pipeline is not None else []
+        return [source for source in sources if isinstance(source, BoundSource)]
+
+    # level of detail
+
+    def ask_detail(self, detail: Detail) -> None:
+        """Has the steps from the next one on recorded with this detail. Called on the loop; never waits."""
+        self._detail_wanted = detail
+        self._asked = True
+
+    def _take_detail(self, step: int, at: int) -> None:
+        """Goes to the level that was asked for, at the begin of a step. The loop waits for the message."""
+        detail = self._detail_wanted
+        if detail is self._detail or self._pipeline is None:
+            return
+        self._detail = detail
+        self._pipeline.inbox.put(DetailChanged(at, step, detail))
+        for source in self._bound():
+            source.set_detail(detail)
+        self._want(self._action.records and not self._pauses)
+
+    def _want(self, on: bool) -> None:
+        """Says what is to be recorded now. Between the steps that are recorded `step()` itself switches."""
+        if self._recorder is None:
+            return
+        self._every = 0
+        self._recorder.want(self._serial, on, self._detail.wanted(self._step))
+        if on and self._detail.every > 1:
+            self._kept, self._every = self._detail.kept, self._detail.every
 
     def _ask(self, step: int) -> ProfilerAction:
         """The schedule's answer; a schedule that fails records nothing more, and its error is kept."""
@@ -165,8 +223,8 @@ class Stepping(_core.StepCounter):
 
         Recording is switched before, and told before, backends do their work: that may take long.
         """
-        pipeline, recorder = self._pipeline, self._recorder
-        assert pipeline is not None and recorder is not None
+        pipeline = self._pipeline
+        assert pipeline is not None
         before, self._action = self._action, after
         saved = before is ProfilerAction.RECORD_AND_SAVE
         ends = before.records and (saved or not after.records)
@@ -184,7 +242,7 @@ class Stepping(_core.StepCounter):
         if begins:
             with _changing():
                 at, track, parent = self._mark()
-                recorder.want(self._serial, not self._pauses)
+                self._want(not self._pauses)
                 pipeline.inbox.put(WindowBegins(StepMark(at, self._step, track, parent)))
                 self._windows += 1
                 self._window_first = self._step
@@ -193,10 +251,10 @@ class Stepping(_core.StepCounter):
     def _end_window(
         self, before: ProfilerAction, after: ProfilerAction, at: int, *, complete: bool, reason: str, cut_short: bool
     ) -> None:
-        assert self._pipeline is not None and self._recorder is not None
+        assert self._pipeline is not None
         if before is not ProfilerAction.RECORD_AND_SAVE and complete and self._live:
             complete, reason = False, f"the schedule went from RECORD to {after.name} without RECORD_AND_SAVE"
-        self._recorder.want(self._serial, after.records and not self._pauses)
+        self._want(after.records and not self._pauses)
         self._pipeline.inbox.put(WindowEnds(at, complete, reason, cut_short))
         self._recorded_steps += self._step - (self._window_first or 0)
         self._window_first = None

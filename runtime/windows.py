@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from stepscope.runtime.detail import DetailFilter
 from stepscope.runtime.events import Block, EventBatch, Kind, join_blocks
 from stepscope.runtime.intervals import Interval, Mask, ends, has_duration, touching, touching_any
 from stepscope.runtime.messages import WindowEnds
@@ -66,6 +67,8 @@ class Windows:
         self._late: Counter[str] = Counter()
         self._superseded: Counter[str] = Counter()
         self._dropped: dict[str, Counter[str]] = {}
+        self.detail = DetailFilter()
+        """Leaves out what lowered detail leaves out; that is neither seen nor lost."""
 
     # messages
 
@@ -131,7 +134,7 @@ class Windows:
             return []
         batches: list[EventBatch] = []
         if source == RECORDER:
-            events = self._without_foreign_marks(events)
+            events = self.detail.keep(self._without_foreign_marks(events))
             if not len(events):
                 return []
             for window in self._open:
@@ -159,6 +162,7 @@ class Windows:
         """Takes step marks ahead of the events between them; those that are known already change nothing."""
         own = marks[marks["id"] == self._serial]
         own = own[np.argsort(own["ts"], kind="stable")]
+        self.detail.add_marks(own)
         for window in self._open if len(own) else ():
             first, end = np.searchsorted(own["ts"], window.interval)
             if first < end:
@@ -217,6 +221,9 @@ class Windows:
             Each closed window with its last batches.
         """
         closed: list[tuple[OpenWindow, list[EventBatch]]] = []
+        wanted = self.detail.wanted(open_spans)
+        if wanted is not None:
+            open_spans = open_spans[wanted]
         for window in [window for window in self._open if window.ready]:
             end = window.interval[1]
             late = [source for source, at in self._watermarks.items() if at < end]
@@ -234,6 +241,13 @@ class Windows:
             closed.append((window, batches))
         self._open = [window for window in self._open if not window.ready]
         return closed
+
+    @property
+    def begun(self) -> int | None:
+        """When the window began that has not ended, in ns; `None` if there is none, or in a pause."""
+        if not self._open or self._open[-1].end is not None or self._paused_at is not None:
+            return None
+        return self._open[-1].start
 
     def waiting(self) -> bool:
         """Whether a window has ended and is not closed yet."""

@@ -18,6 +18,7 @@ from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime._core import counter, flow, instant, span
 from stepscope.runtime.domain import Domain
 from stepscope.runtime.options import Options
+from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import ProfilerAction, schedule
 from stepscope.runtime.window import Window
@@ -36,6 +37,7 @@ __all__ = [
     "JournalExporter",
     "MemoryExporter",
     "Options",
+    "OverheadBudget",
     "Profiler",
     "ProfilerAction",
     "ReplayBackend",

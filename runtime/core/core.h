@@ -174,6 +174,17 @@ typedef struct Thread {
 enum { RECORD_EVENTS = 1 /* of the program: spans, counters, ... */, RECORD_OPERATORS = 2 /* of frameworks */ };
 extern atomic_int g_recording;         /* what is recorded now: what span() looks at */
 static inline bool recording(int what) { return atomic_load_explicit(&g_recording, memory_order_relaxed) & what; }
+
+/* wants.c: who wants what recorded. What somebody asked for and nobody wants now, for it costs too much, is left out. */
+extern atomic_int g_left_out;
+extern uint64_t g_events_left_out;     /* changed with the GIL held */
+static inline uint64_t left_out(int what) { return (uint64_t)((atomic_load_explicit(&g_left_out, memory_order_relaxed) & what) != 0); }
+void wants_now(uint64_t who, int now); /* needs the GIL; the profiler is known by Python's `want` */
+void wants_after_fork(void);
+PyObject *wants_py_want(PyObject *self, PyObject *args);
+PyObject *wants_py_left_out(PyObject *self, PyObject *unused);
+PyObject *cost_py_event_costs(PyObject *self, PyObject *unused);
+
 Thread *thread_current(void);          /* makes ring and stack; NULL without a session */
 Thread *thread_current_object(void);   /* the same, named as Python names the thread; needs the GIL */
 /* Never blocks; false when the ring was full (counted). Fills `step`. */
@@ -220,6 +231,7 @@ PyObject *arguments_py_decode(PyObject *self, PyObject *args);
 /* chrome.c, aggregate.c, itt.c: see there. */
 PyObject *chrome_py_encode(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *itt_py_statistics(PyObject *self, PyObject *unused);
+uint64_t itt_left_out(void);
 void itt_thread_end(Thread *thread);
 
 #endif

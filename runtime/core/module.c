@@ -7,13 +7,6 @@ int step_init(void);
 
 static PyObject *py_now(PyObject *self, PyObject *unused) { return PyLong_FromLongLong(clock_now()); }
 
-static PyObject *py_set_recording(PyObject *self, PyObject *what) {
-    long value = PyLong_AsLong(what);
-    if (PyErr_Occurred()) return NULL;
-    atomic_store(&g_recording, (int)value);
-    Py_RETURN_NONE;
-}
-
 static PyObject *py_recording(PyObject *self, PyObject *unused) { return PyLong_FromLong(atomic_load(&g_recording)); }
 
 static PyObject *py_counts(PyObject *self, PyObject *unused) {
@@ -38,6 +31,7 @@ static PyMethodDef methods[] = {
     {"drain", ring_py_drain, METH_O, NULL},
     {"encode_arguments", arguments_py_encode, METH_O, NULL},
     {"encode_chrome", FAST(chrome_py_encode), METH_VARARGS | METH_KEYWORDS, NULL},
+    {"event_costs", cost_py_event_costs, METH_NOARGS, NULL},
     {"flow", FAST(span_py_flow), METH_FASTCALL | METH_KEYWORDS,
      "flow(name, id, phase, /, *, category='user_annotation')\n--\n\nAn arrow between the spans that enclose its calls.\n\n"
      "Args:\n    id: links the calls of one arrow.\n    phase: 'start', 'step' or 'end'."},
@@ -45,6 +39,7 @@ static PyMethodDef methods[] = {
      "instant(name, /, *, category='user_annotation', **arguments)\n--\n\nSomething that happened at this moment."},
     {"intern", strings_py_intern, METH_O, NULL},
     {"itt_statistics", itt_py_statistics, METH_NOARGS, NULL},
+    {"left_out", wants_py_left_out, METH_NOARGS, NULL},
     {"now", py_now, METH_NOARGS, NULL},
     {"open", ring_py_open, METH_VARARGS, NULL},
     {"open_spans", stack_py_open_spans, METH_NOARGS, NULL},
@@ -52,12 +47,12 @@ static PyMethodDef methods[] = {
     {"recording", py_recording, METH_NOARGS, NULL},
     {"ring_statistics", ring_py_statistics, METH_NOARGS, NULL},
     {"set_decorator", span_py_set_decorator, METH_O, NULL},
-    {"set_recording", py_set_recording, METH_O, NULL},
     {"set_task_lookup", context_py_set_task_lookup, METH_O, NULL},
     {"strings_since", strings_py_since, METH_O, NULL},
     {"text", strings_py_text, METH_O, NULL},
     {"track", track_py_new, METH_VARARGS, NULL},
     {"tracks", track_py_since, METH_O, NULL},
+    {"want", wants_py_want, METH_VARARGS, NULL},
     {NULL}};
 
 /* State is static, as the recorder is one per process: single-phase initialisation, no subinterpreters. */

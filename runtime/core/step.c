@@ -5,8 +5,10 @@
 typedef struct {
     PyObject_HEAD
     long long step, next_change;
-    unsigned int serial; /* of the profiler in this process: the `id` of its step marks */
-    char live;
+    unsigned long stepper;      /* the thread that called step() last */
+    unsigned int serial;        /* of the profiler in this process: the `id` of its step marks */
+    unsigned int every, kept;   /* of so many steps, if more than 1, one records what `kept` says, the others nothing */
+    char live, asked;           /* asked: something waits to be done where step() is called */
 } StepCounter;
 
 static uint32_t step_name;
@@ -35,12 +37,14 @@ static Event write_mark(StepCounter *self, int64_t now) {
 }
 
 static PyObject *step_step(StepCounter *self, PyObject *unused) {
+    self->stepper = PyThread_get_thread_ident();
     if (!self->live) return PyObject_CallMethod((PyObject *)self, "_step_ignored", NULL);
     long long step = ++self->step;
-    bool change = step >= self->next_change;
+    bool change = step >= self->next_change || self->asked;
     if (change) atomic_fetch_add(&changing, 1); /* given back by _transition */
     int64_t now = clock_now();
     write_mark(self, now);
+    if (self->every > 1) wants_now(self->serial, step % self->every ? 0 : (int)self->kept);
     if (!change) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
@@ -67,7 +71,11 @@ static PyMemberDef members[] = {
     {"_step", T_LONGLONG, offsetof(StepCounter, step), 0, NULL},
     {"_next_change", T_LONGLONG, offsetof(StepCounter, next_change), 0, NULL},
     {"_serial", T_UINT, offsetof(StepCounter, serial), 0, NULL},
+    {"_every", T_UINT, offsetof(StepCounter, every), 0, NULL},
+    {"_kept", T_UINT, offsetof(StepCounter, kept), 0, NULL},
+    {"_stepper", T_ULONG, offsetof(StepCounter, stepper), 0, NULL},
     {"_live", T_BOOL, offsetof(StepCounter, live), 0, NULL},
+    {"_asked", T_BOOL, offsetof(StepCounter, asked), 0, NULL},
     {NULL}};
 
 PyTypeObject StepCounterType = {

@@ -1,0 +1,50 @@
+"""Work that must not end or wait with its caller, which a signal handler may have interrupted anywhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Work(Generic[T]):
+    """Some work on a daemon thread of its own.
+
+    Where no thread can be started any more, as late in the interpreter's exit, it is done by who makes this.
+    """
+
+    def __init__(self, work: Callable[..., T], *args: Any, name: str) -> None:
+        """Args: a function and its arguments; name of the thread, ours begin with `stepscope`."""
+        self._done: Future[T] = Future()
+        self._work: Callable[[], T] = partial(work, *args)
+        self._thread: threading.Thread | None = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread = None
+            self._run()
+
+    def _run(self) -> None:
+        try:
+            result = self._work()
+        except BaseException as error:
+            self._done.set_exception(error)
+        else:
+            self._done.set_result(result)
+
+    def result(self, timeout: float | None = None) -> T:
+        """Waits for what the work returns, and for its thread to end.
+
+        Raises:
+            TimeoutError: if it is not done after `timeout` seconds.
+            BaseException: what the work raised.
+        """
+        try:
+            return self._done.result(timeout)
+        finally:
+            if self._done.done() and self._thread is not None and self._thread is not threading.current_thread():
+                self._thread.join(timeout)
