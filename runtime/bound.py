@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from functools import partial
 
 from stepscope.runtime import clock
 from stepscope.runtime.action import ProfilerAction
@@ -113,7 +114,9 @@ class BoundSource(Source):
             return
         self._tell_detail()
         while self._waiting:
-            super().transition(*self._waiting.popleft())
+            change = self._waiting.popleft()
+            # Also after it was closed: what it began here nobody else can end.
+            self._guard("transition", partial(self.backend.transition, *change))
         self._settle()
 
     def unsettled(self) -> str:

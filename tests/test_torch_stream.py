@@ -143,7 +143,7 @@ def test_torch_is_bound_to_the_thread_that_steps(tmp_path: Path) -> None:
         thread.join()
 
     memory = record(tmp_path, work, TorchBackend("stream"), schedule=schedule(wait=1, warmup=0, active=1, repeat=1))
-    assert memory.names().count("aten::add") == 3
+    assert memory.names().count("aten::add") == 1
     assert not torch.autograd._profiler_enabled()
 
 
