@@ -74,7 +74,8 @@ def changing(by: int, /) -> int:
 
 class StepCounter:
     """Base of Profiler: counts steps, writes step marks (`id` = `_serial`), calls `_transition(step, ts)` when
-    `_next_change` is reached or `_asked` is set, having added 1 to `changing`; calls `_step_ignored()` while not `_live`.
+    `_next_change` is reached or `_asked` is set, between `_hold()` and `_let_go()`; calls `_step_ignored()` while not
+    `_live`.
     With `_every` above 1 it wants what `_kept` says in one step of so many, and nothing in the others."""
 
     _step: int
@@ -87,6 +88,12 @@ class StepCounter:
     _stepper: int
     """Identity of the thread that called `step()` last; 0 before."""
     def step(self) -> None: ...
+    def _hold(self) -> None:
+        """Adds 1 to `changing`, unless this profiler has."""
+
+    def _let_go(self) -> None:
+        """Takes that back, if it has."""
+
     def _mark(self) -> tuple[int, int, int]:
         """Marks the begin of step `_step`: (time in ns, track, open span)."""
 

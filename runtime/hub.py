@@ -38,6 +38,7 @@ class Hub:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._pipelines: list[Pipeline] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._held: list[tuple[Block, bytes]] = []
         self._stack = ExitStack()
         self.loop_name = _loop_name()
@@ -89,7 +90,7 @@ class Hub:
             return False
 
     def add(self, make: Callable[[], Pipeline]) -> Pipeline:
-        """Makes a pipeline on the loop and starts it."""
+        """Makes a pipeline on the loop and starts it; from anywhere."""
 
         made: list[Pipeline] = []
 
@@ -99,7 +100,12 @@ class Hub:
 
         self.do(start)
         (pipeline,) = made
-        self._portal.start_task_soon(pipeline.run, name="stepscope pipeline")
+        if self.on_loop():
+            task = self._loop.create_task(pipeline.run(), name="stepscope pipeline")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            self._portal.start_task_soon(pipeline.run, name="stepscope pipeline")
         self.wake()
         return pipeline
 
@@ -237,6 +243,12 @@ def acquire(recorder: Recorder) -> Hub:
     except BaseException:
         release()
         raise
+
+
+def on_loop() -> bool:
+    """Whether the caller runs on the loop of the process's hub."""
+    making = _hub
+    return making is not None and making.done and making.result().on_loop()
 
 
 def _make(before: Work[None] | None, recorder: Recorder) -> Hub:

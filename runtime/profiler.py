@@ -19,7 +19,7 @@ from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.diagnostics import explain
 from stepscope.runtime.errors import BackendError, ClosedError, ExporterError, ProfilerStateError
-from stepscope.runtime.messages import Flush
+from stepscope.runtime.messages import Flush, WindowEnds
 from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.options import Options
 from stepscope.runtime.output import Output
@@ -33,6 +33,7 @@ from stepscope.runtime.stepping import Stepping
 from stepscope.runtime.summary import Summary
 from stepscope.runtime.threads import Work
 from stepscope.runtime.trust import TrustReport
+from stepscope.runtime.windows import INTERRUPTED
 
 log = logging.getLogger("stepscope")
 
@@ -116,7 +117,8 @@ class Profiler(Stepping):
         began = clock.now()
         try:
             if self._pipeline is None:
-                self._open()
+                # Whatever interrupts the caller, this is done as a whole.
+                self._open() if hub.on_loop() else Work(self._open, name="stepscope opening").finish()
             self._open_sources()
         except BaseException:
             self._state = before
@@ -224,7 +226,10 @@ class Profiler(Stepping):
         return True
 
     def _may_wait(self) -> bool:
-        """Whether the caller may wait for this profiler's loop and exporters: it is none of them."""
+        """Whether the caller may wait for this profiler's loop and exporters: it is none of them, nor is it inside of a
+        call that they wait for."""
+        if self._calls.mine:
+            return False
         return self._hub is None or not (self._hub.on_loop() or delivering() is self._pipeline)
 
     def close(self) -> None:
@@ -253,6 +258,7 @@ class Profiler(Stepping):
         self._stop("the profiler was closed inside the window")
         self._state = "closed"
         if self._hub is not None and self._pipeline is not None:
+            self._pipeline.inbox.put(WindowEnds(clock.now(), False, INTERRUPTED))  # changes nothing, usually
             self._closing = Work(self._finish, self._hub, self._pipeline, name="stepscope closing")
 
     def _finish(self, hub_: hub.Hub, pipeline: Pipeline) -> None:

@@ -24,6 +24,11 @@ class Serial:
         self.errors: list[Exception] = []
         """What calls raised that were put down: who made them is gone."""
 
+    @property
+    def mine(self) -> bool:
+        """Whether the caller is inside of a call itself, so that it must not wait for others."""
+        return self._inside and self._thread == threading.get_ident()
+
     def run(self, call: Callable[[], None], *, patience: float = 0.0) -> bool:
         """Runs a call, or puts it down.
 
@@ -35,11 +40,12 @@ class Serial:
         """
         with self._lock:
             if not self._inside:
-                self._inside, self._thread = True, threading.get_ident()
                 try:
+                    self._inside, self._thread = True, threading.get_ident()
                     call()
                 finally:
-                    self._leave()
+                    self._inside = False  # here, not in a function: a signal handler may raise before its first line
+                    self._run_later()
                 return True
             done = threading.Event()
             self._later.append((call, done))
@@ -55,26 +61,28 @@ class Serial:
         Returns:
             Whether it was run; otherwise it was put down.
         """
-        with self._lock:
+        entered = False
+
+        def both() -> None:
             check()
-            if self._inside:
+            call()
 
-                def both() -> None:
-                    check()
-                    call()
-
-                self._later.append((both, threading.Event()))
-                return False
-            self._inside, self._thread = True, threading.get_ident()
         try:
+            with self._lock:
+                check()
+                if self._inside:
+                    self._later.append((both, threading.Event()))
+                    return False
+                self._thread = threading.get_ident()
+                self._inside = entered = True
             call()
         finally:
-            with self._lock:
-                self._leave()
+            if entered:
+                self._inside = False
+                self._run_later()
         return True
 
-    def _leave(self) -> None:
-        self._inside = False
+    def _run_later(self) -> None:
         while self._later:
             call, done = self._later.popleft()
             try:

@@ -119,8 +119,11 @@ class Stepping(_core.StepCounter):
         self._state = "running"
         self._first_step = self._step
         self._live = True
-        _core.changing(1)
-        self._change(self._ask(self._step), clock.now())
+        self._hold()
+        try:
+            self._change(self._ask(self._step), clock.now())
+        finally:
+            self._let_go()
 
     def _end_steps(self, reason: str) -> None:
         """Ends the window that is open."""
@@ -132,27 +135,25 @@ class Stepping(_core.StepCounter):
             self._open_steps = self._step - self._window_first
         whole = self._action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
         stepped = self._step > self._first_step
-        _core.changing(1)
-        self._change(
-            ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=stepped
-        )
+        self._hold()
+        try:
+            self._change(
+                ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=stepped
+            )
+        finally:
+            self._let_go()
 
     def _transition(self, step: int, at: int) -> None:
         """Called by `step()` at a change, at every step if the schedule cannot tell the next one, and when asked to."""
         self._calls.run(lambda: self._follow(step, at))
 
     def _follow(self, step: int, at: int) -> None:
-        after: ProfilerAction | None = None
-        try:
-            self._asked = False
-            if self._live:
-                self._take_detail(step, at)
-                after = self._ask(step) if step >= self._next_change else None
-        finally:
-            if after is None:
-                _core.changing(-1)
-        if after is not None:
-            self._change(after, at)
+        self._asked = False
+        if self._live:
+            self._take_detail(step, at)
+            if step >= self._next_change:
+                self._change(self._ask(step), at)
+        self._let_go()
         self._carry_out(stepping=True)
         self._cost_ns += clock.now() - at
 
@@ -219,7 +220,7 @@ class Stepping(_core.StepCounter):
     def _change(
         self, after: ProfilerAction, at: int, *, complete: bool = True, reason: str = "", cut_short: bool = False
     ) -> None:
-        """Goes from the current action to `after`. The caller has raised `_core.changing`; it is given back here.
+        """Goes from the current action to `after`, at a time that was read after `_hold()`, which is let go here.
 
         Recording is switched before, and told before, backends do their work: that may take long.
         """
@@ -229,11 +230,9 @@ class Stepping(_core.StepCounter):
         saved = before is ProfilerAction.RECORD_AND_SAVE
         ends = before.records and (saved or not after.records)
         begins = after.records and (ends or not before.records)
-        try:
-            if ends:
-                self._end_window(before, after, at, complete=complete, reason=reason, cut_short=cut_short)
-        finally:
-            _core.changing(-1)
+        if ends:
+            self._end_window(before, after, at, complete=complete, reason=reason, cut_short=cut_short)
+        self._let_go()
         if before is after and not ends:
             return
         for source in pipeline.sources:

@@ -21,14 +21,21 @@ class Work(Generic[T]):
         """Args: a function and its arguments; name of the thread, ours begin with `stepscope`."""
         self._done: Future[T] = Future()
         self._work: Callable[[], T] = partial(work, *args)
-        self._thread: threading.Thread | None = threading.Thread(target=self._run, name=name, daemon=True)
+        self._unclaimed = threading.Lock()
+        self._interrupted: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
             self._thread.start()
         except RuntimeError:
-            self._thread = None
+            self._run()
+        except BaseException as error:
+            # A signal handler raised. Whether the thread was started by then is not known: only one of us does the work.
+            self._interrupted = error
             self._run()
 
     def _run(self) -> None:
+        if not self._unclaimed.acquire(blocking=False):
+            return
         try:
             result = self._work()
         except BaseException as error:
@@ -36,15 +43,33 @@ class Work(Generic[T]):
         else:
             self._done.set_result(result)
 
+    @property
+    def done(self) -> bool:
+        """Whether it has returned something."""
+        return self._done.done() and self._done.exception() is None
+
+    def finish(self) -> T:
+        """Waits for the end, also when a signal handler raises meanwhile; that is raised afterwards."""
+        while not self._done.done():
+            try:
+                self._done.exception()
+            except BaseException as error:
+                self._interrupted = error
+        return self.result()
+
     def result(self, timeout: float | None = None) -> T:
         """Waits for what the work returns, and for its thread to end.
 
         Raises:
             TimeoutError: if it is not done after `timeout` seconds.
-            BaseException: what the work raised.
+            BaseException: what the work raised, or a signal handler while it was begun.
         """
         try:
-            return self._done.result(timeout)
+            result = self._done.result(timeout)
         finally:
-            if self._done.done() and self._thread is not None and self._thread is not threading.current_thread():
+            if self._done.done() and self._thread.is_alive() and self._thread is not threading.current_thread():
                 self._thread.join(timeout)
+        interrupted, self._interrupted = self._interrupted, None
+        if interrupted is not None:
+            raise interrupted
+        return result

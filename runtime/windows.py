@@ -22,6 +22,7 @@ from stepscope.runtime.open_window import STEPS, OpenWindow
 from stepscope.runtime.step_marks import StepMark
 
 RECORDER = "recorder"
+INTERRUPTED = "a change of the action was interrupted by an exception, as of a signal handler"
 REMEMBERED = 64
 """Closed windows that late events are still told apart by."""
 
@@ -82,6 +83,7 @@ class Windows:
 
     def open(self, first: StepMark) -> int:
         """A window begins with this step; returns its index."""
+        self.close(WindowEnds(first.ts, False, INTERRUPTED), first.ts)
         window = OpenWindow(self._count, first)
         self._count += 1
         if self._paused_at is not None:
@@ -90,7 +92,9 @@ class Windows:
         return window.index
 
     def close(self, end: WindowEnds, now: int) -> None:
-        """The latest window ends; `now` starts its linger time."""
+        """The latest window ends, if it has not; `now` starts its linger time."""
+        if not self._open or self._open[-1].end is not None:
+            return
         window = self._open[-1]
         window.end, window.complete, window.reason, window.cut_short = end.at, end.complete, end.reason, end.cut_short
         window.waiting_since = now

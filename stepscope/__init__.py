@@ -18,7 +18,7 @@ from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime._core import counter, flow, instant, span
 from stepscope.runtime.domain import Domain
 from stepscope.runtime.options import Options
-from stepscope.runtime.overhead import OverheadBudget
+from stepscope.runtime.overhead import OverheadBudget, OverheadStatistics
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import ProfilerAction, schedule
 from stepscope.runtime.window import Window
@@ -38,6 +38,7 @@ __all__ = [
     "MemoryExporter",
     "Options",
     "OverheadBudget",
+    "OverheadStatistics",
     "Profiler",
     "ProfilerAction",
     "ReplayBackend",

@@ -34,7 +34,11 @@ def threads_of(backend: ScriptedBackend) -> set[int]:
 
 def switches(backend: ScriptedBackend) -> list[tuple[str, str]]:
     """The changes that the backend was told of."""
-    return [(call.before.name, call.after.name) for call in backend.calls if call.before is not None and call.after is not None]
+    return [
+        (call.before.name, call.after.name)
+        for call in backend.calls
+        if call.before is not None and call.after is not None
+    ]
 
 
 def errors_of(profiler: sc.Profiler) -> str:

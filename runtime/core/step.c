@@ -9,6 +9,7 @@ typedef struct {
     unsigned int serial;        /* of the profiler in this process: the `id` of its step marks */
     unsigned int every, kept;   /* of so many steps, if more than 1, one records what `kept` says, the others nothing */
     char live, asked;           /* asked: something waits to be done where step() is called */
+    char holding;               /* has added 1 to `changing` */
 } StepCounter;
 
 static uint32_t step_name;
@@ -21,6 +22,17 @@ PyObject *step_py_changing(PyObject *self, PyObject *by) {
     if (PyErr_Occurred()) return NULL;
     return PyLong_FromLong(atomic_fetch_add(&changing, (int)n) + n);
 }
+
+static void hold(StepCounter *self) {
+    if (!self->holding) self->holding = 1, atomic_fetch_add(&changing, 1);
+}
+
+static void let_go(StepCounter *self) {
+    if (self->holding) self->holding = 0, atomic_fetch_sub(&changing, 1);
+}
+
+static PyObject *step_hold(StepCounter *self, PyObject *unused) { hold(self); Py_RETURN_NONE; }
+static PyObject *step_let_go(StepCounter *self, PyObject *unused) { let_go(self); Py_RETURN_NONE; }
 
 void step_after_fork(void) { atomic_store(&changing, 0); /* those under way are the parent's */ }
 
@@ -41,7 +53,7 @@ static PyObject *step_step(StepCounter *self, PyObject *unused) {
     if (!self->live) return PyObject_CallMethod((PyObject *)self, "_step_ignored", NULL);
     long long step = ++self->step;
     bool change = step >= self->next_change || self->asked;
-    if (change) atomic_fetch_add(&changing, 1); /* given back by _transition */
+    if (change) hold(self);
     int64_t now = clock_now();
     write_mark(self, now);
     if (self->every > 1) wants_now(self->serial, step % self->every ? 0 : (int)self->kept);
@@ -49,6 +61,7 @@ static PyObject *step_step(StepCounter *self, PyObject *unused) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyObject *result = PyObject_CallMethod((PyObject *)self, "_transition", "LL", step, (long long)now);
+    let_go(self); /* if it has not, as a signal handler raised */
     if (!type) return result;
     Py_XDECREF(result);
     PyErr_Restore(type, value, trace);
@@ -61,6 +74,8 @@ static PyObject *step_mark(StepCounter *self, PyObject *unused) {
 }
 
 static PyMethodDef methods[] = {
+    {"_hold", (PyCFunction)step_hold, METH_NOARGS, NULL},
+    {"_let_go", (PyCFunction)step_let_go, METH_NOARGS, NULL},
     {"_mark", (PyCFunction)step_mark, METH_NOARGS, NULL},
     {"step", (PyCFunction)step_step, METH_NOARGS,
      "step()\n--\n\nEnds the current step and begins the next. Never blocks and never raises; call it once per step,\n"
