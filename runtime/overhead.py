@@ -72,8 +72,9 @@ class OverheadStatistics(msgspec.Struct, frozen=True, kw_only=True):
     lowered_ns: int = 0
     """Recorded time with less than full detail."""
     left_out: int = 0
-    """Events and operators that were left out by lowered detail: neither recorded nor lost. Spans and operators are
-    counted when they would have begun; what backends left out is not counted."""
+    """Events and operators that were left out by lowered detail: neither recorded nor lost. They are counted when they
+    would have begun. What nobody at all recorded is counted for the process, so profilers with a budget that run at once
+    all count it; what backends left out is not counted."""
 
     @property
     def fraction(self) -> float:

@@ -87,8 +87,7 @@ class Overseer:
         self._asked: Detail | None = None
         self._lowered_since: int | None = None
         self._lowered = 0
-        self._left_out_at: tuple[int, int] | None = None
-        self._left_out = 0
+        self._left_out_before = sum(_core.left_out())
         self._operators = 0.0
         self._each = 0.0
         self.changes: deque[Change] = deque(maxlen=_STRETCHES)
@@ -189,11 +188,12 @@ class Overseer:
             self._background += (total - self._threads_seen) * self._share()
             self._threads_seen = total
             left_out = _core.left_out()
-            if self._left_out_at is not None and self._detail is not FULL:
-                self._left_out += sum(left_out) - sum(self._left_out_at)
-            self._left_out_at = left_out
             counted = self.counted.copy()
             return _Reading(counted, self._recorded_by(now), self._transitions(), self._background, left_out)
+
+    def refresh(self) -> None:
+        """Reads the clocks of threads that may end soon."""
+        self._read()
 
     def _share(self) -> float:
         """This profiler's share of what the background did since the last reading, by events."""
@@ -290,5 +290,5 @@ class Overseer:
             budget=self.budget.fraction if self.budget else None,
             changes=self._change_count,
             lowered_ns=self._lowered + (0 if lowered is None else max(_core.now() - lowered, 0)),
-            left_out=self._left_out + self._filter.left_out,
+            left_out=(sum(reading.left_out) - self._left_out_before if self.budget else 0) + self._filter.left_out,
         )

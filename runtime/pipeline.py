@@ -293,6 +293,7 @@ class Pipeline:
         sources = window.ledger()
         if not window.events:
             notes.append("empty: nothing but step marks was recorded; were spans, operators or a backend active?")
+        self.overseer.refresh()
         notes += self.overseer.notes(window.interval)
         self.notes.extend(f"window {window.index}: {note}" for note in notes)
         anchor = self.run_facts.anchor
@@ -343,6 +344,7 @@ class Pipeline:
             for outlet in self.outlets:
                 outlet.finish()
             await self._ended.wait()
+        self.overseer.refresh()
         if not self._ended.is_set():
             self._scope.cancel()
             with anyio.move_on_after(0.25):

@@ -102,11 +102,12 @@ class Stepping(_core.StepCounter):
     def _resume(self) -> None:
         if not self._live or self._pipeline is None or not self._pauses:
             return
-        self._pauses -= 1
-        if self._pauses == 0:
+        if self._pauses == 1:
             with _changing():
                 self._pipeline.inbox.put(Resumed(clock.now()))
                 self._want(self._action.records)
+        # Last: if a signal handler raises before, the next call ends the pause. Telling of its end twice is no harm.
+        self._pauses -= 1
         self._carry_out()
 
     def become_inert(self) -> None:
