@@ -134,7 +134,11 @@ class Hub:
             while pipeline.busy():
                 await anyio.sleep(SETTLE)
                 await self.drain()
-        self._pipelines.remove(pipeline)
+        with anyio.CancelScope(deadline=deadline):
+            async with self._draining:  # a drain under way still has it in its hands
+                self._pipelines.remove(pipeline)
+        if pipeline in self._pipelines:
+            self._pipelines.remove(pipeline)
         await pipeline.aclose(deadline)
 
     async def _drain_for_ever(self) -> None:

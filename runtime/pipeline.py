@@ -101,7 +101,7 @@ class Pipeline:
         self._unsaid = False
         self._actions = actions
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._ended = anyio.Event()
+        self._finishing, self._ended = anyio.Event(), anyio.Event()
         self._scope = anyio.CancelScope()
         self.notes: deque[str] = deque(maxlen=16)
         """What there was to say of windows, the latest."""
@@ -118,6 +118,7 @@ class Pipeline:
                     self._tasks.start_soon(outlet.run, name=f"stepscope exporter {outlet.name}")
                 if self.overseer.budget is not None:
                     self._tasks.start_soon(self._oversee, self.overseer.budget.interval, name="stepscope overseer")
+                await self._finishing.wait()  # there may be no exporter, and still work for the group
         self._ended.set()
 
     # called by the hub, in this order
@@ -248,8 +249,9 @@ class Pipeline:
         self._route(OVERHEAD, block, args)
 
     async def _oversee(self, interval: float) -> None:
-        while True:
-            await anyio.sleep(interval)
+        while not self._finishing.is_set():
+            with anyio.move_on_after(interval):
+                await self._finishing.wait()
             self._wake()  # where nothing is recorded nobody else does
             detail, cost = self.overseer.look(self._routed)
             if detail is not None:
@@ -341,6 +343,7 @@ class Pipeline:
     async def aclose(self, deadline: float) -> None:
         """Closes backends, then exporters, by `deadline` (the loop's clock); then drops what is left, and counts it."""
         with anyio.CancelScope(deadline=deadline):
+            self._finishing.set()
             for outlet in self.outlets:
                 outlet.finish()
             await self._ended.wait()

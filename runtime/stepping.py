@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
-from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from stepscope.runtime import _core, clock
@@ -31,7 +29,9 @@ class Stepping(_core.StepCounter):
     """Follows a schedule: the half of a profiler that lives on the training thread.
 
     `step()` itself is native and only calls `_transition` where the action changes. While a change is under way
-    `_core.changing` is raised, so that the loop does not decide on events whose window it has not been told of.
+    `_core.changing` is raised (`_hold`), so that the loop does not decide on events whose window it has not been told of.
+    `_let_go` may be called any number of times, so it belongs to a `finally` whose `try` begins before `_hold`: then it
+    is called whatever a signal handler raises.
 
     Every method may be called from any thread, also by a signal handler that interrupts another one. What only the
     thread can do that a backend is bound to waits for its next `step()`.
@@ -94,18 +94,24 @@ class Stepping(_core.StepCounter):
             return
         self._pauses += 1
         if self._pauses == 1:
-            with _changing():
+            try:
+                self._hold()
                 self._want(False)
                 self._pipeline.inbox.put(Paused(clock.now()))
+            finally:
+                self._let_go()
         self._carry_out()
 
     def _resume(self) -> None:
         if not self._live or self._pipeline is None or not self._pauses:
             return
         if self._pauses == 1:
-            with _changing():
+            try:
+                self._hold()
                 self._pipeline.inbox.put(Resumed(clock.now()))
                 self._want(self._action.records)
+            finally:
+                self._let_go()
         # Last: if a signal handler raises before, the next call ends the pause. Telling of its end twice is no harm.
         self._pauses -= 1
         self._carry_out()
@@ -120,8 +126,8 @@ class Stepping(_core.StepCounter):
         self._state = "running"
         self._first_step = self._step
         self._live = True
-        self._hold()
         try:
+            self._hold()
             self._change(self._ask(self._step), clock.now())
         finally:
             self._let_go()
@@ -136,8 +142,8 @@ class Stepping(_core.StepCounter):
             self._open_steps = self._step - self._window_first
         whole = self._action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
         stepped = self._step > self._first_step
-        self._hold()
         try:
+            self._hold()
             self._change(
                 ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=stepped
             )
@@ -240,12 +246,15 @@ class Stepping(_core.StepCounter):
             if source.backend.thread_bound:
                 source.transition(before, after, at)
         if begins:
-            with _changing():
+            try:
+                self._hold()
                 at, track, parent = self._mark()
                 self._want(not self._pauses)
                 pipeline.inbox.put(WindowBegins(StepMark(at, self._step, track, parent)))
                 self._windows += 1
                 self._window_first = self._step
+            finally:
+                self._let_go()
         pipeline.inbox.put(ActionChanged(before, after, at))
 
     def _end_window(
@@ -258,13 +267,3 @@ class Stepping(_core.StepCounter):
         self._pipeline.inbox.put(WindowEnds(at, complete, reason, cut_short))
         self._recorded_steps += self._step - (self._window_first or 0)
         self._window_first = None
-
-
-@contextlib.contextmanager
-def _changing() -> Generator[None, None, None]:
-    """A change that the loop is told of inside; also when a signal handler raises in between, it is over afterwards."""
-    _core.changing(1)
-    try:
-        yield
-    finally:
-        _core.changing(-1)

@@ -20,7 +20,7 @@ class Work(Generic[T]):
     def __init__(self, work: Callable[..., T], *args: Any, name: str) -> None:
         """Args: a function and its arguments; name of the thread, ours begin with `stepscope`."""
         self._done: Future[T] = Future()
-        self._work: Callable[[], T] = partial(work, *args)
+        self._work: Callable[[], T] | None = partial(work, *args)
         self._unclaimed = threading.Lock()
         self._interrupted: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -36,8 +36,10 @@ class Work(Generic[T]):
     def _run(self) -> None:
         if not self._unclaimed.acquire(blocking=False):
             return
+        work, self._work = self._work, None  # nothing that it needs is kept longer
+        assert work is not None
         try:
-            result = self._work()
+            result = work()
         except BaseException as error:
             self._done.set_exception(error)
         else:
