@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from benchmarks import closing, idle, json_export, memory, operators, span, startup, step, summary, training, window_end
+from benchmarks import (
+    closing,
+    governor,
+    idle,
+    json_export,
+    memory,
+    operators,
+    span,
+    startup,
+    step,
+    summary,
+    training,
+    window_end,
+)
 
 ROWS = (
     *span.ROWS,
@@ -14,6 +27,7 @@ ROWS = (
     *json_export.ROWS,
     *summary.ROWS,
     *training.ROWS,
+    *governor.ROWS,
     *closing.ROWS,
     *startup.ROWS,
 )

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from stepscope.runtime import _core, strings
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import Block, Flag, Kind, empty_block
+from tests.recording import run_program
 
 ERROR = 1 / 128
 FIRST = strings.FIRST_NAME
@@ -291,3 +292,20 @@ def test_readers_see_whole_updates_only() -> None:
     reader.join()
     assert torn == [0]
     assert rows(aggregates)[FIRST, 0].count == 3 * rounds * 2000
+
+
+def test_tables_touch_only_what_they_hold() -> None:
+    """A run keeps hundreds of them: after some were freed, too, an empty one costs address space only."""
+    (grown,) = run_program("""
+        from stepscope.runtime._core import Aggregates
+        def resident():
+            with open("/proc/self/statm") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+        before = resident()
+        for _ in range(3):
+            tables = [Aggregates() for _ in range(100)]
+            del tables
+        kept = [Aggregates() for _ in range(100)]
+        tell(resident() - before)
+    """)
+    assert grown < 50 << 20

@@ -67,7 +67,8 @@ def test_an_absurd_load_ends_with_step_marks_and_everything_is_accounted_for(out
     assert changes and set(changes) == {"detail lowered"}
     arguments = [found for found in memory.arguments() if "before" in found]
     assert arguments[0]["before"] == "full" and arguments[-1]["after"] == "step marks only"
-    assert arguments[0]["measured %"] > arguments[0]["budget %"] == 0.01
+    measured = arguments[0]["measured %"]
+    assert isinstance(measured, float) and measured > 0.01 == arguments[0]["budget %"]
     assert memory.names(kind=Kind.COUNTER).count("overhead %") >= len(changes)
     assert any("detail lowered to 'step marks only'" in note for note in window.diagnostics)
     assert window.metadata["overhead"]["lowered"][-1]["detail"] == "step marks only"

@@ -8,6 +8,7 @@
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #define MAX_KEYS 65536                /* keys kept apart; further ones share one per kind, and are counted */
 #define SLOTS (MAX_KEYS * 2)
@@ -22,7 +23,8 @@ typedef struct {
     };
 } Entry;
 
-/* Allocated zeroed and at full size: pages that no key touches cost address space only. */
+/* Mapped, zeroed and at full size: pages that no key touches cost address space only. calloc() does not keep to that:
+ * once a block of this size was freed, glibc takes the next ones from its heap, and clears them. */
 typedef struct {
     uint64_t cut, negative, not_finite, other, blurred;
     size_t sketch_bytes;
@@ -156,10 +158,16 @@ static void table_merge(Table *t, const Table *from) {
     }
 }
 
+static Table *table_new(void) {
+    Table *t = mmap(NULL, sizeof *t, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return t == MAP_FAILED ? NULL : t;
+}
+
 static void table_free(Table *t) {
-    for (uint32_t i = 0; t && i < t->used; i++)
+    if (!t) return;
+    for (uint32_t i = 0; i < t->used; i++)
         if (kind_of(&t->entries[i]) == KIND_SPAN) free(t->entries[i].span.buckets);
-    free(t);
+    munmap(t, sizeof *t);
 }
 
 static void lock(Aggregates *a) {
@@ -174,7 +182,7 @@ static Table *snapshot(Aggregates *a) {
     Table *t;
     lock(a);
     Py_BEGIN_ALLOW_THREADS
-    if ((t = calloc(1, sizeof *t))) table_merge(t, a->table);
+    if ((t = table_new())) table_merge(t, a->table);
     Py_END_ALLOW_THREADS
     PyThread_release_lock(a->lock);
     return t ? t : (Table *)PyErr_NoMemory();
@@ -184,7 +192,7 @@ static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     if (!PyArg_ParseTuple(args, ":Aggregates")) return NULL;
     if (!other_name) other_name = strings_intern("(other names)", 13);
     Aggregates *a = (Aggregates *)type->tp_alloc(type, 0);
-    if (a && (!(a->lock = PyThread_allocate_lock()) || !(a->table = calloc(1, sizeof *a->table)))) {
+    if (a && (!(a->lock = PyThread_allocate_lock()) || !(a->table = table_new()))) {
         Py_CLEAR(a);
         PyErr_NoMemory();
     }
