@@ -18,12 +18,15 @@ class Backend(Protocol):
     started again opens its backends again. Events go to the sink as blocks, from any thread, at any time, in any
     order of their timestamps; which step and window they belong to is decided by the timestamp.
     A backend states its progress by watermarks: a window closes when every backend has passed its end.
+    One that can do less than it was asked for, to keep within an overhead budget, has a method `set_detail(detail)` as
+    well. It gets a `stepscope.runtime.detail.Detail` where `transition` is called, and may follow it from the next window on.
     """
 
     name: str
     """Names the source in ledgers and traces; unique in a profiler."""
     thread_bound: bool
-    """True: `open` and `transition` are called on the training thread, at once. False: on the runtime's loop."""
+    """True: `open` and `transition` are called on the training thread, and `transition` only on the thread of `open`: at
+    once if the change is made there, else at that thread's next `step()`. False: on the runtime's loop."""
 
     def open(self, sink: Sink) -> None:
         """Takes the sink that events are delivered to.

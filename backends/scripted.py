@@ -38,7 +38,8 @@ class ScriptedBackend:
     Args:
         script: what to play.
         name: name of the source.
-        thread_bound: where it wants to be called, see `Backend`.
+        thread_bound: where it wants to be called, see `Backend`. If True it raises `BackendError` on any other thread than
+            that of `open`, where a real one would crash.
         report: what `report()` says.
         auto_watermark: False states no watermark but those of the script: a backend that windows wait for.
     """
@@ -65,6 +66,7 @@ class ScriptedBackend:
         self._reset()
 
     def _reset(self) -> None:
+        self._thread = 0
         self._recording = -1
         self._origin = 0
         self._recorded = False
@@ -79,6 +81,7 @@ class ScriptedBackend:
         if self._sink is not None:
             raise BackendError(f"{self.name} is in use by another profiler: make a ScriptedBackend for each")
         self._reset()
+        self._thread = threading.get_ident()
         self._sink = sink
         try:
             self._play("open", sink)
@@ -89,6 +92,8 @@ class ScriptedBackend:
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         """Plays what the script has for this moment. Raises what the script says."""
         self.calls.append(Call("transition", threading.get_ident(), before, after, at))
+        if self.thread_bound and threading.get_ident() != self._thread:
+            raise BackendError(f"{self.name} is bound to the thread that opened it, and was switched on another one")
         sink = self._sink
         if sink is None:
             return

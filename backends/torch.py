@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from stepscope.backends.torch_kineto import KinetoMode
 from stepscope.backends.torch_settings import TorchSettings, read_activities
 from stepscope.backends.torch_stream import StreamMode
 from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.detail import Detail
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.sink import BackendReport, Sink
@@ -80,7 +80,6 @@ class TorchBackend:
         self.name = name
         self._wanted: Mode = mode
         self._mode: StreamMode | KinetoMode | None = None
-        self._thread = 0
         self._notes: list[str] = []
 
     def stream_only(self) -> None:
@@ -103,9 +102,7 @@ class TorchBackend:
         if self._mode is not None:
             self._mode.abandon()
             self._mode = None
-        self._thread = threading.get_ident()
         self._notes = []
-        self._sink = sink
         if self._wanted == "stream":
             self._mode = StreamMode(sink)
         elif self._wanted == "kineto" or self._settings.beyond_stream or _has_device(torch):
@@ -120,16 +117,12 @@ class TorchBackend:
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         if self._mode is None:
             return
-        if threading.get_ident() != self._thread:
-            note = (
-                f"the change from {before.name} to {after.name} was refused: it came from another thread than start(), "
-                "and torch's profiler is bound to one; call step() where start() was called"
-            )
-            if note not in self._notes and len(self._notes) < 16:
-                self._notes.append(note)
-            self._sink.watermark(at)
-            return
         self._mode.transition(before, after, at)
+
+    def set_detail(self, detail: Detail) -> None:
+        """Leaves out stacks, shapes and the like, or all operators. Kineto's next window is the first without."""
+        if self._mode is not None:
+            self._mode.set_detail(detail)
 
     def derive(self, batch: EventBatch) -> Block | None:
         """Links of autograd between the operators in a batch of the recorder's events; called on the loop."""

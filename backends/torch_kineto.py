@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from importlib import import_module
 from typing import Any
@@ -12,7 +13,12 @@ from stepscope.backends.torch_settings import TorchSettings
 from stepscope.runtime import clock
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.detail import FULL, Detail
 from stepscope.runtime.sink import BackendReport, Sink
+
+_lock = threading.Lock()
+_owner: KinetoMode | None = None
+"""Who records with kineto now, or has prepared to: it is one for the process, and two at once crash it."""
 
 _DEVICES = ("CUDA", "XPU", "MTIA", "HPU")
 
@@ -33,6 +39,11 @@ class KinetoMode:
         self._cost_ns = 0
         self._config = self._experimental_config()
         self._device = self._find_device()
+        self._detail = FULL
+
+    def set_detail(self, detail: Detail) -> None:
+        """For windows that are prepared from now on: without what costs most, or none at all."""
+        self._detail = detail
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         if self._closed:
@@ -77,7 +88,21 @@ class KinetoMode:
         )
 
     def _prepare(self) -> None:
+        global _owner
         settings = self._settings
+        if not self._detail.operators:
+            self._problems["a window has no operators, to keep within overhead_budget"] += 1
+            return
+        whole = self._detail.backends
+        if not whole and settings.beyond_stream:
+            self._problems[
+                "a window has neither shapes, stacks, memory nor the like, to keep within overhead_budget"
+            ] += 1
+        with _lock:
+            if _owner is not None and _owner is not self:
+                self._problems["a window has no operators: another profiler of this process records with kineto"] += 1
+                return
+            _owner = self
         arguments: dict[str, Any] = {}
         if settings.filters:
             arguments["activity_filters"] = settings.filters
@@ -85,15 +110,16 @@ class KinetoMode:
             use_kineto=True,
             use_cpu="CPU" in settings.activities if settings.activities else True,
             use_device=self._device,
-            record_shapes=settings.record_shapes,
-            profile_memory=settings.profile_memory,
-            with_stack=settings.with_stack,
-            with_flops=settings.with_flops,
-            with_modules=settings.with_modules,
+            record_shapes=whole and settings.record_shapes,
+            profile_memory=whole and settings.profile_memory,
+            with_stack=whole and settings.with_stack,
+            with_flops=whole and settings.with_flops,
+            with_modules=whole and settings.with_modules,
             experimental_config=self._config,
             **arguments,
         )
         if self._refused("prepare", profile._prepare_trace):
+            self._let_go()
             return
         self._profile = profile
 
@@ -102,6 +128,7 @@ class KinetoMode:
             self._prepare()
         if self._profile is None or self._refused("start", self._profile._start_trace):
             self._profile = None
+            self._let_go()
             return
         self._recording = True
         self._brackets = []
@@ -122,9 +149,18 @@ class KinetoMode:
     def _discard(self) -> Any:
         """Stops torch's profiler; returns what it recorded."""
         profile, self._profile = self._profile, None
-        if profile is None or self._refused("stop", lambda: profile.__exit__(None, None, None)):
-            return None
-        return profile.kineto_results
+        try:
+            if profile is None or self._refused("stop", lambda: profile.__exit__(None, None, None)):
+                return None
+            return profile.kineto_results
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        global _owner
+        with _lock:
+            if _owner is self:
+                _owner = None
 
     def _refused(self, what: str, call: Any) -> bool:
         """Makes a call of torch's profiler; if torch refuses, the window goes without."""

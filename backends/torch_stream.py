@@ -11,6 +11,7 @@ from stepscope.backends.torch_links import ForwardBackwardLinker
 from stepscope.backends.torch_symbols import enable_numbers
 from stepscope.runtime import _core, clock, tracks
 from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.detail import Detail
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.sink import BackendReport, Sink
@@ -41,7 +42,8 @@ class StreamMode:
         """
         self._torch: Any = import_module("torch")
         check_armed(self._torch)
-        self._recording = self._closed = False
+        self._recording = self._closed = self._wanted = False
+        self._operators = True
         self._cost_ns = 0
         self._notes: list[str] = []
         self._linkers: dict[tuple[int, int], ForwardBackwardLinker] = {}
@@ -55,7 +57,16 @@ class StreamMode:
         sink.watermark(_FOREVER)  # events arrive by the recorder, which has a watermark of its own
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
-        wanted = after.records and not self._closed
+        self._wanted = after.records and not self._closed
+        self._settle()
+
+    def set_detail(self, detail: Detail) -> None:
+        """Without operators torch does not even tell of them, which is most of what they cost."""
+        self._operators = detail.operators
+        self._settle()
+
+    def _settle(self) -> None:
+        wanted = self._wanted and self._operators
         if wanted == self._recording:
             return
         began = clock.now()

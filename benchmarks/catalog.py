@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks import (
     closing,
     flight,
+    governor,
     idle,
     json_export,
     memory,
@@ -30,6 +31,7 @@ ROWS = (
     *json_export.ROWS,
     *summary.ROWS,
     *training.ROWS,
+    *governor.ROWS,
     *closing.ROWS,
     *startup.ROWS,
 )

@@ -68,13 +68,15 @@ class Attached:
 RECORD_EVENTS: int
 RECORD_OPERATORS: int
 
-def set_recording(what: int, /) -> None:
-    """What is recorded from now on: 0, or the sum of `RECORD_EVENTS` (of the program: spans, counters, ...) and
-    `RECORD_OPERATORS` (of frameworks).
+def want(who: int, asked: int, now: int, /) -> None:
+    """Says what number `who` asked to be recorded, and what of it is wanted now: 0, or the sum of `RECORD_EVENTS` (of
+    the program: spans, counters, ...) and `RECORD_OPERATORS` (of frameworks). Recorded is what anybody wants now."""
 
-    Raises:
-        RuntimeError: in the session of another process, which decides.
-    """
+def left_out() -> tuple[int, int]:
+    """Events of the program and operators that somebody had asked for, and nobody wanted when they began."""
+
+def event_costs() -> tuple[float, float]:
+    """ns that recording adds to a span, and to an event without a duration, measured now."""
 
 def recording() -> int: ...
 def drain(limit: int, /) -> tuple[bytes, bytes, bool]:
@@ -147,21 +149,25 @@ def changing(by: int, /) -> int:
 
 class StepCounter:
     """Base of Profiler: counts steps, writes step marks (`id` = `_serial`), calls `_transition(step, ts)` when
-    `_next_change` is reached, with `changing` raised meanwhile; calls `_step_ignored()` while not `_live`."""
+    `_next_change` is reached or `_asked` is set, between `_hold()` and `_let_go()`; calls `_step_ignored()` while not
+    `_live`.
+    With `_every` above 1 it wants what `_kept` says in one step of so many, and nothing in the others."""
 
     _step: int
     _next_change: int
     _live: bool
+    _asked: bool
+    _every: int
+    _kept: int
     _serial: int
+    _stepper: int
+    """Identity of the thread that called `step()` last; 0 before."""
     def step(self) -> None: ...
-    def _raise(self) -> None:
-        """Begins a change: adds 1 to `changing`."""
+    def _hold(self) -> None:
+        """Adds 1 to `changing`, unless this profiler has."""
 
-    def _lower(self) -> None:
-        """The consumer was told: takes it back."""
-
-    def _settle(self) -> None:
-        """Ends a change; takes it back if nobody did."""
+    def _let_go(self) -> None:
+        """Takes that back, if it has."""
 
     def _mark(self) -> tuple[int, int, int]:
         """Marks the begin of step `_step`: (time in ns, track, open span)."""

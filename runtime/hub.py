@@ -19,8 +19,10 @@ import numpy as np
 from stepscope.runtime import _core
 from stepscope.runtime.events import EVENT_DTYPE, Block, Kind, join_blocks, split_block
 from stepscope.runtime.loop_thread import loop_name
+from stepscope.runtime.meter import register_loop
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.recorder import Recorder
+from stepscope.runtime.threads import Work
 from stepscope.runtime.windows import RECORDER
 
 T = TypeVar("T")
@@ -38,6 +40,7 @@ class Hub:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._pipelines: list[Pipeline] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._held: list[tuple[Block, bytes]] = []
         self._parts: deque[tuple[Block, bytes]] = deque()
         """What is being routed; also while the loop waits for an exporter in between."""
@@ -57,6 +60,7 @@ class Hub:
 
     async def _start(self) -> tuple[asyncio.Event, anyio.Lock]:
         self._loop = asyncio.get_running_loop()
+        register_loop(self._loop)
         wake = asyncio.Event()
         self._loop.add_reader(self._recorder.wake_fd, wake.set)
         return wake, anyio.Lock()
@@ -92,17 +96,24 @@ class Hub:
             return False
 
     def add(self, make: Callable[[], Pipeline]) -> Pipeline:
-        """Makes a pipeline on the loop and starts it."""
+        """Makes a pipeline on the loop and starts it; from anywhere."""
 
-        async def start() -> Pipeline:
-            pipeline = make()
-            pipeline.expect([*self._parts, *self._held])
-            self._pipelines.append(pipeline)
+        made: list[Pipeline] = []
+
+        def start() -> None:
+            made.append(make())
+            made[0].expect([*self._parts, *self._held])
+            self._pipelines += made
             self._recorder.spool.begin()
-            return pipeline
 
-        pipeline = self._portal.call(start)
-        self._portal.start_task_soon(pipeline.run, name="stepscope pipeline")
+        self.do(start)
+        (pipeline,) = made
+        if self.on_loop():
+            task = self._loop.create_task(pipeline.run(), name="stepscope pipeline")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            self._portal.start_task_soon(pipeline.run, name="stepscope pipeline")
         self.wake()
         return pipeline
 
@@ -243,35 +254,69 @@ class Hub:
             self._hurries -= 1
 
 
-_hub: Hub | None = None
+_hub: Work[Hub] | None = None
+_gone: Work[None] | None = None
 _users = 0
-_making = threading.Lock()
+_lock = threading.RLock()
+"""Held for a moment only. Reentrant: a signal handler may come while its thread holds it."""
 
 
 def acquire(recorder: Recorder) -> Hub:
-    """The process's hub, started if need be; each call is matched by one of `release`."""
+    """The process's hub, started if need be; each call is matched by one of `release`.
+
+    A hub is made and stopped on threads of their own. So a signal handler that interrupts who waits for that may come
+    here as well, and two hubs never drain the recorder at once.
+    """
     global _hub, _users
-    with _making:
+    with _lock:
         if _hub is None:
-            _hub = Hub(recorder)
+            _hub = Work(_make, _gone, recorder, name="stepscope hub")
         _users += 1
-        return _hub
+        making = _hub
+    try:
+        return making.result()
+    except BaseException:
+        release()
+        raise
+
+
+def on_loop() -> bool:
+    """Whether the caller runs on the loop of the process's hub."""
+    making = _hub
+    return making is not None and making.done and making.result().on_loop()
+
+
+def _make(before: Work[None] | None, recorder: Recorder) -> Hub:
+    if before is not None:
+        before.result()
+    return Hub(recorder)
 
 
 def release() -> None:
     """Lets go of the hub; the last user stops it."""
-    global _hub, _users
-    with _making:
+    global _hub, _gone, _users
+    stopping: Work[None] | None = None
+    with _lock:
         _users -= 1
         if _users == 0 and _hub is not None:
-            hub, _hub = _hub, None
-            hub.stop()
+            stopping = _gone = Work(_stop, _hub, name="stepscope hub")
+            _hub = None
+    if stopping is not None:
+        stopping.result()
+
+
+def _stop(making: Work[Hub]) -> None:
+    try:
+        hub = making.result()
+    except Exception:
+        return  # It was never made; who asked for it was told.
+    hub.stop()
 
 
 def _forget() -> None:
     """In a forked child there is no loop thread: its hub is the parent's, and is only let go of."""
-    global _hub, _users, _making
-    _hub, _users, _making = None, 0, threading.Lock()
+    global _hub, _gone, _users, _lock
+    _hub, _gone, _users, _lock = None, None, 0, threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import msgspec
 
 from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.detail import Detail
 from stepscope.runtime.events import Block
 from stepscope.runtime.step_marks import StepMark
 
@@ -67,6 +68,14 @@ class ActionChanged(msgspec.Struct, frozen=True):
     at: int
 
 
+class DetailChanged(msgspec.Struct, frozen=True):
+    """The steps that begin at `at` or later are recorded with this detail; the first of them is `step`."""
+
+    at: int
+    step: int
+    detail: Detail
+
+
 class Paused(msgspec.Struct, frozen=True):
     """Recording pauses."""
 
@@ -100,6 +109,7 @@ Message: TypeAlias = (
     | WindowBegins
     | WindowEnds
     | ActionChanged
+    | DetailChanged
     | Paused
     | Resumed
     | Flush

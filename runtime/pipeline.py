@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import msgspec
 
 from stepscope.runtime import _core, clock, tracks
 from stepscope.runtime.aggregates import Aggregates
+from stepscope.runtime.bound import source_of
 from stepscope.runtime.consumer import Consumer
+from stepscope.runtime.detail import FULL, Detail
 from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.flight.flight import Flight, FlightStatistics
 from stepscope.runtime.flight.settings import FlightRecorder
@@ -24,6 +27,7 @@ from stepscope.runtime.ledger import Ledger, OutputLedger, events_in, losses
 from stepscope.runtime.messages import (
     ActionChanged,
     Delivery,
+    DetailChanged,
     Dropped,
     Flush,
     Message,
@@ -38,9 +42,11 @@ from stepscope.runtime.messages import (
 from stepscope.runtime.open_window import OpenWindow
 from stepscope.runtime.options import Options
 from stepscope.runtime.outlet import GRACE, Outlet, OutletStatistics
+from stepscope.runtime.overhead import OverheadBudget, OverheadStatistics
+from stepscope.runtime.overseer import OVERHEAD, Overseer
 from stepscope.runtime.run import Run
 from stepscope.runtime.shedding import Shedding
-from stepscope.runtime.source import Producer, Source
+from stepscope.runtime.source import Producer
 from stepscope.runtime.window import Window, WindowActions
 from stepscope.runtime.window_tables import WindowTables
 from stepscope.runtime.windows import RECORDER, Windows, WindowsStatistics
@@ -65,6 +71,7 @@ class PipelineStatistics(msgspec.Struct, frozen=True):
     """Events that were offered to each exporter."""
     loop_ns: int
     """Time that the loop spent on this pipeline, exporters not included, in ns."""
+    overhead: OverheadStatistics
     flight: FlightStatistics | None = None
 
 
@@ -82,11 +89,20 @@ class Pipeline:
         wake: Callable[[], object],
         keep_last: FlightRecorder | None = None,
         session: Path | None = None,
+        budget: OverheadBudget | None = None,
+        transitions: Callable[[], int] = lambda: 0,
+        ask: Callable[[Detail], None] = lambda _: None,
     ) -> None:
+        """
+        Args:
+            budget: what recording may cost.
+            transitions: time that changes of the action took from the program's threads so far, in ns.
+            ask: has the level of detail changed, at the next step.
+        """
         self.run_facts = run
         self.options = options
         self.inbox: Inbox[Message] = Inbox(options.inbox_bytes, wake)
-        self.sources = [Source(backend, self.inbox, options) for backend in backends]
+        self.sources = [source_of(backend, self.inbox, options) for backend in backends]
         order = Shedding.of(options)
         self.outlets = [
             Outlet(exporter, run, options.queue_bytes, clock.now, self.outputs, order) for exporter in exporters
@@ -99,6 +115,11 @@ class Pipeline:
         self._windows = Windows(*facts) if self.flight is None else self.flight.windows
         for source in self.sources:
             self._windows.add_source(source.name)
+        reducible = any(source.reducible for source in self.sources)
+        self.overseer = Overseer(budget, self._windows.detail, reducible=reducible, transitions=transitions)
+        self._bound = {source.name: source.backend.thread_bound for source in self.sources}
+        self._wake, self._ask, self._routed_to = wake, ask, 0
+        self._unsaid = False
         self._actions = actions
         self._tasks: anyio.abc.TaskGroup | None = None
         self._closing, self._ended = anyio.Event(), anyio.Event()
@@ -112,10 +133,13 @@ class Pipeline:
 
     async def run(self) -> None:
         """Runs the exporters, each on its thread, and the backends' coroutines until `aclose`."""
+        _delivering.set(self)
         for outlet in self.outlets:
             outlet.start()
         with self._scope:
             async with anyio.create_task_group() as self._tasks:
+                if self.overseer.budget is not None:
+                    self._tasks.start_soon(self._oversee, self.overseer.budget.interval, name="stepscope overseer")
                 await self._closing.wait()
         self._ended.set()
 
@@ -159,6 +183,7 @@ class Pipeline:
 
     def take_watermark(self, until: int) -> None:
         """Everything that the recorder held up to this time was routed."""
+        self._routed_to = until
         self._windows.watermark(RECORDER, until)
 
     def save(self, until: int) -> None:
@@ -231,13 +256,20 @@ class Pipeline:
                 self._windows.remove_source(message.source)
             case WindowBegins():
                 self._windows.open(message.mark)
+                self.overseer.begin(message.mark.ts)
+                self._note_detail(message.mark.ts)
             case WindowEnds():
                 self._windows.close(message, clock.now())
+                self.overseer.end(message.at)
             case ActionChanged():
                 self._change_action(message)
+            case DetailChanged():
+                self._change_detail(message)
             case Paused():
                 self._windows.pause(message.at)
+                self.overseer.end(message.at)
             case Resumed():
+                self.overseer.begin(message.at)
                 for batch in self._windows.resume(message.at):
                     self._offer(batch)
             case Flush():
@@ -249,8 +281,37 @@ class Pipeline:
         for source in self.sources:
             if not source.backend.thread_bound:
                 source.transition(message.before, message.after, message.at)
-            if not source.open:
+            if not source.expected:
                 self._windows.remove_source(source.name)
+
+    def _change_detail(self, message: DetailChanged) -> None:
+        for source in self.sources:
+            if not source.backend.thread_bound:
+                source.set_detail(message.detail)
+        self.overseer.changed(message.at, message.step, message.detail)
+        self._unsaid = True
+        self._note_detail(message.at)
+
+    def _note_detail(self, at: int) -> None:
+        """Writes into the window that is open that the level has changed, or that it begins with lowered detail."""
+        changes, begun = self.overseer.changes, self._windows.begun
+        if begun is None or not changes or (changes[-1].after == FULL and not self._unsaid):
+            return
+        self._unsaid = False
+        block, args = self.overseer.change_event(changes[-1], max(at, begun), self._track)
+        self._route(OVERHEAD, block, args)
+
+    async def _oversee(self, interval: float) -> None:
+        while not self._closing.is_set():
+            with anyio.move_on_after(interval):
+                await self._closing.wait()
+            self._wake()  # where nothing is recorded nobody else does
+            detail, cost = self.overseer.look(self._routed_to)
+            if detail is not None:
+                self._ask(detail)
+            begun = self._windows.begun
+            if cost is not None and begun is not None and begun <= self._routed_to:
+                self._route(OVERHEAD, self.overseer.cost_event(cost, self._routed_to, self._track), b"")
 
     def _route(self, source: str, events: Block, args: bytes) -> None:
         if self.flight is not None and len(events):
@@ -261,7 +322,10 @@ class Pipeline:
         for batch in batches:
             self._offer(batch)
             if batch.source == RECORDER:
+                self.overseer.counted.add(batch.events)
                 self._derive(batch)
+            elif self._bound.get(batch.source, False):
+                self.overseer.counted.add(batch.events, low=True)
 
     def _derive(self, batch: EventBatch) -> None:
         for source in self.sources:
@@ -287,6 +351,8 @@ class Pipeline:
         sources = window.ledger()
         if not window.events:
             notes.append("empty: nothing but step marks was recorded; were spans, operators or a backend active?")
+        self.overseer.refresh()
+        notes += self.overseer.notes(window.interval)
         self.notes.extend(f"window {window.index}: {note}" for note in notes)
         anchor = self.run_facts.anchor
         finished = Window(
@@ -298,7 +364,7 @@ class Pipeline:
             complete=window.complete,
             diagnostics=tuple(notes),
             ledger=Ledger(sources, self.outputs(window.index), _core.counts()),
-            metadata={**self.run_facts.metadata(), **window.facts},
+            metadata={**self.run_facts.metadata(), **window.facts, **self.overseer.facts(window.interval)},
             wall_start_ns=anchor.wall(start),
             actions=self._actions,
         )
@@ -345,6 +411,7 @@ class Pipeline:
             for outlet in self.outlets:
                 await outlet.wait()
             await self._ended.wait()
+        self.overseer.refresh()
         if not self._ended.is_set() or not all(outlet.ended for outlet in self.outlets):
             self._scope.cancel()
             for outlet in self.outlets:
@@ -407,7 +474,16 @@ class Pipeline:
             offered=self._offered,
             loop_ns=self._loop_ns,
             flight=None if self.flight is None else self.flight.statistics(),
+            overhead=self.overseer.statistics(),
         )
+
+
+_delivering: ContextVar[Pipeline | None] = ContextVar("stepscope delivering", default=None)
+
+
+def delivering() -> Pipeline | None:
+    """The pipeline whose exporter or callback the caller is, on whatever thread; `None` for everybody else."""
+    return _delivering.get()
 
 
 STEP_TRACK_TID = 1 << 30

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Literal, Self
 from weakref import WeakSet
@@ -17,30 +17,36 @@ import anyio.to_thread
 import msgspec
 
 from stepscope.runtime import clock, hub, signals, tasks
+from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.audit import audit
+from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.diagnostics import explain
-from stepscope.runtime.errors import BackendError, ExporterError, ProfilerStateError, TriggerError
+from stepscope.runtime.errors import BackendError, ClosedError, ExporterError, ProfilerStateError, TriggerError
 from stepscope.runtime.flight.raised import Raised
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.trigger import Finding
 from stepscope.runtime.flight.watch import Fired
 from stepscope.runtime.join import leave
 from stepscope.runtime.ledger import Ledger
-from stepscope.runtime.messages import Flush
+from stepscope.runtime.messages import Flush, WindowEnds
 from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.options import Options
 from stepscope.runtime.output import Output
-from stepscope.runtime.pipeline import Pipeline, PipelineStatistics
+from stepscope.runtime.overhead import OverheadBudget
+from stepscope.runtime.pipeline import Pipeline, PipelineStatistics, delivering
 from stepscope.runtime.plain import plain
 from stepscope.runtime.recorder import RecorderStatistics, recorder
 from stepscope.runtime.run import Run, this_host
-from stepscope.runtime.schedule import ScheduleFunction
+from stepscope.runtime.schedule import PlannedSchedule, ScheduleFunction
+from stepscope.runtime.serial import Serial
 from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.source import Producer
 from stepscope.runtime.stepping import Stepping, keep_untouched
 from stepscope.runtime.summary import Summary
+from stepscope.runtime.threads import Work
 from stepscope.runtime.trust import TrustReport
+from stepscope.runtime.windows import INTERRUPTED
 
 log = logging.getLogger("stepscope")
 
@@ -55,7 +61,7 @@ class ProfilerStatistics(msgspec.Struct, frozen=True):
     """A frozen snapshot of every stage."""
 
     state: str
-    """`new`, `running`, `stopped`, `closed`, or `inert` in a process that takes no part (`Profiler.diagnostics`)."""
+    """`new`, `starting`, `running`, `stopped`, `closed`, or `inert` in a process that takes no part (`Profiler.diagnostics`)."""
     steps: int
     """Steps begun since `start()`."""
     steps_ignored: int
@@ -88,6 +94,7 @@ class Profiler(Stepping):
         rank: int | None,
         world_size: int | None,
         start: bool,
+        budget: OverheadBudget | None,
         options: Options,
         keep_last: FlightRecorder | None = None,
     ) -> None:
@@ -99,6 +106,8 @@ class Profiler(Stepping):
         self._backends, self._exporters = list(backends), list(exporters)
         self._rank, self._world_size = rank, world_size
         self._start_on_enter = start
+        self._budget = budget
+        self._closing: Work[None] | None = None
         self._hub: hub.Hub | None = None
         self._anchor: clock.ClockAnchor | None = None
         _every.add(self)
@@ -110,7 +119,7 @@ class Profiler(Stepping):
         if self._hub is not None or self in _alive:
             self.become_inert(_FORKED)
         else:
-            self._lock = threading.RLock()
+            self._calls = Serial()
             self._metadata = self._metadata.copy()
 
     def become_inert(self, reason: str) -> None:
@@ -125,31 +134,43 @@ class Profiler(Stepping):
     def start(self) -> None:
         """Begins at the current step, as the schedule has it.
 
-        In a process that has joined another's session and recorded there it becomes inert, and says so in the log.
+        Backends that are bound to a thread are bound to this one, if the step records or warms up, unless it is known that
+        another one steps; else to the one that calls `step()` next. A call that a signal handler makes while another
+        call is under way is carried out when that one is done. In a process that has joined another's session and recorded
+        there it becomes inert, and says so in the log.
 
         Raises:
             ProfilerStateError: if it runs already or was closed.
             OutputError: if the run's directory or the session's cannot be made.
         """
-        with self._lock:
-            if self._state == "inert":
-                return
-            if self._state in ("running", "closed"):
-                raise ProfilerStateError(f"start() of profiler {self.name!r}: it is {self._state} already")
-            began = clock.now()
+        if self._state != "inert":
+            self._calls.run_waiting(self._check_start, self._start)
+
+    def _check_start(self) -> None:
+        if self._state in ("starting", "running", "closed"):
+            raise ProfilerStateError(f"start() of profiler {self.name!r}: it is {self._state} already")
+
+    def _start(self) -> None:
+        if self._pipeline is None and not leave():
+            log.warning("profiler %r is inert: %s", self.name, _JOINED)
+            self.become_inert(_JOINED)
+            return
+        before, self._state = self._state, "starting"
+        began = clock.now()
+        try:
             if self._pipeline is None:
-                if not leave():
-                    log.warning("profiler %r is inert: %s", self.name, _JOINED)
-                    self.become_inert(_JOINED)
-                    return
-                self._open()
-            assert self._pipeline is not None and self._hub is not None
-            for source in self._pipeline.sources:
-                if not source.open:
-                    source.start() if source.backend.thread_bound else self._hub.do(source.start)
+                # Whatever interrupts the caller, this is done as a whole.
+                self._open() if hub.on_loop() else Work(self._open, name="stepscope opening").finish()
+            if self.options.handle_sigterm:
+                signals.watch(close_all)
             tasks.watch()
-            self._begin_steps()
-            self._cost_ns += clock.now() - began
+            self._open_sources()
+        except BaseException:
+            self._state = before
+            raise
+        self._begin_steps()
+        self._carry_out()
+        self._cost_ns += clock.now() - began
 
     def _open(self) -> None:
         self.output.make()
@@ -170,36 +191,69 @@ class Profiler(Stepping):
         self.output.announce(session, self._serial, run, 0 if keep_last is None else keep_last.steps)
         self._hub = hub.acquire(self._recorder)
         wake = self._hub.wake
-        self._pipeline = self._hub.add(
-            lambda: Pipeline(
-                run, self._serial, self.options, self._exporters, self._backends, self.output, wake, keep_last, session
+
+        def make() -> Pipeline:
+            return Pipeline(
+                run,
+                self._serial,
+                self.options,
+                self._exporters,
+                self._backends,
+                self.output,
+                wake,
+                keep_last=keep_last,
+                session=session,
+                budget=self._budget,
+                transitions=lambda: self._cost_ns,
+                ask=self.ask_detail,
             )
-        )
+
+        self._pipeline = self._hub.add(make)
         self.output.pipeline = self._pipeline
         _alive.add(self)
-        if self.options.handle_sigterm:
-            signals.watch(close_all)
+
+    def _open_sources(self) -> None:
+        assert self._pipeline is not None and self._hub is not None
+        stepper = self._stepper
+        elsewhere = stepper not in (0, threading.get_ident()) and any(
+            thread.ident == stepper for thread in threading.enumerate()
+        )
+        if stepper == 0 and isinstance(self.schedule, PlannedSchedule):
+            elsewhere = self.schedule(self._step) is ProfilerAction.NONE
+        for source in self._pipeline.sources:
+            if source.open:
+                continue
+            if not isinstance(source, BoundSource):
+                self._hub.do(source.start)
+            elif elsewhere:
+                source.wanted = True
+            else:
+                source.start()
 
     @uninterrupted
     def stop(self) -> None:
         """Ends the window that is open, which is delivered and marked incomplete, and flushes.
 
-        Waits `Options.close_timeout` seconds at most. `start()` may follow. Stopping twice changes nothing.
+        Waits `Options.close_timeout` seconds at most, and not at all where the wait would be for the caller: in an
+        exporter or callback of this profiler, and on the runtime's loop. `start()` may follow. Stopping twice changes
+        nothing.
 
         Raises:
             ProfilerStateError: if it was never started.
         """
-        with self._lock:
-            if self._state == "inert":
-                return
-            if self._state == "new":
-                raise ProfilerStateError(f"stop() of profiler {self.name!r}: it was not started; call start() first")
-            if self._state != "running":
-                return
-            began = clock.now()
-            self._end_steps("the profiler was stopped inside the window")
-            self._cost_ns += clock.now() - began
-        self.flush()
+        if self._state == "new":
+            raise ProfilerStateError(f"stop() of profiler {self.name!r}: it was not started; call start() first")
+        if self._state in ("starting", "running"):
+            self._calls.run(self._stop, patience=self._patience())
+            self.flush()
+
+    def _stop(self, reason: str = "the profiler was stopped inside the window") -> None:
+        if self._state != "running":
+            return
+        began = clock.now()
+        self._end_steps(reason)
+        self._carry_out()
+        self._cost_ns += clock.now() - began
 
     def flush(self, timeout: float | None = None) -> bool:
         """Waits until everything recorded so far is with the exporters.
@@ -208,50 +262,80 @@ class Profiler(Stepping):
             timeout: seconds to wait at most; default `Options.close_timeout`.
 
         Returns:
-            Whether it is. False if the time was over first, and from the loop itself, which cannot wait for itself.
+            Whether it is. False if the time was over first, and where the wait would be for the caller itself: in an
+            exporter or callback of this profiler, and on the runtime's loop.
         """
-        if self._pipeline is None or self._hub is None or self._hub.on_loop() or self._state in ("closed", "inert"):
+        if self._pipeline is None or self._state in ("closed", "inert") or not self._may_wait():
             return False
         done: Future[None] = Future()
-        self._pipeline.inbox.put(Flush(done))
         try:
+            self._pipeline.inbox.put(Flush(done))
             done.result(self.options.close_timeout if timeout is None else timeout)
-        except FutureTimeoutError:
+        except (FutureTimeoutError, CancelledError, ClosedError):
             return False
         return True
+
+    def _may_wait(self) -> bool:
+        """Whether the caller may wait for this profiler's loop and exporters: it is none of them, nor is it inside of a
+        call that they wait for."""
+        if self._calls.mine:
+            return False
+        return self._hub is None or not (self._hub.on_loop() or delivering() is self._pipeline)
 
     @uninterrupted
     def close(self) -> None:
         """Stops, then closes backends and exporters, within `Options.close_timeout` seconds.
 
-        What could not be written by then is dropped, and counted. Closing twice changes nothing.
+        What could not be written by then is dropped, and counted. A backend that is bound to another thread gets half of
+        the time for a call of `step()` there. In an exporter or callback of this profiler, and on the runtime's loop, it
+        does not wait: closing goes on in the background. Closing twice changes nothing.
         """
-        with self._lock:
-            if self._state in ("closed", "inert"):
-                return
-            if self._state == "running":
-                self._end_steps("the profiler was closed inside the window")
-            self._state = "closed"
-        _alive.discard(self)
-        try:
-            self._close_pipeline()
-        finally:
-            if not _alive:
-                signals.unwatch()
-                tasks.release()
-
-    def _close_pipeline(self) -> None:
-        if self._hub is not None and self._pipeline is not None:
-            done = self._hub.start(self._hub.remove, self._pipeline, self.options.close_timeout)
+        if self._state == "inert":
+            return
+        self._calls.run(self._shut, patience=self._patience())
+        closing = self._closing
+        if closing is not None and self._may_wait():
             try:
-                done.result(self.options.close_timeout + OVERRUN)
+                closing.result(self.options.close_timeout + 2 * OVERRUN)
+            except FutureTimeoutError:
+                log.error("profiler %r did not close in time: something blocks its loop", self.name)
+        if not _alive:
+            signals.unwatch()
+
+    def _patience(self) -> float:
+        return self.options.close_timeout if self._may_wait() else 0.0
+
+    def _shut(self) -> None:
+        if self._state in ("closed", "inert"):
+            return
+        self._stop("the profiler was closed inside the window")
+        self._state = "closed"
+        if self._hub is not None and self._pipeline is not None:
+            self._pipeline.inbox.put(WindowEnds(clock.now(), False, INTERRUPTED))  # changes nothing, usually
+            self._closing = Work(self._finish, self._hub, self._pipeline, name="stepscope closing")
+
+    def _finish(self, hub_: hub.Hub, pipeline: Pipeline) -> None:
+        """What is left to do for closing, on a thread of its own: so it goes on whatever interrupts the caller."""
+        try:
+            deadline = clock.now() + round(self.options.close_timeout * 1e9)
+            for source in self._bound():
+                source.wait_for_thread((deadline - clock.now()) / 1e9 - self.options.close_timeout / 2)
+                note = source.give_up()
+                if note:
+                    pipeline.notes.append(note)
+            seconds = max((deadline - clock.now()) / 1e9, 0.0)
+            try:
+                hub_.start(hub_.remove, pipeline, seconds).result(seconds + OVERRUN)
             except FutureTimeoutError:
                 # An exporter blocks the loop. It is left to itself: the caller's deadline counts.
                 log.error("profiler %r did not close in time: something blocks its loop", self.name)
                 return
             self.output.finish()
-            self._hub = None
             hub.release()
+        finally:
+            _alive.discard(self)
+            if not _alive:
+                tasks.release()
 
     # the flight recorder
 
@@ -325,9 +409,8 @@ class Profiler(Stepping):
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._tell_raised(error, always=True)
-        if self._state == "running":
-            # On this thread, as backends may be bound to it; the waiting is done elsewhere.
-            self._end_steps("the profiler was closed inside the window")
+        # On this thread, as backends may be bound to it; the waiting is done elsewhere.
+        self._calls.run(lambda: self._stop("the profiler was closed inside the window"))
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self.close)
         if not _alive:
@@ -398,6 +481,8 @@ class Profiler(Stepping):
         if self._pipeline is not None:
             notes += tuple(self._pipeline.notes)
             notes += self._flight_notes(self._pipeline)
+        if self._state != "closed":
+            notes += tuple(note for source in self._bound() if (note := source.unsettled()))
         if self._ignored:
             notes += (f"steps ignored: step() was called {self._ignored} times while the profiler was not running",)
         return notes
@@ -444,7 +529,8 @@ class Profiler(Stepping):
         Raises:
             ExceptionGroup: of `BackendError` and `ExporterError`, each with the original as its cause.
         """
-        errors: list[Exception] = [] if self.schedule_error is None else [self.schedule_error]
+        errors: list[Exception] = [*self._calls.errors]
+        errors += [] if self.schedule_error is None else [self.schedule_error]
         for source in self._pipeline.sources if self._pipeline else ():
             errors += [_wrapped(BackendError(f"backend {source.name!r}: {e}"), e) for e in source.errors]
         flight = self._pipeline.flight if self._pipeline else None

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from stepscope.runtime import _core
+from stepscope.runtime.detail import EVERYTHING
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks
 from stepscope.runtime.options import Options
@@ -20,9 +21,6 @@ from stepscope.runtime.session import ENVIRONMENT, make_session
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.spool import Spool
 from stepscope.runtime.workers import Workers, WorkerStatistics
-
-EVERYTHING = _core.RECORD_EVENTS | _core.RECORD_OPERATORS
-"""What the recorder can record."""
 
 DRAIN_LIMIT = 1 << 18
 """Events taken at a time: a block of 16 MiB at most."""
@@ -71,15 +69,14 @@ class Recorder:
         self.workers = Workers(self.directory, options.worker_ring_bytes)
         self._outer_session = os.environ.get(ENVIRONMENT)
         os.environ[ENVIRONMENT] = str(self.directory)
-        # A signal handler may close a profiler while its thread is in here.
-        self._lock = threading.RLock()
-        self._wanted: set[int] = set()
 
-    def want(self, profiler: int, on: bool) -> None:
-        """Says whether profiler number `profiler` wants events; they are recorded while any of them does."""
-        with self._lock:
-            (self._wanted.add if on else self._wanted.discard)(profiler)
-            _core.set_recording(EVERYTHING if self._wanted else 0)
+    def want(self, profiler: int, on: bool, what: int = EVERYTHING) -> None:
+        """Says whether profiler number `profiler` wants events; what any profiler wants is recorded.
+
+        Args:
+            what: the kinds of events that it wants now, `EVENTS` and `OPERATORS`; the others count as left out.
+        """
+        _core.want(profiler, EVERYTHING if on else 0, what if on else 0)
 
     def drain(self) -> tuple[int, list[tuple[Block, bytes]]]:
         """Takes what all rings hold, those of processes that joined included.

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, cast
 
 from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.detail import Detail
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import EVENT_DTYPE, Block, EventBatch
 from stepscope.runtime.inbox import Inbox
@@ -73,6 +74,17 @@ class Source:
         self.open = False
         self._sink = InboxSink(backend.name, inbox, options)
         self._derive: Callable[[EventBatch], Block | None] | None = getattr(backend, "derive", None)
+        self._set_detail: Callable[[Detail], None] | None = getattr(backend, "set_detail", None)
+
+    @property
+    def expected(self) -> bool:
+        """Whether windows may wait for it."""
+        return self.open
+
+    @property
+    def reducible(self) -> bool:
+        """Whether the backend can do less than it was asked for."""
+        return self._set_detail is not None
 
     def start(self) -> None:
         """Opens the backend."""
@@ -82,6 +94,12 @@ class Source:
         """Tells the backend of a change; one that could not be opened is left alone."""
         if self.open:
             self._guard("transition", lambda: self.backend.transition(before, after, at))
+
+    def set_detail(self, detail: Detail) -> None:
+        """Tells the backend how much to record from now on, if it can do less than it was asked for."""
+        set_detail = self._set_detail
+        if self.open and set_detail is not None:
+            self._guard("set_detail", lambda: set_detail(detail))
 
     def derive(self, batch: EventBatch) -> Block | None:
         """What the backend makes of a batch of the recorder, such as links between its events."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
-import threading
-from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from stepscope.runtime import _core, clock
 from stepscope.runtime.action import ProfilerAction, checked_action
+from stepscope.runtime.bound import BoundSource
+from stepscope.runtime.detail import FULL, Detail
 from stepscope.runtime.errors import ProfilerStateError
-from stepscope.runtime.messages import ActionChanged, Paused, Resumed, WindowBegins, WindowEnds
+from stepscope.runtime.messages import ActionChanged, DetailChanged, Paused, Resumed, WindowBegins, WindowEnds
 from stepscope.runtime.schedule import Always, PlannedSchedule, ScheduleFunction
+from stepscope.runtime.serial import Serial
 from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.step_marks import StepMark
 
@@ -37,7 +37,12 @@ class Stepping(_core.StepCounter):
     """Follows a schedule: the half of a profiler that lives on the training thread.
 
     `step()` itself is native and only calls `_transition` where the action changes. While a change is under way
-    `_core.changing` is raised, so that the loop does not decide on events whose window it has not been told of.
+    `_core.changing` is raised (`_hold`), so that the loop does not decide on events whose window it has not been told of.
+    `_let_go` may be called any number of times, so it belongs to a `finally` whose `try` begins before `_hold`: then it
+    is called whatever a signal handler raises.
+
+    Every method may be called from any thread, also by a signal handler that interrupts another one. What only the
+    thread can do that a backend is bound to waits for its next `step()`.
     """
 
     def __init__(self, name: str, schedule: ScheduleFunction) -> None:
@@ -49,8 +54,9 @@ class Stepping(_core.StepCounter):
         self._step = 0
         self._next_change = 0
         self._live = False
-        self._lock = threading.RLock()
+        self._calls = Serial()
         self._state = "new"
+        self._detail = self._detail_wanted = FULL
         self._action = ProfilerAction.NONE
         self._first_step = 0
         self._window_first: int | None = None
@@ -87,26 +93,39 @@ class Stepping(_core.StepCounter):
     @uninterrupted
     def pause(self) -> None:
         """Records nothing until `resume()`. Pauses nest; the gap is an event, and spans across it are cut."""
-        with self._lock:
-            if not self._live or self._pipeline is None or self._recorder is None:
-                return
-            self._pauses += 1
-            if self._pauses == 1:
-                with _changing():
-                    self._recorder.want(self._serial, False)
-                    self._pipeline.inbox.put(Paused(clock.now()))
+        self._calls.run(self._pause)
 
     @uninterrupted
     def resume(self) -> None:
         """Ends the latest `pause()`; without one it changes nothing."""
-        with self._lock:
-            if not self._live or self._pipeline is None or self._recorder is None or not self._pauses:
-                return
-            self._pauses -= 1
-            if self._pauses == 0:
-                with _changing():
-                    self._pipeline.inbox.put(Resumed(clock.now()))
-                    self._recorder.want(self._serial, self._action.records)
+        self._calls.run(self._resume)
+
+    def _pause(self) -> None:
+        if not self._live or self._pipeline is None:
+            return
+        self._pauses += 1
+        if self._pauses == 1:
+            try:
+                self._hold()
+                self._want(False)
+                self._pipeline.inbox.put(Paused(clock.now()))
+            finally:
+                self._let_go()
+        self._carry_out()
+
+    def _resume(self) -> None:
+        if not self._live or self._pipeline is None or not self._pauses:
+            return
+        if self._pauses == 1:
+            try:
+                self._hold()
+                self._pipeline.inbox.put(Resumed(clock.now()))
+                self._want(self._action.records)
+            finally:
+                self._let_go()
+        # Last: if a signal handler raises before, the next call ends the pause. Telling of its end twice is no harm.
+        self._pauses -= 1
+        self._carry_out()
 
     def become_inert(self, reason: str) -> None:
         """Neither records nor writes any more: every call returns at once and does nothing.
@@ -115,9 +134,9 @@ class Stepping(_core.StepCounter):
         exist there, and its files are the parent's.
         """
         self._live = False
+        self._calls = Serial()
         self._state = "inert"
         self._inert_because = reason
-        self._lock = threading.RLock()
         keep_untouched(self._pipeline, self._recorder)
         self._pipeline = self._recorder = None
 
@@ -125,49 +144,90 @@ class Stepping(_core.StepCounter):
         self._state = "running"
         self._first_step = self._step
         self._live = True
-        self._raise()
         try:
+            self._hold()
             self._change(self._ask(self._step), clock.now())
         finally:
-            self._settle()
+            self._let_go()
 
     def _end_steps(self, reason: str) -> None:
         """Ends the window that is open."""
         while self._pauses:
-            self.resume()
+            self._resume()
         self._live = False
         self._state = "stopped"
         if self._window_first is not None and self._action is ProfilerAction.RECORD:
             self._open_steps = self._step - self._window_first
         whole = self._action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
         stepped = self._step > self._first_step
-        self._raise()
         try:
+            self._hold()
             self._change(
                 ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=stepped
             )
         finally:
-            self._settle()
+            self._let_go()
 
     def _transition(self, step: int, at: int) -> None:
-        """Called by `step()` at a change, or at every step if the schedule cannot tell the next one.
+        """Called by `step()` at a change, at every step if the schedule cannot tell the next one, and when asked to."""
+        self._calls.run(lambda: self._follow(step, at))
 
-        `step()` has raised `_core.changing`, and sees to it that it is lowered when this returns or raises.
-        """
-        with self._lock:
-            if not self._live:
-                return
-            after = self._ask(step)
-            if after is self._action and after is not ProfilerAction.RECORD_AND_SAVE:
-                return
-            self._change(after, at)
-            self._cost_ns += clock.now() - at
+    def _follow(self, step: int, at: int) -> None:
+        self._asked = False
+        if self._live:
+            self._take_detail(step, at)
+            if step >= self._next_change:
+                self._change(self._ask(step), at)
+        self._let_go()
+        self._carry_out(stepping=True)
+        self._cost_ns += clock.now() - at
 
     def _step_ignored(self) -> None:
         """`step()` while not running: counted, and said once. Training is not disturbed."""
         self._ignored += 1
+        if self._asked:
+            self._calls.run(lambda: self._carry_out(stepping=True))
         if self._ignored == 1 and self._state != "inert":
             log.warning("step() of profiler %r while it is %s: ignored, and counted", self.name, self._state)
+
+    def _carry_out(self, *, stepping: bool = False) -> None:
+        """Makes what changes wait for this thread; `step()` calls again while something waits for another."""
+        waiting = False
+        for source in self._bound():
+            source.carry_out(self._action, clock.now(), stepping=stepping and self._live)
+            waiting |= source.pending
+        self._asked = waiting or self._detail is not self._detail_wanted
+
+    def _bound(self) -> list[BoundSource]:
+        sources = self._pipeline.sources if self._pipeline is not None else []
+        return [source for source in sources if isinstance(source, BoundSource)]
+
+    # level of detail
+
+    def ask_detail(self, detail: Detail) -> None:
+        """Has the steps from the next one on recorded with this detail. Called on the loop; never waits."""
+        self._detail_wanted = detail
+        self._asked = True
+
+    def _take_detail(self, step: int, at: int) -> None:
+        """Goes to the level that was asked for, at the begin of a step. The loop waits for the message."""
+        detail = self._detail_wanted
+        if detail is self._detail or self._pipeline is None:
+            return
+        self._detail = detail
+        self._pipeline.inbox.put(DetailChanged(at, step, detail))
+        for source in self._bound():
+            source.set_detail(detail)
+        self._want(self._action.records and not self._pauses)
+
+    def _want(self, on: bool) -> None:
+        """Says what is to be recorded now. Between the steps that are recorded `step()` itself switches."""
+        if self._recorder is None:
+            return
+        self._every = 0
+        self._recorder.want(self._serial, on, self._detail.wanted(self._step))
+        if on and self._detail.every > 1:
+            self._kept, self._every = self._detail.kept, self._detail.every
 
     def _ask(self, step: int) -> ProfilerAction:
         """The schedule's answer; a schedule that fails records nothing more, and its error is kept."""
@@ -186,52 +246,43 @@ class Stepping(_core.StepCounter):
     def _change(
         self, after: ProfilerAction, at: int, *, complete: bool = True, reason: str = "", cut_short: bool = False
     ) -> None:
-        """Goes from the current action to `after`. The caller has raised `_core.changing`; it is lowered here.
+        """Goes from the current action to `after`, at a time that was read after `_hold()`, which is let go here.
 
         Recording is switched before, and told before, backends do their work: that may take long.
         """
-        pipeline, recorder = self._pipeline, self._recorder
-        assert pipeline is not None and recorder is not None
+        pipeline = self._pipeline
+        assert pipeline is not None
         before, self._action = self._action, after
         saved = before is ProfilerAction.RECORD_AND_SAVE
         ends = before.records and (saved or not after.records)
         begins = after.records and (ends or not before.records)
-        try:
-            if ends:
-                self._end_window(before, after, at, complete=complete, reason=reason, cut_short=cut_short)
-        finally:
-            self._lower()
+        if ends:
+            self._end_window(before, after, at, complete=complete, reason=reason, cut_short=cut_short)
+        self._let_go()
         if before is after and not ends:
             return
         for source in pipeline.sources:
             if source.backend.thread_bound:
                 source.transition(before, after, at)
         if begins:
-            with _changing():
+            try:
+                self._hold()
                 at, track, parent = self._mark()
-                recorder.want(self._serial, not self._pauses)
+                self._want(not self._pauses)
                 pipeline.inbox.put(WindowBegins(StepMark(at, self._step, track, parent)))
                 self._windows += 1
                 self._window_first = self._step
+            finally:
+                self._let_go()
         pipeline.inbox.put(ActionChanged(before, after, at))
 
     def _end_window(
         self, before: ProfilerAction, after: ProfilerAction, at: int, *, complete: bool, reason: str, cut_short: bool
     ) -> None:
-        assert self._pipeline is not None and self._recorder is not None
+        assert self._pipeline is not None
         if before is not ProfilerAction.RECORD_AND_SAVE and complete and self._live:
             complete, reason = False, f"the schedule went from RECORD to {after.name} without RECORD_AND_SAVE"
-        self._recorder.want(self._serial, after.records and not self._pauses)
+        self._want(after.records and not self._pauses)
         self._pipeline.inbox.put(WindowEnds(at, complete, reason, cut_short))
         self._recorded_steps += self._step - (self._window_first or 0)
         self._window_first = None
-
-
-@contextlib.contextmanager
-def _changing() -> Generator[None, None, None]:
-    """A change that the loop is told of inside; also when a signal handler raises in between, it is over afterwards."""
-    _core.changing(1)
-    try:
-        yield
-    finally:
-        _core.changing(-1)

@@ -97,6 +97,7 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
         yield f"          {pipeline.loop_ns / 1e6:.2f} ms of the background loop in the runtime"
         for output in pipeline.exporters:
             yield f"          {output.busy_ns / 1e6:.2f} ms waited for {output.name}"
+        yield f"overhead  {pipeline.overhead}"
         yield from (f"why       {note}" for note in self.diagnostics)
 
 

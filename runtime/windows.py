@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from stepscope.runtime.detail import DetailFilter
 from stepscope.runtime.events import Block, EventBatch, Kind, join_blocks
 from stepscope.runtime.intervals import FOREVER, Interval, Mask, ends, has_duration, touching, touching_any
 from stepscope.runtime.ledger import SourceLedger, losses
@@ -22,6 +23,7 @@ from stepscope.runtime.open_window import STEPS, OpenWindow
 from stepscope.runtime.step_marks import StepMark
 
 RECORDER = "recorder"
+INTERRUPTED = "a change of the action was interrupted by an exception, as of a signal handler"
 REMEMBERED = 64
 """Closed windows that late events are still told apart by."""
 
@@ -77,6 +79,8 @@ class Windows:
         self._late: Counter[str] = Counter()
         self._superseded: Counter[str] = Counter()
         self._dropped: dict[str, Counter[str]] = {}
+        self.detail = DetailFilter()
+        """Leaves out what lowered detail leaves out; that is neither seen nor lost."""
 
     # messages
 
@@ -90,6 +94,7 @@ class Windows:
 
     def open(self, first: StepMark) -> int:
         """A window begins with this step; returns its index."""
+        self.close(WindowEnds(first.ts, False, INTERRUPTED), first.ts)
         window = OpenWindow(self._count, first)
         self._count += 1
         if self._paused_at is not None:
@@ -98,9 +103,9 @@ class Windows:
         return window.index
 
     def close(self, end: WindowEnds, now: int) -> None:
-        """The latest window ends; `now` starts its linger time."""
-        if not self._open:
-            return  # a signal handler raised in the beginning of this window, and nobody was told of it
+        """The latest window ends, if it has not; `now` starts its linger time."""
+        if not self._open or self._open[-1].end is not None:
+            return
         window = self._open[-1]
         window.end, window.complete, window.reason, window.cut_short = end.at, end.complete, end.reason, end.cut_short
         window.waiting_since = now
@@ -162,7 +167,7 @@ class Windows:
         """Counts what came, without marks of other profilers, and gives the spans of the steps that have ended."""
         batches: list[EventBatch] = []
         if source == RECORDER and len(events):
-            events = self._without_foreign_marks(events)
+            events = self.detail.keep(self._without_foreign_marks(events))
             for window in self._open if len(events) else ():
                 if window.marks.pending:
                     steps = window.step_spans(self._track)
@@ -177,6 +182,7 @@ class Windows:
         """Takes step marks ahead of the events between them; those that are known already change nothing."""
         own = marks[marks["id"] == self._serial]
         own = own[np.argsort(own["ts"], kind="stable")]
+        self.detail.add_marks(own)
         for window in self._open if len(own) else ():
             first, end = np.searchsorted(own["ts"], window.interval)
             if first < end:
@@ -245,6 +251,9 @@ class Windows:
             Each closed window with its last batches.
         """
         closed: list[tuple[OpenWindow, list[EventBatch]]] = []
+        wanted = self.detail.wanted(open_spans)
+        if wanted is not None:
+            open_spans = open_spans[wanted]
         for window in [window for window in self._open if window.ready]:
             end = window.interval[1]
             late = [source for source, at in self._watermarks.items() if at < end]
@@ -267,6 +276,13 @@ class Windows:
             closed.append((window, batches))
         self._open = [window for window in self._open if not window.ready]
         return closed
+
+    @property
+    def begun(self) -> int | None:
+        """When the window began that has not ended, in ns; `None` if there is none, or in a pause."""
+        if not self._open or self._open[-1].end is not None or self._paused_at is not None:
+            return None
+        return self._open[-1].start
 
     def waiting(self) -> bool:
         """Whether a window has ended and is not closed yet."""

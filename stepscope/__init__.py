@@ -26,6 +26,7 @@ from stepscope.runtime.flight.slow_step import SlowStep
 from stepscope.runtime.flight.stalled import Stalled
 from stepscope.runtime.join import join, join_if_told
 from stepscope.runtime.options import Options
+from stepscope.runtime.overhead import OverheadBudget, OverheadStatistics
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import ProfilerAction, schedule
 from stepscope.runtime.window import Window
@@ -48,6 +49,8 @@ __all__ = [
     "MemoryHigh",
     "NotFinite",
     "Options",
+    "OverheadBudget",
+    "OverheadStatistics",
     "Profiler",
     "ProfilerAction",
     "Raised",

@@ -16,6 +16,7 @@ from stepscope.runtime.journal.writer import MIN_BYTES
 from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.options import Options
 from stepscope.runtime.output import Output
+from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.run import rank_from_environment
 from stepscope.runtime.schedule import ScheduleFunction, always
@@ -33,6 +34,7 @@ def trace(
     metadata: Mapping[str, Any] | None = None,
     rank: int | None = None,
     start: bool = True,
+    overhead_budget: float | OverheadBudget | None = None,
     options: Options | None = None,
 ) -> Profiler:
     """Makes a profiler, to be used with `with` or `async with`.
@@ -54,12 +56,16 @@ def trace(
         metadata: facts for every output.
         rank: of this process in a distributed job. Default: what the environment says (RANK, SLURM_PROCID, ...).
         start: False to call `start()` yourself; entering the context does not start it then.
+        overhead_budget: what recording may cost, as a share of the time, such as 0.01; more settings are in
+            `OverheadBudget`. When it costs more, detail is lowered, and raised again when there is room; step marks are
+            always recorded. What was done is in the trace, the windows' diagnostics and the report. Without a budget the
+            cost is only measured.
         options: sizes, times and policies.
 
     Raises:
         TypeError: if an argument is not what it should be.
-        ValueError: if two backends or two exporters have one name, or a schedule or a backend that delivers only when
-            a window ends is given with `keep_last`.
+        ValueError: if two backends or two exporters have one name, the budget is no share of the time, or a schedule or a
+            backend that delivers only when a window ends is given with `keep_last`.
     """
     chosen = Options() if options is None else options
     if not isinstance(chosen, Options):
@@ -84,6 +90,7 @@ def trace(
                 raise TypeError(
                     f"{item!r} is no {what}: it lacks a method of stepscope.{what}s.base.{contract.__name__}"
                 )
+    budget = OverheadBudget.of(overhead_budget)
     said_rank, world_size = rank_from_environment()
     rank = said_rank if rank is None else rank
     output = Output.choose(output_dir, name, rank)
@@ -108,6 +115,7 @@ def trace(
         rank=rank,
         world_size=world_size,
         start=start,
+        budget=budget,
         options=chosen,
         keep_last=flight,
     )

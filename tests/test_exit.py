@@ -174,7 +174,7 @@ with sc.trace(output_dir="run"):
     with sc.span("work"):
         pass
     from stepscope.runtime import hub
-    print(hub._hub.loop_name)
+    print(hub._hub.result().loop_name)
 """
     assert run(script, tmp_path).stdout == "uvloop\n"
     assert run(script.replace("len(sys.argv) > 1", "True"), tmp_path).stdout == "asyncio\n"

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import stepscope as sc
 from stepscope.backends import torch_arm
 from stepscope.runtime import _core, strings
+from stepscope.runtime.detail import EVERYTHING
 from stepscope.runtime.events import Kind
-from stepscope.runtime.recorder import EVERYTHING
 from tests.operators import ARMED, environment, record, torch
 from tests.readings import texts
 from tests.support import ROOT, missing
@@ -93,13 +93,13 @@ def test_any_order_of_begins_ends_and_switches_is_survived(tmp_path: Path, actio
     """What is recorded is exactly the ranges that began while recording and ended, however the calls come."""
     expected: list[str] = []
 
-    def work(_: sc.Profiler) -> None:
+    def work(profiler: sc.Profiler) -> None:
         open_: list[str | None] = []
         recording = True
         for number, action in enumerate(actions):
             if action in ("on", "off"):
                 recording = action == "on"
-                _core.set_recording(EVERYTHING if recording else 0)
+                _core.want(profiler._serial, EVERYTHING, EVERYTHING if recording else 0)
             elif action == "push":
                 push(f"range {number}")
                 if recording or open_:
@@ -109,7 +109,7 @@ def test_any_order_of_begins_ends_and_switches_is_survived(tmp_path: Path, actio
                 name = open_.pop() if open_ else None
                 if name:
                     expected.append(name)
-        _core.set_recording(EVERYTHING)
+        _core.want(profiler._serial, EVERYTHING, EVERYTHING)
         for name in reversed(open_):
             pop()
             expected.extend([name] if name else [])

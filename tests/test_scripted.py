@@ -142,7 +142,7 @@ def test_it_raises_where_the_script_says(on: Any) -> None:
 
 def test_it_keeps_the_calls_it_got() -> None:
     """A test of the runtime can see in which order and on which thread a backend is called."""
-    backend, _ = opened(report=BackendReport(mode="fake"), thread_bound=True, name="two")
+    backend, _ = opened(report=BackendReport(mode="fake"), name="two")
     thread = threading.Thread(target=record, args=(backend, 1, 2))
     thread.start()
     thread.join()
@@ -154,7 +154,25 @@ def test_it_keeps_the_calls_it_got() -> None:
         ("aclose", None, None, None),
     ]
     assert [call.thread == threading.get_ident() for call in backend.calls] == [True, False, False, True]
-    assert (backend.report().mode, backend.thread_bound, backend.name) == ("fake", True, "two")
+    assert (backend.report().mode, backend.thread_bound, backend.name) == ("fake", False, "two")
+
+
+def test_one_that_is_bound_refuses_other_threads() -> None:
+    """Where a real one would crash, it raises."""
+    backend, _ = opened(thread_bound=True)
+    refused: list[BackendError] = []
+
+    def switch() -> None:
+        try:
+            backend.transition(NONE, RECORD, 1)
+        except BackendError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=switch)
+    thread.start()
+    thread.join()
+    assert "bound to the thread that opened it" in str(refused[0])
+    backend.transition(NONE, RECORD, 1)
 
 
 def test_one_profiler_at_a_time() -> None:

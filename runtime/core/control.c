@@ -71,18 +71,14 @@ void control_leave(void) {
 
 bool control_joined(void) { return member; }
 
+void control_record(int what) {
+    if (!member) atomic_store(&g_control.recording, what); /* else the owner of the session decides */
+}
+
 void control_close(void) {
     if (member) return; /* the session goes on without this process */
     atomic_store(&g_control.recording, 0);
     atomic_store(&g_control.closed, 1);
-}
-
-PyObject *control_py_set_recording(PyObject *self, PyObject *what) {
-    long value = PyLong_AsLong(what);
-    if (PyErr_Occurred()) return NULL;
-    if (member) return PyErr_Format(PyExc_RuntimeError, "the owner of the session decides what is recorded");
-    atomic_store(&g_control.recording, (int)value);
-    Py_RETURN_NONE;
 }
 
 PyObject *control_py_recording(PyObject *self, PyObject *unused) { return PyLong_FromLong(atomic_load(&g_control.recording)); }

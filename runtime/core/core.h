@@ -125,7 +125,7 @@ int control_join(const char *session);  /* -1 and errno if that is no session th
 void control_leave(void);               /* private memory again, nothing recorded */
 void control_close(void);
 bool control_joined(void);              /* in the session of another process */
-PyObject *control_py_set_recording(PyObject *self, PyObject *what);
+void control_record(int what);          /* in the session of another process nothing changes */
 PyObject *control_py_recording(PyObject *self, PyObject *unused);
 PyObject *control_py_joins(PyObject *self, PyObject *unused);
 
@@ -214,6 +214,17 @@ typedef struct Thread {
 enum { RECORD_EVENTS = 1 /* of the program: spans, counters, ... */, RECORD_OPERATORS = 2 /* of frameworks */ };
 static inline bool recording(int what) { return atomic_load_explicit(&g_control.recording, memory_order_relaxed) & what; }
 void thread_forget_context(void);      /* it is looked up again */
+
+/* wants.c: who wants what recorded. What somebody asked for and nobody wants now, for it costs too much, is left out. */
+extern atomic_int g_left_out;
+extern uint64_t g_events_left_out;     /* changed with the GIL held */
+static inline uint64_t left_out(int what) { return (uint64_t)((atomic_load_explicit(&g_left_out, memory_order_relaxed) & what) != 0); }
+void wants_now(uint64_t who, int now); /* needs the GIL; the profiler is known by Python's `want` */
+void wants_after_fork(void);
+PyObject *wants_py_want(PyObject *self, PyObject *args);
+PyObject *wants_py_left_out(PyObject *self, PyObject *unused);
+PyObject *cost_py_event_costs(PyObject *self, PyObject *unused);
+
 Thread *thread_current(void);          /* makes ring and stack; NULL without a session */
 Thread *thread_current_object(void);   /* the same, named as Python names the thread; needs the GIL */
 /* False when the ring was full (counted). Blocks only where the user asked for it, up to a limit, and lets go of the
@@ -287,6 +298,7 @@ PyObject *arguments_py_decode(PyObject *self, PyObject *args);
 /* chrome.c, aggregate.c, itt.c: see there. */
 PyObject *chrome_py_encode(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *itt_py_statistics(PyObject *self, PyObject *unused);
+uint64_t itt_left_out(void);
 void itt_thread_end(Thread *thread);
 
 #endif

@@ -44,7 +44,7 @@ typedef struct Scratch {
     struct Scratch *next; /* of all there are, threads that ended included: static handles may outlive their thread */
     bool used;
     uint32_t depth, deeper;
-    uint64_t tasks, misses, number; /* number: taken from the text of the handle made last, or NONE */
+    uint64_t tasks, misses, left_out, number; /* number: taken from the text of the handle made last, or NONE */
     Task open[TASKS];
     Name names[NAMES];
 } Scratch;
@@ -206,6 +206,7 @@ static void task_begin(const Domain *domain, Id id, Id parent, Handle *handle) {
     Thread *t = thread_current();
     if (!t && recorded) ring_refuse();
     Scratch *s = t ? recorded ? scratch_of(t) : t->itt : NULL;
+    if (s && !recorded) s->left_out += left_out(RECORD_OPERATORS);
     /* A task that is not recorded leaves a mark only inside others: an end that finds nothing belongs to such a one. */
     if (!s || (!recorded && s->depth == 0)) return;
     if (s->depth == TASKS) { s->deeper++; return; }
@@ -253,6 +254,14 @@ static Domain *domain_create(const char *name) {
     d->flags = !strcmp(name, "PyTorch");
     atomic_fetch_add(&domains, d->flags);
     return d;
+}
+
+uint64_t itt_left_out(void) {
+    uint64_t sum = 0;
+    pthread_mutex_lock(&lock);
+    for (Scratch *s = all; s; s = s->next) sum += s->left_out;
+    pthread_mutex_unlock(&lock);
+    return sum;
 }
 
 static void after_fork(void) { pthread_mutex_init(&lock, NULL); }

@@ -32,6 +32,7 @@ static PyMethodDef methods[] = {
     {"drain", ring_py_drain, METH_O, NULL},
     {"encode_arguments", arguments_py_encode, METH_O, NULL},
     {"encode_chrome", FAST(chrome_py_encode), METH_VARARGS | METH_KEYWORDS, NULL},
+    {"event_costs", cost_py_event_costs, METH_NOARGS, NULL},
     {"flow", FAST(span_py_flow), METH_FASTCALL | METH_KEYWORDS,
      "flow(name, id, phase, /, *, category='user_annotation')\n--\n\nAn arrow between the spans that enclose its calls.\n\n"
      "Args:\n    id: links the calls of one arrow.\n    phase: 'start', 'step' or 'end'."},
@@ -42,6 +43,7 @@ static PyMethodDef methods[] = {
     {"join", ring_py_join, METH_VARARGS, NULL},
     {"joins", control_py_joins, METH_NOARGS, NULL},
     {"leave", ring_py_leave, METH_NOARGS, NULL},
+    {"left_out", wants_py_left_out, METH_NOARGS, NULL},
     {"name_process", track_py_name_process, METH_VARARGS, NULL},
     {"now", py_now, METH_NOARGS, NULL},
     {"open", ring_py_open, METH_VARARGS, NULL},
@@ -50,7 +52,6 @@ static PyMethodDef methods[] = {
     {"recording", control_py_recording, METH_NOARGS, NULL},
     {"ring_statistics", ring_py_statistics, METH_NOARGS, NULL},
     {"set_decorator", span_py_set_decorator, METH_O, NULL},
-    {"set_recording", control_py_set_recording, METH_O, NULL},
     {"set_shedding", shed_py_set, METH_VARARGS, NULL},
     {"set_task_lookup", context_py_set_task_lookup, METH_O, NULL},
     {"shed_levels", shed_py_levels, METH_VARARGS, NULL},
@@ -59,6 +60,7 @@ static PyMethodDef methods[] = {
     {"text", strings_py_text, METH_O, NULL},
     {"track", track_py_new, METH_VARARGS, NULL},
     {"tracks", track_py_since, METH_O, NULL},
+    {"want", wants_py_want, METH_VARARGS, NULL},
     {NULL}};
 
 /* State is static, as the recorder is one per process: single-phase initialisation, no subinterpreters. */

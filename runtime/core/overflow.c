@@ -83,7 +83,7 @@ static bool wait_for_consumer(Ring *r, int64_t deadline) {
 
 /* Whether a sample leaves this event out: every second at first, then every fourth ... as the ring fills. By chance
  * rather than by turns, for training repeats itself. Steps are told apart from the rest by their level. */
-static bool left_out(Ring *r, uint32_t level, uint64_t used) {
+static bool passes_over(Ring *r, uint32_t level, uint64_t used) {
     uint64_t slots = r->mask + 1, part = slots / 16, from = slots / 2;
     if (level > g_shedding.kept) return false;
     if (level == g_shedding.kept) part = slots / 32, from = slots - slots / 4;
@@ -129,7 +129,7 @@ Room overflow_room(Thread *thread, const Event *event, uint64_t need, Ring **rin
             if (!ring_move_on(thread, level)) r->granted = level + 1;
             continue;
         }
-        if (used <= limit) return left_out(r, level, used) ? LEFT_OUT : ROOM;
+        if (used <= limit) return passes_over(r, level, used) ? LEFT_OUT : ROOM;
         if (g_overflow == SAMPLE && first) return LEFT_OUT;
         if (g_overflow == BLOCK) {
             if (!deadline) deadline = clock_now() + block_ns;

@@ -411,6 +411,7 @@ static void after_fork_parent(void) { fork_phase(FORK_PARENT); }
 /* The child records nothing until it opens a session of its own, and lets go of its parent's memory. */
 static void after_fork_child(void) {
     control_leave();
+    wants_after_fork();
     atomic_store(&session_open, 0);
     fork_phase(FORK_CHILD);
     for (uint32_t i = 0, n = atomic_load(&ring_count); i < n; i++) {

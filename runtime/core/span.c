@@ -129,6 +129,7 @@ static void span_dealloc(SpanObject *s) {
 static PyObject *span_enter(SpanObject *s, PyObject *unused) {
     bool recorded = recording(RECORD_EVENTS);
     /* One that is entered already notes also what is not recorded, so that each exit finds its own entry. */
+    if (!recorded) g_events_left_out += left_out(RECORD_EVENTS);
     if (!recorded && !s->entered) return Py_NewRef(s);
     Thread *t = thread_current_object();
     if (!t) {
@@ -246,7 +247,10 @@ PyTypeObject SpanType = {
 /* Records one event that has no duration. `keys` may hold the category. */
 static PyObject *record(Event *event, PyObject *name, PyObject *keys, PyObject *const *values) {
     if (find_category(keys, values, &event->category) < 0) return NULL;
-    if (!recording(RECORD_EVENTS)) Py_RETURN_NONE;
+    if (!recording(RECORD_EVENTS)) {
+        g_events_left_out += left_out(RECORD_EVENTS);
+        Py_RETURN_NONE;
+    }
     Thread *t = thread_current_object();
     if (!t) {
         ring_refuse();

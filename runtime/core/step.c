@@ -5,9 +5,11 @@
 typedef struct {
     PyObject_HEAD
     long long step, next_change;
-    unsigned int serial; /* of the profiler in this process: the `id` of its step marks */
-    int inside, owed;    /* changes of this profiler under way, and those of them that still hold `changing` up */
-    char live;
+    unsigned long stepper;      /* the thread that called step() last */
+    unsigned int serial;        /* of the profiler in this process: the `id` of its step marks */
+    unsigned int every, kept;   /* of so many steps, if more than 1, one records what `kept` says, the others nothing */
+    char live, asked;           /* asked: something waits to be done where step() is called */
+    char holding;               /* has added 1 to `changing` */
 } StepCounter;
 
 static uint32_t step_name;
@@ -21,31 +23,23 @@ PyObject *step_py_changing(PyObject *self, PyObject *by) {
     return PyLong_FromLong(atomic_fetch_add(&changing, (int)n) + n);
 }
 
+static void hold(StepCounter *self) {
+    if (!self->holding) self->holding = 1, atomic_fetch_add(&changing, 1);
+}
+
+static void let_go(StepCounter *self) {
+    if (self->holding) self->holding = 0, atomic_fetch_sub(&changing, 1);
+}
+
+static PyObject *step_hold(StepCounter *self, PyObject *unused) { hold(self); Py_RETURN_NONE; }
+static PyObject *step_let_go(StepCounter *self, PyObject *unused) { let_go(self); Py_RETURN_NONE; }
+
 void step_after_fork(void) { atomic_store(&changing, 0); /* those under way are the parent's */ }
-
-/* Raises `changing` at the beginning of a change. `lower` gives it back, and `settle` does at the end of the change if
- * that did not come to it, as when a signal handler raised in between. Under the GIL. */
-static PyObject *step_raise(StepCounter *self, PyObject *unused) {
-    atomic_fetch_add(&changing, 1);
-    self->inside++, self->owed++;
-    Py_RETURN_NONE;
-}
-
-static PyObject *step_lower(StepCounter *self, PyObject *unused) {
-    if (self->owed > 0) self->owed--, atomic_fetch_sub(&changing, 1);
-    Py_RETURN_NONE;
-}
-
-static PyObject *step_settle(StepCounter *self, PyObject *unused) {
-    self->inside--;
-    while (self->owed > self->inside && self->owed > 0) self->owed--, atomic_fetch_sub(&changing, 1);
-    Py_RETURN_NONE;
-}
 
 /* May leave behind what a signal handler raised meanwhile; the mark is written in any case. */
 static Event write_mark(StepCounter *self, int64_t now) {
     Thread *t = thread_current_object();
-    if (!t) return ring_refuse(), (Event){.ts = now};
+    if (!t) return (Event){.ts = now};
     Stack *stack = stack_of_object(t);
     if (!stack) stack = t->stack;
     Event mark = {.ts = now, .id = self->serial, .track = stack->track, .step = (int32_t)self->step, .kind = KIND_STEP,
@@ -55,17 +49,19 @@ static Event write_mark(StepCounter *self, int64_t now) {
 }
 
 static PyObject *step_step(StepCounter *self, PyObject *unused) {
+    self->stepper = PyThread_get_thread_ident();
     if (!self->live) return PyObject_CallMethod((PyObject *)self, "_step_ignored", NULL);
     long long step = ++self->step;
-    bool change = step >= self->next_change;
-    if (change) Py_DECREF(step_raise(self, NULL));
+    bool change = step >= self->next_change || self->asked;
+    if (change) hold(self);
     int64_t now = clock_now();
     write_mark(self, now);
+    if (self->every > 1) wants_now(self->serial, step % self->every ? 0 : (int)self->kept);
     if (!change) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyObject *result = PyObject_CallMethod((PyObject *)self, "_transition", "LL", step, (long long)now);
-    Py_DECREF(step_settle(self, NULL));
+    let_go(self); /* if it has not, as a signal handler raised */
     if (!type) return result;
     Py_XDECREF(result);
     PyErr_Restore(type, value, trace);
@@ -78,10 +74,9 @@ static PyObject *step_mark(StepCounter *self, PyObject *unused) {
 }
 
 static PyMethodDef methods[] = {
-    {"_lower", (PyCFunction)step_lower, METH_NOARGS, NULL},
+    {"_hold", (PyCFunction)step_hold, METH_NOARGS, NULL},
+    {"_let_go", (PyCFunction)step_let_go, METH_NOARGS, NULL},
     {"_mark", (PyCFunction)step_mark, METH_NOARGS, NULL},
-    {"_raise", (PyCFunction)step_raise, METH_NOARGS, NULL},
-    {"_settle", (PyCFunction)step_settle, METH_NOARGS, NULL},
     {"step", (PyCFunction)step_step, METH_NOARGS,
      "step()\n--\n\nEnds the current step and begins the next. Never blocks and never raises; call it once per step,\n"
      "from any thread (from the thread of `start()` if a backend is bound to it)."},
@@ -91,7 +86,11 @@ static PyMemberDef members[] = {
     {"_step", T_LONGLONG, offsetof(StepCounter, step), 0, NULL},
     {"_next_change", T_LONGLONG, offsetof(StepCounter, next_change), 0, NULL},
     {"_serial", T_UINT, offsetof(StepCounter, serial), 0, NULL},
+    {"_every", T_UINT, offsetof(StepCounter, every), 0, NULL},
+    {"_kept", T_UINT, offsetof(StepCounter, kept), 0, NULL},
+    {"_stepper", T_ULONG, offsetof(StepCounter, stepper), 0, NULL},
     {"_live", T_BOOL, offsetof(StepCounter, live), 0, NULL},
+    {"_asked", T_BOOL, offsetof(StepCounter, asked), 0, NULL},
     {NULL}};
 
 PyTypeObject StepCounterType = {

@@ -1,0 +1,125 @@
+"""Training by turns with and without recording, under an overhead budget, for loads that cost more than it allows."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from benchmarks.additions import additions, live_operators
+from benchmarks.network import Network
+from benchmarks.row import Contender, Probe, Round, Row, Sample, Tool
+from benchmarks.scale import Scale
+from benchmarks.session import session
+
+if TYPE_CHECKING:
+    from stepscope import Profiler
+
+SETTLING = 4.0
+"""Seconds of load at full scale before anything is measured: the governor has found its level by then."""
+
+Step = Callable[[], object]
+
+
+class Load(msgspec.Struct, frozen=True):
+    """One step, and what records beside its spans."""
+
+    step: Step
+    backends: tuple[Any, ...] = ()
+
+
+def few_spans() -> Load:
+    """A training step of 10 ms with 100 spans: 10,000 spans a second."""
+    import stepscope
+
+    network = Network()
+    return Load(lambda: network.step_with(stepscope.span))
+
+
+def many_spans() -> Load:
+    """A million spans a second, with as much work between them as that leaves time for."""
+    import stepscope
+
+    def step() -> None:
+        for _ in range(5000):
+            with stepscope.span("work"):
+                sum(range(40))
+
+    return Load(step)
+
+
+def small_operators() -> Load:
+    """Operators of torch on four numbers each, one after the other."""
+    backend = live_operators()
+    loop = additions()
+    return Load(lambda: loop(5000), (backend(),))
+
+
+def _median_step(step: Step, profiler: Profiler, count: int) -> float:
+    """ms of the median step. The profiler's own step() is called in either half: it costs the same 35 ns in both."""
+    times: list[float] = []
+    for _ in range(count):
+        start = time.perf_counter_ns()
+        step()
+        profiler.step()
+        times.append((time.perf_counter_ns() - start) / 1e6)
+    return statistics.median(times)
+
+
+def governed(make: Callable[[], Load], fraction: float) -> Probe:
+    """Measures a load under a budget."""
+
+    @contextmanager
+    def probe(scale: Scale) -> Generator[Round]:
+        import stepscope
+
+        load = make()
+        budget = stepscope.OverheadBudget(fraction=fraction, interval=0.1)
+        with session(backends=load.backends, overhead_budget=budget) as profiler:
+            end = time.monotonic() + SETTLING * min(scale.steps / 25, 1)
+            while time.monotonic() < end:
+                load.step()
+                profiler.step()
+
+            def once() -> Sample:
+                traced = _median_step(load.step, profiler, scale.steps)
+                profiler.stop()  # and not pause(), in which torch goes on telling of its operators
+                bare = _median_step(load.step, profiler, scale.steps)
+                profiler.start()
+                pipeline = profiler.statistics().pipeline
+                facts = {"measured by itself, %": 0.0, "lowered, % of the time": 0.0}
+                if pipeline is not None:
+                    overhead = pipeline.overhead
+                    facts = {
+                        "measured by itself, %": overhead.fraction * 100,
+                        "lowered, % of the time": 100 * overhead.lowered_ns / max(overhead.recorded_ns, 1),
+                    }
+                return Sample(100 * (traced / bare - 1), bare, facts)
+
+            yield once
+
+    return probe
+
+
+LOADS: tuple[tuple[str, str, Callable[[], Load]], ...] = (
+    ("few", "a training step of 10 ms with 100 spans", few_spans),
+    ("many", "a million spans a second", many_spans),
+    ("operators", "small torch operators, nothing else", small_operators),
+)
+
+ROWS = tuple(
+    Row(
+        key=f"governor.{key}.{percent}",
+        what=f"slowdown of the median step, {what}, `overhead_budget={percent / 100}`",
+        unit="%",
+        budget=float(percent),
+        alternating=True,
+        contenders=(Contender(Tool.STEPSCOPE, f"overhead_budget={percent / 100}", governed(make, percent / 100)),),
+    )
+    for key, what, make in LOADS
+    for percent in (1, 5)
+)

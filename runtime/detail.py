@@ -1,0 +1,136 @@
+"""Levels of detail: how much of what was asked for is recorded, and which events of a block that leaves out."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.runtime import _core, strings
+from stepscope.runtime.events import Block, Kind
+from stepscope.runtime.intervals import Mask
+
+EVENTS, OPERATORS = _core.RECORD_EVENTS, _core.RECORD_OPERATORS
+EVERYTHING = EVENTS | OPERATORS
+"""What the recorder can record."""
+
+_KEPT = 1 << 16
+_OPERATORS = strings.category("cpu_op")
+"""Changes of what is wanted that events are sorted by; older ones are let go. Events come within seconds."""
+
+
+class Detail(msgspec.Struct, frozen=True):
+    """One level of detail. Step marks are recorded at every level."""
+
+    name: str
+    backends: bool = True
+    """Whether backends record all that they were asked for; those that can do less have a method `set_detail`."""
+    operators: bool = True
+    """Whether operators of frameworks are recorded."""
+    every: int = 1
+    """Events of the program are recorded in one step of so many, those with a number that it divides; 0: in none."""
+
+    def wanted(self, step: int) -> int:
+        """What is recorded in a step: the sum of `EVENTS` and `OPERATORS`, or 0."""
+        if not self.every or step % self.every:
+            return 0
+        return self.kept
+
+    @property
+    def kept(self) -> int:
+        """What is recorded in the steps that are recorded at all."""
+        return (EVENTS if self.every else 0) | (OPERATORS if self.operators and self.every else 0)
+
+
+FULL = Detail("full")
+
+
+def ladder(longest: int, *, reducible: bool) -> tuple[Detail, ...]:
+    """The levels from full detail to step marks only.
+
+    Args:
+        longest: the largest number of steps of which one is recorded.
+        reducible: whether any backend can do less than it was asked for.
+    """
+    periods: list[int] = []
+    while 2 << len(periods) <= longest:
+        periods.append(2 << len(periods))
+    return (
+        FULL,
+        *([Detail("reduced backends", backends=False)] if reducible else []),
+        Detail("no operators", backends=False, operators=False),
+        *(Detail(f"1 step in {n}", backends=False, operators=False, every=n) for n in periods),
+        Detail("step marks only", backends=False, operators=False, every=0),
+    )
+
+
+def are_operators(events: Block) -> Mask:
+    """Which events are operators of a framework, as the recorder has them."""
+    operators: Mask = events["category"] == _OPERATORS
+    return operators
+
+
+class DetailFilter:
+    """Which events of the recorder a profiler wants, by the level of detail of the step that they began in.
+
+    What it does not want was usually not recorded at all. It was if another profiler wanted it; this one leaves it
+    out all the same, so that its output is what it would be alone.
+    """
+
+    def __init__(self) -> None:
+        self._changes: list[tuple[int, Detail]] = []
+        self._times: list[int] = []
+        self._masks: list[int] = []
+        self._arrays: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._last_mark = 0
+        self.left_out = 0
+        """Events that another profiler had recorded, and that were left out here."""
+
+    def change(self, at: int, detail: Detail) -> None:
+        """The steps that begin at `at` (ns) or later have this detail."""
+        self._changes.append((at, detail))
+        del self._changes[:-_KEPT]
+
+    def add_marks(self, marks: Block) -> None:
+        """Takes the profiler's step marks, in the order of their times; each is looked at once."""
+        if not self._changes:
+            return
+        known = self._last_mark
+        for at, step in zip(marks["ts"].tolist(), marks["step"].tolist(), strict=True):
+            if at <= known:
+                continue
+            known = at
+            number = bisect_right(self._changes, at, key=lambda change: change[0])
+            wanted = self._changes[number - 1][1].wanted(step) if number else EVERYTHING
+            if wanted != (self._masks[-1] if self._masks else EVERYTHING):
+                self._times.append(at)
+                self._masks.append(wanted)
+                self._arrays = None
+        self._last_mark = known
+        del self._times[:-_KEPT], self._masks[:-_KEPT]
+
+    def wanted(self, events: Block) -> Mask | None:
+        """Whether each event is wanted; `None`: all are."""
+        if not self._masks:
+            return None
+        if self._arrays is None:
+            self._arrays = np.array(self._times, np.int64), np.array(self._masks, np.int64)
+        times, masks = self._arrays
+        kind: Any = events["kind"]
+        at = np.searchsorted(times, events["ts"], "right") - 1
+        mask = np.where(at < 0, EVERYTHING, masks[np.maximum(at, 0)])
+        what = np.where(are_operators(events), OPERATORS, EVENTS)
+        chosen: Mask = ((mask & what) != 0) | (kind == Kind.STEP) | (kind == Kind.GAP)
+        return None if chosen.all() else chosen
+
+    def keep(self, events: Block) -> Block:
+        """The events that are wanted; the others are counted."""
+        chosen = self.wanted(events)
+        if chosen is None:
+            return events
+        self.left_out += int(len(events) - chosen.sum())
+        kept: Block = events[chosen]
+        return kept

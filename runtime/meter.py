@@ -1,0 +1,136 @@
+"""The meter: what recording costs, by counting events and by the processor clocks of the runtime's own threads."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+import weakref
+from asyncio import AbstractEventLoop
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from stepscope.runtime import _core
+from stepscope.runtime.detail import are_operators
+from stepscope.runtime.events import Block, Flag, Kind
+
+OPERATOR_SPANS = 6.5
+"""An operator costs as much as so many spans: most of it is what the framework does to tell of it. Measured with
+`aten::add` of torch 2.13 (docs/performance.md)."""
+
+ARGUMENTS = {"number": 1, "text": "some text"}
+"""What the cost of arguments is measured with."""
+
+
+class EventCosts(msgspec.Struct, frozen=True):
+    """What recording adds to the program, in ns, beyond what the same call costs while nothing records."""
+
+    span: float
+    instant: float
+    """Also of counters and flows."""
+    operator: float
+    arguments: float
+    """Added where an event has more arguments than one small number."""
+
+
+@functools.cache
+def event_costs() -> EventCosts:
+    """Measured on this machine, once in a process, within about a millisecond."""
+    span, instant = _core.event_costs()
+    start = _core.now()
+    for _ in range(64):
+        _core.encode_arguments(ARGUMENTS)
+    return EventCosts(span, instant, OPERATOR_SPANS * span, (_core.now() - start) / 64)
+
+
+_loops: weakref.WeakSet[AbstractEventLoop] = weakref.WeakSet()
+
+
+def register_loop(loop: AbstractEventLoop) -> None:
+    """Says that a loop is the runtime's own, so that its worker threads are ours as well."""
+    _loops.add(loop)
+
+
+class OwnThreads:
+    """Processor time of the threads that the runtime runs."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}
+        self._total = 0
+
+    def read(self) -> int:
+        """Processor time since the first reading, in ns. What a thread took after the last reading before it ended is
+        missing."""
+        alive = {thread.native_id for thread in threading.enumerate() if thread.native_id and _is_ours(thread)}
+        first = not self._seen
+        for native in alive:
+            # The clock of another thread, as clock_gettime(2) has it. Unlike the one that pthread_getcpuclockid()
+            # gives, it may be read, and fails, when the thread has ended.
+            with contextlib.suppress(OSError):
+                now = time.clock_gettime_ns((~native << 3) | 6)
+                self._total += 0 if first else now - self._seen.get(native, 0)
+                self._seen[native] = now
+        for native in self._seen.keys() - alive:
+            del self._seen[native]
+        return self._total
+
+
+def _is_ours(thread: threading.Thread) -> bool:
+    # anyio's worker threads have the loop that they work for.
+    return thread.name.startswith("stepscope") or getattr(thread, "loop", None) in _loops
+
+
+class Counted(msgspec.Struct):
+    """Events of one profiler, by what they cost; to be added to."""
+
+    spans: int = 0
+    instants: int = 0
+    operators: int = 0
+    arguments: int = 0
+    steps: int = 0
+
+    def add(self, events: Block, *, low: bool = False) -> None:
+        """Counts a block. `low`: they are all operators, whatever their flags say."""
+        flags: Any = events["flags"]
+        kinds: Any = events["kind"]
+        operators = np.ones(len(events), np.bool_) if low else are_operators(events)
+        spans = (kinds == Kind.SPAN) & ~operators
+        gaps = kinds == Kind.GAP
+        heap = (events["args_len"] > 0) & ((flags & int(Flag.ARG_INLINE)) == 0)
+        steps = int((kinds == Kind.STEP).sum())
+        # What overflowed has cost nearly as much as what was kept.
+        lost = int(events["id"][gaps].sum())
+        self.spans += int(spans.sum()) + lost
+        self.operators += int(operators.sum())
+        self.steps += steps
+        self.instants += len(events) - int(spans.sum()) - int(operators.sum()) - int(gaps.sum()) - steps
+        self.arguments += int((heap & ~operators).sum())
+
+    def minus(self, other: Counted) -> Counted:
+        """The difference of two readings."""
+        return Counted(*(getattr(self, name) - getattr(other, name) for name in self.__struct_fields__))
+
+    def copy(self) -> Counted:
+        """The counts as they are now."""
+        return Counted(*(getattr(self, name) for name in self.__struct_fields__))
+
+    @property
+    def total(self) -> int:
+        """All of them, as the background sees them."""
+        return self.spans + self.instants + self.operators + self.steps
+
+    @property
+    def events(self) -> int:
+        """Events of the program, operators and step marks not included."""
+        return self.spans + self.instants
+
+    def events_ns(self, costs: EventCosts) -> float:
+        """What the events of the program cost its threads."""
+        return self.spans * costs.span + self.instants * costs.instant + self.arguments * costs.arguments
+
+    def operators_ns(self, costs: EventCosts) -> float:
+        """What the operators cost the program's threads."""
+        return self.operators * costs.operator

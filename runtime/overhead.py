@@ -1,0 +1,89 @@
+"""What recording costs: the budget that a user gives, and what was measured."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from stepscope.runtime.checked import Checked
+from stepscope.runtime.options import PositiveFloat
+
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+
+class OverheadBudget(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What recording may cost; detail is lowered to stay within it. Unknown fields are refused."""
+
+    fraction: Share = 0.01
+    """Cost allowed, as a share of the time that is recorded: 0.01 is 1 %."""
+    interval: PositiveFloat = 0.5
+    """Seconds of recorded time between two readings; detail changes once in that time at most."""
+    background: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    """How much a second of processor time in the background counts. 1 where training uses every core, or holds Python's
+    interpreter lock all the time; less where cores are idle."""
+    longest_period: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 64
+    """Events of the program are recorded in one step of so many at least, before they are switched off altogether."""
+
+    @classmethod
+    def of(cls, given: float | OverheadBudget | None) -> OverheadBudget | None:
+        """What `trace(overhead_budget=...)` was given, as a budget.
+
+        Raises:
+            TypeError: if it is neither a number nor a budget.
+            ValueError: if it is no share of the time.
+        """
+        if given is None or isinstance(given, OverheadBudget):
+            return given
+        if isinstance(given, bool) or not isinstance(given, int | float):
+            raise TypeError(
+                f"overhead_budget must be a share of the time, such as 0.01, or stepscope.OverheadBudget, got {given!r}"
+            )
+        return cls(fraction=float(given))
+
+
+class OverheadStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What one profiler's recording has cost so far. Times in ns."""
+
+    recorded_ns: int
+    """Time in which the profiler recorded, pauses not included."""
+    steps: int
+    """Steps recorded."""
+    events: int
+    """Events of the program, recorded on its threads."""
+    operators: int
+    """Operators of frameworks, recorded on its threads."""
+    training_ns: int
+    """What that took from the threads of the program: events times the cost of one, which was measured when the profiler
+    was opened; and the time in transitions."""
+    background_ns: int
+    """Processor time of the runtime's own threads, the share of this profiler."""
+    detail: str
+    """The level of detail now."""
+    budget: float | None = None
+    changes: int = 0
+    """How often the level changed."""
+    lowered_ns: int = 0
+    """Recorded time with less than full detail."""
+    left_out: int = 0
+    """Events and operators that were left out by lowered detail: neither recorded nor lost. They are counted when they
+    would have begun. What nobody at all recorded is counted for the process, so profilers with a budget that run at once
+    all count it; what backends left out is not counted."""
+
+    @property
+    def fraction(self) -> float:
+        """The cost as a share of the time recorded."""
+        return (self.training_ns + self.background_ns) / self.recorded_ns if self.recorded_ns else 0.0
+
+    def __str__(self) -> str:
+        steps = max(self.steps, 1)
+        text = (
+            f"{self.fraction:.2%} of the time recorded; per step {self.training_ns / steps / 1000:.1f} us on the program's "
+            f"threads (estimated, {(self.events + self.operators) / steps:,.0f} events) and "
+            f"{self.background_ns / steps / 1000:.1f} us of processor time in the background"
+        )
+        if self.budget is None:
+            return text
+        left_out = f", {self.left_out:,} events left out by that" if self.left_out else ""
+        lowered = self.lowered_ns / self.recorded_ns if self.recorded_ns else 0.0
+        return f"{text}; budget {self.budget:.2%}, detail now {self.detail!r}, lowered in {lowered:.0%} of it{left_out}"

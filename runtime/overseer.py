@@ -1,0 +1,294 @@
+"""The overseer of one profiler: reads the meter, asks the governor, has the level changed, and writes down what it did."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from stepscope.runtime import _core, strings
+from stepscope.runtime.detail import FULL, Detail, DetailFilter, ladder
+from stepscope.runtime.events import Block, Kind, empty_block
+from stepscope.runtime.governor import Governor
+from stepscope.runtime.intervals import Interval
+from stepscope.runtime.meter import Counted, EventCosts, OwnThreads, event_costs
+from stepscope.runtime.overhead import OverheadBudget, OverheadStatistics
+
+OVERHEAD = "overhead"
+"""Source of the events that say what recording costs, and what was done about it."""
+
+FADING = 0.9
+"""Share of the rate of operators that is still believed one reading later, while they cannot be seen."""
+
+_NOTES = 4
+_STRETCHES = 1024
+
+_overseers: weakref.WeakSet[Overseer] = weakref.WeakSet()
+
+
+class Change(msgspec.Struct, frozen=True):
+    """The level of detail changed."""
+
+    at: int
+    step: int
+    before: Detail
+    after: Detail
+    cost: float
+    """What was measured before it, as a share of the time."""
+
+
+class _Reading(msgspec.Struct, frozen=True):
+    """Sums over the run; the difference of two is what happened between them."""
+
+    counted: Counted
+    recorded_ns: int
+    transitions_ns: int
+    background_ns: float
+    left_out: tuple[int, int]
+
+
+class Overseer:
+    """Lives on the loop. Without a budget it only measures."""
+
+    def __init__(
+        self,
+        budget: OverheadBudget | None,
+        filter: DetailFilter,
+        *,
+        reducible: bool,
+        transitions: Callable[[], int],
+    ) -> None:
+        """
+        Args:
+            budget: what recording may cost; `None`: anything.
+            filter: is told of each change.
+            reducible: whether any backend can do less than it was asked for.
+            transitions: time that changes of the action took from the program's threads so far, in ns.
+        """
+        self.budget = budget
+        self.counted = Counted()
+        self._filter = filter
+        self._ladder = ladder(budget.longest_period if budget else 1, reducible=reducible)
+        self._governor = Governor(budget.fraction, len(self._ladder)) if budget else None
+        self._transitions = transitions
+        self._costs: EventCosts = event_costs()
+        self._threads = OwnThreads()
+        self._threads_seen = self._all_seen = self._own_seen = 0
+        self._background = 0.0
+        self._measured = 0.0
+        self._lock = threading.RLock()
+        self._since: int | None = None
+        self._recorded = 0
+        self._detail = FULL
+        self._asked: Detail | None = None
+        self._lowered_since: int | None = None
+        self._lowered = 0
+        self._left_out_before = sum(_core.left_out())
+        self._operators = 0.0
+        self._each = 0.0
+        self.changes: deque[Change] = deque(maxlen=_STRETCHES)
+        self._change_count = 0
+        _overseers.add(self)
+        self._last = self._read()
+
+    # what happens
+
+    def begin(self, at: int) -> None:
+        """Recording begins, or goes on."""
+        if self._since is None:
+            self._since = at
+            self._lowered_since = at if self._detail is not FULL else None
+
+    def end(self, at: int) -> None:
+        """Recording ends, or pauses."""
+        if self._since is not None:
+            self._recorded += at - self._since
+            self._end_lowered(at)
+            self._since = None
+
+    def changed(self, at: int, step: int, detail: Detail) -> Change:
+        """The steps that begin at `at` (ns) or later have this detail."""
+        before, self._detail, self._asked = self._detail, detail, None
+        self._filter.change(at, detail)
+        if self._since is not None:
+            self._end_lowered(at)
+            self._lowered_since = at if detail is not FULL else None
+        change = Change(at, step, before, detail, self._measured)
+        self.changes.append(change)
+        self._change_count += 1
+        return change
+
+    def _end_lowered(self, at: int) -> None:
+        if self._lowered_since is not None:
+            self._lowered += at - self._lowered_since
+            self._lowered_since = None
+
+    # decisions
+
+    def look(self, now: int) -> tuple[Detail | None, float | None]:
+        """Reads the meter, if an interval is over.
+
+        Args:
+            now: everything that was recorded before this time was counted, in ns.
+
+        Returns:
+            The level to go to, if it changes, and the cost since the last reading, if there is one.
+        """
+        if self.budget is None or self._governor is None:
+            return None, None
+        reading = self._read(now)
+        wall = reading.recorded_ns - self._last.recorded_ns
+        if wall < self.budget.interval * 0.9e9:
+            return None, None
+        last, self._last = self._last, reading
+        cost, expected = self._expect(last, reading, wall)
+        self._measured = cost
+        if self._asked is not None:
+            return None, cost  # A change waits for the next step().
+        detail = self._ladder[self._governor.update(cost, expected)]
+        if detail == self._detail:
+            return None, cost
+        self._asked = detail
+        return detail, cost
+
+    def _expect(self, last: _Reading, now: _Reading, wall: int) -> tuple[float, list[float]]:
+        """The cost of the last interval, and what it would have been at each level."""
+        assert self.budget is not None
+        counted = now.counted.minus(last.counted)
+        events, operators = counted.events_ns(self._costs), counted.operators_ns(self._costs)
+        background = self.budget.background * (now.background_ns - last.background_ns)
+        transitions = now.transitions_ns - last.transitions_ns
+        cost = (events + operators + transitions + background) / wall
+        missed_events, missed_operators = (now.left_out[i] - last.left_out[i] for i in (0, 1))
+        recorded = counted.events + counted.operators
+        if recorded:
+            self._each = background / recorded
+        if self._detail.operators:
+            self._operators = counted.operators / wall
+        else:
+            # A backend may have switched them off at their source, where nobody counts them.
+            self._operators = max(self._operators * FADING, missed_operators / wall)
+        per_event = events / counted.events if counted.events else self._costs.span
+        all_events = (counted.events + missed_events) * (per_event + self._each)
+        all_operators = self._operators * wall * (self._costs.operator + self._each)
+        expected = [
+            (transitions + (all_events / level.every if level.every else 0) + (all_operators if level.operators else 0))
+            / wall
+            for level in self._ladder
+        ]
+        return cost, expected
+
+    def _read(self, now: int | None = None) -> _Reading:
+        with self._lock:
+            total = self._threads.read()
+            self._background += (total - self._threads_seen) * self._share()
+            self._threads_seen = total
+            left_out = _core.left_out()
+            counted = self.counted.copy()
+            return _Reading(counted, self._recorded_by(now), self._transitions(), self._background, left_out)
+
+    def refresh(self) -> None:
+        """Reads the clocks of threads that may end soon."""
+        self._read()
+
+    def _share(self) -> float:
+        """This profiler's share of what the background did since the last reading, by events."""
+        everybody = list(_overseers)
+        all_now, own_now = sum(one.counted.total for one in everybody), self.counted.total
+        all_new, own_new = all_now - self._all_seen, own_now - self._own_seen
+        self._all_seen, self._own_seen = all_now, own_now
+        return min(own_new / all_new, 1.0) if all_new > 0 else 1 / max(len(everybody), 1)
+
+    def _recorded_by(self, now: int | None) -> int:
+        since = self._since
+        return self._recorded + (0 if now is None or since is None else max(now - since, 0))
+
+    # what is written
+
+    def change_event(self, change: Change, at: int, track: int) -> tuple[Block, bytes]:
+        """A change as an instant, with its arguments; or the level with which a window begins."""
+        assert self.budget is not None
+        order = [level.name for level in self._ladder]
+        lowered = order.index(change.after.name) > order.index(change.before.name)
+        args = _core.encode_arguments(
+            {
+                "before": change.before.name,
+                "after": change.after.name,
+                "measured %": round(change.cost * 100, 3),
+                "budget %": round(self.budget.fraction * 100, 3),
+            }
+        )
+        block = self._event(Kind.INSTANT, f"detail {'lowered' if lowered else 'raised'}", at, track)
+        block["args_len"] = len(args)
+        return block, args
+
+    def cost_event(self, cost: float, at: int, track: int) -> Block:
+        """A reading as the value of a counter, in percent."""
+        block = self._event(Kind.COUNTER, "overhead %", at, track)
+        block["value"] = cost * 100
+        return block
+
+    def _event(self, kind: Kind, name: str, at: int, track: int) -> Block:
+        block = empty_block(1)
+        block["ts"], block["kind"], block["track"] = at, kind, track
+        block["name"], block["category"] = strings.intern(name), strings.category(OVERHEAD)
+        return block
+
+    def _stretches(self, window: Interval) -> list[tuple[Change, int]]:
+        """The stretches of lowered detail that touch a window, with their ends."""
+        changes = list(self.changes)
+        ends = [*(change.at for change in changes[1:]), window[1]][: len(changes)]
+        return [
+            (change, min(end, window[1]))
+            for change, end in zip(changes, ends, strict=True)
+            if change.after is not FULL and change.at < window[1] and end > window[0]
+        ]
+
+    def notes(self, window: Interval) -> list[str]:
+        """What is to be said of a window: its stretches of lowered detail."""
+        found = self._stretches(window)
+        shown = [
+            f"detail lowered to {change.after.name!r} from step {change.step} on: recording cost {change.cost:.2%} of the "
+            f"time, the budget is {self.budget.fraction if self.budget else 1:.2%}; what this left out is not counted as lost"
+            for change, _ in found[:_NOTES]
+        ]
+        return shown + ([f"detail changed {len(found) - _NOTES} more times"] if len(found) > _NOTES else [])
+
+    def facts(self, window: Interval) -> dict[str, Any]:
+        """The same for the window's metadata; empty without a budget."""
+        if self.budget is None:
+            return {}
+        stretches = [
+            {
+                "detail": change.after.name,
+                "first_step": change.step,
+                "start_ns": max(change.at, window[0]),
+                "end_ns": end,
+                "measured": change.cost,
+            }
+            for change, end in self._stretches(window)
+        ]
+        return {OVERHEAD: {"budget": self.budget.fraction, "lowered": stretches}}
+
+    def statistics(self) -> OverheadStatistics:
+        """What recording has cost until now; any thread."""
+        reading = self._read(_core.now())
+        counted, lowered = reading.counted, self._lowered_since
+        training = counted.events_ns(self._costs) + counted.operators_ns(self._costs) + reading.transitions_ns
+        return OverheadStatistics(
+            recorded_ns=reading.recorded_ns,
+            steps=counted.steps,
+            events=counted.events,
+            operators=counted.operators,
+            training_ns=round(training),
+            background_ns=round(reading.background_ns),
+            detail=self._detail.name,
+            budget=self.budget.fraction if self.budget else None,
+            changes=self._change_count,
+            lowered_ns=self._lowered + (0 if lowered is None else max(_core.now() - lowered, 0)),
+            left_out=(sum(reading.left_out) - self._left_out_before if self.budget else 0) + self._filter.left_out,
+        )

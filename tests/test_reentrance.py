@@ -1,0 +1,276 @@
+"""Calls of a profiler from where nobody should have to expect them: callbacks, exporters, backends, signal handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+import stepscope as sc
+from stepscope.backends.scripted import ScriptedBackend
+from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.errors import ProfilerStateError
+from stepscope.runtime.events import EventBatch, Kind
+
+EVERY_STEP = sc.schedule(wait=0, warmup=0, active=1)
+CALLS = ("stop", "close", "flush", "pause", "resume", "step", "start")
+
+
+def call(profiler: sc.Profiler, name: str) -> None:
+    """Makes a call; that it does not fit the state is no failure here."""
+    with suppress(ProfilerStateError):
+        getattr(profiler, name)()
+
+
+def closed_within(profiler: sc.Profiler, seconds: float) -> None:
+    """Closes, and fails if that took too long or left the hub behind."""
+    began = time.monotonic()
+    profiler.close()
+    assert time.monotonic() - began < seconds
+    deadline = time.monotonic() + seconds
+    while any(thread.name.startswith("stepscope") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, [thread.name for thread in threading.enumerate()]
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", ["plain", "coroutine"])
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_in_on_trace_ready(name: str, kind: str, output_dir: Path) -> None:
+    """A callback that stops, closes or restarts its own profiler neither waits for itself nor breaks it."""
+    called = threading.Event()
+    took: list[float] = []
+
+    def callback(_: sc.Window) -> None:
+        began = time.monotonic()
+        call(profiler, name)
+        took.append(time.monotonic() - began)
+        called.set()
+
+    async def coroutine(window: sc.Window) -> None:
+        callback(window)
+
+    ready: Callable[[sc.Window], object] = callback if kind == "plain" else coroutine
+    profiler = sc.trace(schedule=EVERY_STEP, on_trace_ready=ready, output_dir=output_dir)
+    profiler.start()
+    sc.instant("tick")
+    profiler.step()
+    assert called.wait(30)
+    for _ in range(3):
+        profiler.step()
+    closed_within(profiler, 4)
+    profiler.raise_errors()
+    assert max(took) < 2
+
+
+@pytest.mark.parametrize("kind", ["plain", "coroutine"])
+def test_another_profiler_in_on_trace_ready(kind: str, tmp_path: Path) -> None:
+    """A callback may record with a profiler of its own, while the first goes on."""
+    outer_memory = sc.MemoryExporter()
+    runs: list[tuple[sc.Profiler, sc.MemoryExporter]] = []
+
+    def callback(window: sc.Window) -> None:
+        memory = sc.MemoryExporter()
+        inner = sc.trace(exporters=[memory], output_dir=tmp_path / f"inner{window.index}")
+        inner.start()
+        sc.instant(f"inside {window.index}")
+        inner.stop()
+        inner.close()
+        runs.append((inner, memory))
+
+    async def coroutine(window: sc.Window) -> None:
+        callback(window)
+
+    ready: Callable[[sc.Window], object] = callback if kind == "plain" else coroutine
+    with sc.trace(
+        schedule=EVERY_STEP, exporters=[outer_memory], on_trace_ready=ready, output_dir=tmp_path / "outer"
+    ) as outer:
+        for step in range(3):
+            sc.instant(f"step {step}")
+            outer.step()
+            outer.flush()
+    outer.raise_errors()
+    for index, (run, memory) in enumerate(runs):
+        closed_within(run, 4)
+        run.raise_errors()
+        assert f"inside {index}" in memory.names(kind=Kind.INSTANT)
+    assert len(runs) >= 3
+    assert [name for name in outer_memory.names(kind=Kind.INSTANT) if name.startswith("step")] == [
+        f"step {step}" for step in range(3)
+    ]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_in_an_exporter(name: str, output_dir: Path) -> None:
+    """On the loop, in the middle of an export."""
+
+    class Calling(sc.MemoryExporter):
+        async def export(self, batch: EventBatch) -> None:
+            await super().export(batch)
+            if "tick" in self.names():
+                call(profiler, name)
+
+    exporter = Calling()
+    profiler = sc.trace(exporters=[exporter], output_dir=output_dir)
+    profiler.start()
+    sc.instant("tick")
+    profiler.step()
+    deadline = time.monotonic() + 30
+    while "tick" not in exporter.names() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    profiler.step()
+    closed_within(profiler, 4)
+    profiler.raise_errors()
+    assert exporter.names().count("tick") == 1
+
+
+@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_in_a_backend(name: str, bound: bool, output_dir: Path) -> None:
+    """While the action changes; what is called then happens when the change is over."""
+
+    class Calling(ScriptedBackend):
+        def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+            super().transition(before, after, at)
+            call(profiler, name)
+
+    profiler = sc.trace(
+        schedule=sc.schedule(wait=1, warmup=1, active=1, repeat=2),
+        backends=[Calling(thread_bound=bound)],
+        output_dir=output_dir,
+    )
+    profiler.start()
+    for _ in range(8):
+        profiler.step()
+    closed_within(profiler, 8)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_in_a_schedule(name: str, output_dir: Path) -> None:
+    """A schedule that calls its own profiler is answered first."""
+
+    def schedule(step: int) -> ProfilerAction:
+        if 1 < step < 4:
+            call(profiler, name)
+        return ProfilerAction.RECORD if step else ProfilerAction.NONE
+
+    profiler = sc.trace(schedule=schedule, output_dir=output_dir)
+    profiler.start()
+    for _ in range(6):
+        profiler.step()
+    closed_within(profiler, 8)
+
+
+def test_a_signal_handler_may_call_anything(tmp_path: Path) -> None:
+    """A timer's handler interrupts starts, steps, pauses, stops and closings, and makes the same calls."""
+    numbers = iter(range(1 << 30))
+    handled = 0
+
+    def new() -> sc.Profiler:
+        return sc.trace(
+            schedule=sc.schedule(wait=1, warmup=1, active=2),
+            backends=[ScriptedBackend(), ScriptedBackend(name="bound", thread_bound=True)],
+            output_dir=tmp_path / str(next(numbers)),
+        )
+
+    current = new()
+    calls = ("start", "step", "pause", "resume", "step", "stop", "step")
+
+    def handler(_: int, __: FrameType | None) -> None:
+        nonlocal handled
+        handled += 1
+        name = (*calls, "flush", "close", "statistics", "report", "diagnostics")[handled % 12]
+        call(current, name)
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)
+    try:
+        deadline = time.monotonic() + 60
+        for _ in range(25):
+            current = new()
+            for name in calls * 4:
+                call(current, name)
+            call(current, "close")
+            assert time.monotonic() < deadline
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    closed_within(current, 8)
+    assert handled > 10
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # raised inside of a weak reference's callback
+def test_a_handler_that_raises_leaves_a_profiler_that_works(tmp_path: Path) -> None:
+    """Ctrl-C in the middle of any call: what is called afterwards is carried out, and nothing is held back."""
+
+    def handler(_: int, __: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        for number in range(30):
+            memory = sc.MemoryExporter()
+            profiler = sc.trace(
+                schedule=sc.schedule(wait=0, warmup=0, active=500),
+                exporters=[memory],
+                output_dir=tmp_path / str(number),
+            )
+            with suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.0007 * number)
+                profiler.start()
+                for _ in range(1000):
+                    profiler.pause()
+                    profiler.step()
+                    profiler.resume()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            call(profiler, "stop")
+            if profiler.statistics().state == "stopped":
+                profiler.start()
+                sc.instant("after")
+                profiler.stop()
+                assert "after" in memory.names()
+            closed_within(profiler, 8)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_step_does_not_wait_for_the_stop_of_another_thread(output_dir: Path) -> None:
+    """stop() waits for a hanging exporter; the thread that steps meanwhile is not held."""
+    exporter = sc.MemoryExporter(hang_in="export")
+    profiler = sc.trace(exporters=[exporter], output_dir=output_dir, options=sc.Options(close_timeout=1.0))
+    profiler.start()
+    sc.instant("tick")
+    thread = threading.Thread(target=profiler.stop)
+    thread.start()
+    longest = 0.0
+    while thread.is_alive():
+        began = time.monotonic()
+        profiler.step()
+        longest = max(longest, time.monotonic() - began)
+    thread.join()
+    profiler.close()
+    assert longest < 0.5
+
+
+async def test_a_loop_goes_on_while_a_profiler_closes_in_a_task(output_dir: Path) -> None:
+    """Several tasks leave their profilers at once."""
+
+    async def record(number: int) -> list[str]:
+        memory = sc.MemoryExporter()
+        async with sc.trace(exporters=[memory], output_dir=output_dir / str(number)) as profiler:
+            sc.instant(f"task {number}")
+            await asyncio.sleep(0)
+            profiler.step()
+        profiler.raise_errors()
+        return [name for name in memory.names(kind=Kind.INSTANT) if name == f"task {number}"]
+
+    assert await asyncio.gather(*(record(number) for number in range(8))) == [[f"task {n}"] for n in range(8)]

@@ -1,0 +1,264 @@
+"""Several profilers at once: each gets exactly what its own calls ask for, whatever the others do."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import stepscope as sc
+from stepscope.backends.script import Raise
+from stepscope.backends.scripted import ScriptedBackend
+from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.events import Kind
+from stepscope.runtime.schedule import Schedule
+
+SCHEDULES: tuple[Callable[[], Schedule | None], ...] = (
+    lambda: None,
+    lambda: sc.schedule(wait=1, warmup=0, active=2),
+    lambda: sc.schedule(wait=1, warmup=1, active=1, repeat=2),
+    lambda: sc.schedule(wait=0, warmup=0, active=1),
+)
+CALLS = ("start", "step", "step", "step", "pause", "resume", "stop", "close")
+
+
+class Model:
+    """What a profiler alone would record: every tick while it runs, is not paused, and its step records."""
+
+    def __init__(self, schedule: Schedule | None) -> None:
+        self.schedule = schedule
+        self.state = "new"
+        self.step_number = self.pauses = 0
+        self.ticks: list[str] = []
+
+    def call(self, name: str) -> bool:
+        """Follows a call; False if it would raise."""
+        if name == "start":
+            if self.state in ("running", "closed"):
+                return False
+            self.state = "running"
+        elif name == "close":
+            self.state, self.pauses = "closed", 0
+        elif name == "stop":
+            if self.state == "new":
+                return False
+            self.state = "stopped" if self.state == "running" else self.state
+            self.pauses = 0
+        elif self.state == "running":
+            if name == "step":
+                self.step_number += 1
+            elif name == "pause":
+                self.pauses += 1
+            elif self.pauses:
+                self.pauses -= 1
+        return True
+
+    def tick(self, name: str) -> None:
+        """Something happens."""
+        action = ProfilerAction.RECORD if self.schedule is None else self.schedule(self.step_number)
+        if self.state == "running" and not self.pauses and action.records:
+            self.ticks.append(name)
+
+
+class Actor:
+    """A thread that makes calls when it is told to, one after the other."""
+
+    def __init__(self) -> None:
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._work: Callable[[], object] | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._go.acquire()
+            if self._work is None:
+                return
+            try:
+                self._work()
+            except BaseException as error:
+                self._error = error
+            self._done.release()
+
+    def do(self, work: Callable[[], object]) -> None:
+        """Has the thread do it, and raises what it raised."""
+        self._work = work
+        self._go.release()
+        self._done.acquire()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def end(self) -> None:
+        """Ends the thread."""
+        self._work = None
+        self._go.release()
+        self._thread.join()
+
+
+Call = tuple[int, int, str]
+"""Number of the profiler, number of the thread, and what it calls."""
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    chosen=st.lists(st.sampled_from(range(len(SCHEDULES))), min_size=1, max_size=4),
+    calls=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.sampled_from(CALLS)), max_size=40),
+)
+def test_any_interleaving_gives_each_what_it_would_have_alone(chosen: list[int], calls: list[Call]) -> None:
+    """Up to four profilers, three threads: starts, steps, pauses, stops and closings in any order, against a model."""
+    actors = [Actor() for _ in range(3)]
+    with tempfile.TemporaryDirectory() as directory:
+        memories = [sc.MemoryExporter() for _ in chosen]
+        models = [Model(SCHEDULES[number]()) for number in chosen]
+        profilers = [
+            sc.trace(
+                schedule=SCHEDULES[number](),
+                exporters=[memory],
+                output_dir=Path(directory) / str(place),
+                options=sc.Options(journal=False),
+            )
+            for place, (number, memory) in enumerate(zip(chosen, memories, strict=True))
+        ]
+        try:
+            for place, (which, thread, name) in enumerate(calls):
+                number = which % len(profilers)
+                if models[number].call(name):
+                    actors[thread].do(getattr(profilers[number], name))
+                tick = f"tick {place}"
+                actors[(thread + 1) % 3].do(lambda tick=tick: sc.instant(tick))  # type: ignore[misc]
+                for model in models:
+                    model.tick(tick)
+        finally:
+            for profiler in profilers:
+                profiler.close()
+            for actor in actors:
+                actor.end()
+    for profiler, model, memory in zip(profilers, models, memories, strict=True):
+        profiler.raise_errors()
+        names = memory.names(kind=Kind.INSTANT)
+        assert sorted(names) == sorted(model.ticks)
+        for window in memory.windows:
+            assert all(source.balanced() for source in window.ledger.sources.values())
+            assert all(output.in_flight == 0 for output in window.ledger.outputs.values())
+        pipeline = profiler.statistics().pipeline
+        if pipeline is not None:
+            windows = pipeline.windows
+            for source, seen in windows.seen.items():
+                told = windows.accepted, windows.outside, windows.late, windows.superseded
+                assert seen == sum(account.get(source, 0) for account in told)
+            assert not any(windows.dropped.values())
+
+
+class Bad(msgspec.Struct):
+    """A profiler with a part that raises."""
+
+    name: str
+    make: Callable[[Path], sc.Profiler]
+
+
+def _raise(*_: object) -> ProfilerAction:
+    raise ZeroDivisionError("bad")
+
+
+BAD = (
+    Bad("schedule", lambda path: sc.trace(schedule=_raise, output_dir=path)),
+    Bad("exporter", lambda path: sc.trace(exporters=[sc.MemoryExporter(fail={"export": OSError()})], output_dir=path)),
+    Bad("callback", lambda path: sc.trace(on_trace_ready=_raise, output_dir=path)),
+    Bad(
+        "backend",
+        lambda path: sc.trace(
+            backends=[ScriptedBackend([Raise(OSError("device"), "start")], thread_bound=True)], output_dir=path
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
+def test_one_that_raises_costs_the_others_nothing(bad: Bad, tmp_path: Path) -> None:
+    """Before, inside and after a good one: the good one is whole, and the bad one says what was wrong."""
+    memory = sc.MemoryExporter()
+    first, second = bad.make(tmp_path / "first"), bad.make(tmp_path / "second")
+    first.start()
+    with sc.trace(exporters=[memory], output_dir=tmp_path / "good") as good:
+        second.start()
+        for step in range(5):
+            sc.instant(f"at {step}")
+            for profiler in (first, second, good):
+                profiler.step()
+        first.close()
+        sc.instant("after")
+    second.close()
+    good.raise_errors()
+    assert memory.names(kind=Kind.INSTANT) == [*(f"at {step}" for step in range(5)), "after"]
+    for profiler in (first, second):
+        with pytest.raises(ExceptionGroup):
+            profiler.raise_errors()
+
+
+def test_starts_and_stops_in_many_threads(tmp_path: Path) -> None:
+    """A hundred cycles of each of four threads, each with its profiler, under one that runs all the time."""
+    outer, own = sc.MemoryExporter(), [sc.MemoryExporter() for _ in range(4)]
+    errors: list[BaseException] = []
+
+    def cycle(number: int) -> None:
+        try:
+            profiler = sc.trace(
+                exporters=[own[number]],
+                output_dir=tmp_path / str(number),
+                options=sc.Options(journal=False),
+                start=False,
+            )
+            with profiler:
+                for turn in range(100):
+                    profiler.start()
+                    sc.instant(f"{number}/{turn}")
+                    profiler.step()
+                    profiler.stop()
+            profiler.raise_errors()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=cycle, args=(number,)) for number in range(4)]
+    with sc.trace(exporters=[outer], output_dir=tmp_path / "outer"):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not errors
+    everything = sorted(f"{number}/{turn}" for number in range(4) for turn in range(100))
+    assert sorted(outer.names(kind=Kind.INSTANT)) == everything
+    for number, memory in enumerate(own):
+        mine = [name for name in memory.names(kind=Kind.INSTANT) if name.startswith(f"{number}/")]
+        assert mine == [f"{number}/{turn}" for turn in range(100)]
+
+
+def test_profilers_come_and_go_until_none_is_left(tmp_path: Path) -> None:
+    """Made, started and closed in four threads at once: the loop's thread comes and goes, and nothing is left."""
+    errors: list[BaseException] = []
+
+    def come_and_go(number: int) -> None:
+        try:
+            for turn in range(20):
+                memory = sc.MemoryExporter()
+                path = tmp_path / f"{number}-{turn}"
+                with sc.trace(exporters=[memory], output_dir=path, options=sc.Options(journal=False)) as profiler:
+                    sc.instant(f"{number}/{turn}")
+                    profiler.step()
+                assert f"{number}/{turn}" in memory.names()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=come_and_go, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors

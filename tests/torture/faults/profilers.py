@@ -1,0 +1,214 @@
+"""Several profilers at once: started, stepped, paused and stopped from several threads, some of them bad, some governed."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import stepscope as sc
+from stepscope.backends.script import Deliver, Raise, Span
+from stepscope.backends.scripted import ScriptedBackend
+from stepscope.runtime.errors import ProfilerStateError
+from stepscope.runtime.events import Kind
+from tests.torture.fault import Fault, Outcome
+
+TICKS = 400
+
+
+class Held:
+    """The longest time that a call took, on the threads that train."""
+
+    def __init__(self) -> None:
+        self.longest = 0
+
+    def __call__(self, call: Callable[[], object]) -> None:
+        """Makes a call; one that does not fit the profiler's state is none of its faults."""
+        began = time.monotonic_ns()
+        with suppress(ProfilerStateError):
+            call()
+        self.longest = max(self.longest, time.monotonic_ns() - began)
+
+
+def _left_out(profiler: sc.Profiler) -> int:
+    pipeline = profiler.statistics().pipeline
+    return pipeline.overhead.left_out if pipeline is not None else 0
+
+
+def _detail(profiler: sc.Profiler) -> str:
+    pipeline = profiler.statistics().pipeline
+    return pipeline.overhead.detail if pipeline is not None else ""
+
+
+def _account(
+    profiler: sc.Profiler, memory: sc.MemoryExporter, name: str, produced: int, held: Held, problems: list[str]
+) -> Outcome:
+    """Closes one that recorded all the time, and compares what came out with what was made."""
+    began = time.monotonic_ns()
+    profiler.close()
+    shutdown = time.monotonic_ns() - began
+    found = memory.names(kind=Kind.INSTANT).count(name)
+    dropped = sum(window.ledger.dropped() for window in memory.windows) + _left_out(profiler)
+    for window in memory.windows:
+        problems += [
+            f"{source} is not balanced" for source, told in window.ledger.sources.items() if not told.balanced()
+        ]
+    return Outcome(
+        produced=produced,
+        exported=found,
+        dropped=dropped,
+        held_ns=held.longest,
+        shutdown_ns=shutdown,
+        problems=tuple(problems),
+    )
+
+
+def _storm(directory: Path, seed: int) -> Outcome:
+    """Four threads call four profilers at random, under one that records everything."""
+    memory, held, problems = sc.MemoryExporter(), Held(), list[str]()
+    others = [
+        sc.trace(
+            schedule=sc.schedule(wait=1, warmup=1, active=2) if number % 2 else None,
+            backends=[ScriptedBackend([Deliver([Span("device", 0, 1000)])], thread_bound=number > 1)],
+            output_dir=directory / str(number),
+            options=sc.Options(journal=False, close_timeout=1.0),
+        )
+        for number in range(4)
+    ]
+    whole = sc.trace(exporters=[memory], output_dir=directory / "whole")
+    whole.start()
+
+    def work(number: int) -> None:
+        choose = random.Random(seed * 31 + number)
+        for _ in range(TICKS):
+            sc.instant("tick")
+            profiler = choose.choice(others)
+            name = choose.choices(("step", "pause", "resume", "start", "stop"), (20, 2, 2, 1, 1))[0]
+            call: Callable[[], object] = getattr(profiler, name)
+            if name in ("start", "stop"):
+                with suppress(ProfilerStateError):
+                    call()
+            else:
+                held(call)
+            if number == 0:
+                held(whole.step)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for profiler in others:
+        profiler.close()
+        with suppress(ExceptionGroup):
+            profiler.raise_errors()  # a bound backend whose thread has ended is refused, and says so
+    return _account(whole, memory, "tick", 4 * TICKS, held, problems)
+
+
+def _bad_neighbours(directory: Path, seed: int) -> Outcome:
+    """One whose backend, one whose exporter and one whose callback raise, around a good one."""
+    memory, held, problems = sc.MemoryExporter(), Held(), list[str]()
+
+    def raise_error(_: object) -> None:
+        raise RuntimeError("on purpose")
+
+    every = sc.schedule(wait=0, warmup=0, active=2)
+    bad = [
+        sc.trace(
+            backends=[ScriptedBackend([Raise(OSError("device"), "start")])], schedule=every, output_dir=directory / "a"
+        ),
+        sc.trace(exporters=[sc.MemoryExporter(fail={"export": OSError("disk")})], output_dir=directory / "b"),
+        sc.trace(on_trace_ready=raise_error, schedule=every, output_dir=directory / "c"),
+    ]
+    good = sc.trace(exporters=[memory], output_dir=directory / "good")
+    profilers = [*bad, good]
+    random.Random(seed).shuffle(profilers)
+    for profiler in profilers:
+        profiler.start()
+    ticks = 0
+    for number in range(TICKS):
+        if number == TICKS // 2:
+            bad[seed % 3].close()
+        if good.statistics().state == "running":
+            sc.instant("tick")
+            ticks += 1
+        for profiler in profilers:
+            held(profiler.step)
+    for profiler in bad:
+        profiler.close()
+        try:
+            profiler.raise_errors()
+        except ExceptionGroup:
+            continue
+        problems.append("an error was not kept")
+    return _account(good, memory, "tick", ticks, held, problems)
+
+
+def _governed(directory: Path, seed: int) -> Outcome:
+    """A load that no budget allows: what is left out is counted, and every step is there."""
+    memory, held, problems = sc.MemoryExporter(), Held(), list[str]()
+    profiler = sc.trace(
+        exporters=[memory],
+        output_dir=directory,
+        overhead_budget=sc.OverheadBudget(fraction=0.001, interval=0.02),
+    )
+    profiler.start()
+    ticks = steps = 0
+    end = time.monotonic() + 30
+    while _detail(profiler) != "step marks only" and time.monotonic() < end:
+        for _ in range(500 + seed % 7):
+            sc.instant("tick")
+        ticks += 500 + seed % 7
+        held(profiler.step)
+        steps += 1
+    outcome = _account(profiler, memory, "tick", ticks, held, problems)
+    marks = sum(name.startswith("ProfilerStep#") for name in memory.names(kind=Kind.SPAN))
+    if marks < steps:
+        problems.append(f"{steps - marks} steps are missing")
+    if not any("detail lowered" in note for window in memory.windows for note in window.diagnostics):
+        problems.append("detail was not lowered")
+    return outcome + Outcome(tried=0, problems=tuple(problems))
+
+
+def _cycles(directory: Path, seed: int) -> Outcome:
+    """Profilers made, started, stopped and closed in four threads, until the loop's thread has come and gone often."""
+    held, problems = Held(), list[str]()
+    outcomes: list[Outcome] = []
+
+    def cycle(number: int) -> None:
+        for turn in range(25):
+            memory = sc.MemoryExporter()
+            profiler = sc.trace(
+                exporters=[memory], output_dir=directory / f"{number}-{turn}", options=sc.Options(journal=False)
+            )
+            profiler.start()
+            sc.instant(f"{number}/{turn}")
+            held(profiler.step)
+            outcomes.append(_account(profiler, memory, f"{number}/{turn}", 1, held, []))
+
+    threads = [threading.Thread(target=cycle, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    problems += [f"left: {thread.name}" for thread in threading.enumerate() if thread.name.startswith("stepscope")]
+    total = sum(outcomes, Outcome(tried=0, problems=tuple(problems)))
+    return Outcome(
+        produced=total.produced,
+        exported=total.exported,
+        dropped=total.dropped,
+        held_ns=total.held_ns,
+        shutdown_ns=total.shutdown_ns,
+        problems=total.problems + (() if len(outcomes) == 100 else (f"{100 - len(outcomes)} cycles failed",)),
+    )
+
+
+FAULTS = (
+    Fault(family="profilers", name="random calls of four profilers from four threads", trial=_storm, trials=8),
+    Fault(family="profilers", name="neighbours whose parts raise", trial=_bad_neighbours, trials=20, short=2),
+    Fault(family="profilers", name="a load that no overhead budget allows", trial=_governed, trials=3),
+    Fault(family="profilers", name="a hundred made and closed in four threads", trial=_cycles, trials=10),
+)
