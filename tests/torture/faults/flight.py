@@ -100,6 +100,10 @@ def _killed(how: int, saves: bool) -> Callable[[Path, int], Outcome]:
             problems=tuple(problems),
         )
 
+    doing = "keeps its last steps and saves windows of them" if saves else "keeps its last steps"
+    trial.__doc__ = (
+        f"A process that {doing} is killed at a random moment; the last steps are recovered, each event once."
+    )
     return trial
 
 
