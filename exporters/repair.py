@@ -113,7 +113,7 @@ class _Trace:
         self._first = b""
         self._in_events = False
         self._ended = False
-        self._appended = False
+        self._disordered = False
         self._ours = False
         self._any = False
         self._last = b""
@@ -121,7 +121,7 @@ class _Trace:
     @property
     def complete(self) -> bool:
         """Whether the file was as it should be."""
-        return self._ended and not self._appended and not self.lost and self._source.intact
+        return self._ended and not self._disordered and not self.lost and self._source.intact
 
     def copy(self) -> None:
         """Writes the trace.
@@ -157,17 +157,20 @@ class _Trace:
         text = line.rstrip(b",\n")
         if not self._first:
             self._begin(line)
-        elif not self._in_events and self._first == b"{" and line.endswith(b"\n"):
+        elif not self._in_events and not self._is_event(text):
             self._take_key(text)
         elif self._in_events and text in _ENDS and line.endswith(b"\n"):
-            self._appended = self._appended or self._ended
+            self._disordered = self._disordered or self._ended
             self._ended = True
         elif self._is_event(text):
-            self._appended = self._appended or self._ended
+            if not self._in_events:  # the line that says so is damaged
+                self._disordered = True
+                self._begin_events()
+            self._disordered = self._disordered or self._ended
             self._ended = False
             self._put(text, text)
         elif text in (b"[", b"{") or text.endswith(EVENTS_KEY):
-            self._appended = True  # another trace begins
+            self._disordered = True  # another trace begins
         else:
             self._lose(line)
 
@@ -181,8 +184,7 @@ class _Trace:
 
     def _take_key(self, text: bytes) -> None:
         if text == EVENTS_KEY:
-            self._in_events = True
-            self._write(EVENTS_KEY + b"\n")
+            self._begin_events()
             return
         try:
             keys = _event.decode(b"{" + text + b"}")
@@ -193,6 +195,10 @@ class _Trace:
         else:
             self._check(text)
             self._write(text + SEPARATOR)
+
+    def _begin_events(self) -> None:
+        self._in_events = True
+        self._write(EVENTS_KEY + b"\n")
 
     def _is_event(self, text: bytes) -> bool:
         try:
@@ -226,7 +232,7 @@ class _Trace:
             self._first = b"{" if self._source.path.name.endswith(PART) else b"["
             self._write(self._first + b"\n")
         if not self._in_events and self._first == b"{":
-            self._write(EVENTS_KEY + b"\n")
+            self._begin_events()
         if self._any:
             self._write(SEPARATOR + self._cut_off())
         self._write(b"\n]\n" if self._first == b"[" else b"\n]}\n")
