@@ -94,5 +94,6 @@ def running() -> tuple[str, int, _core.Coroutine | None] | None:
         return None
     name = task.get_name()
     if _AUTOMATIC.fullmatch(name):
-        name = getattr(task.get_coro(), "__qualname__", name)
+        coroutine: Any = task.get_coro()
+        name = getattr(coroutine, "__qualname__", coroutine.__class__.__name__)
     return name, id(task), _watch_task(task, loop)

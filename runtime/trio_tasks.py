@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import TYPE_CHECKING
+from typing import Any
 
 from stepscope.runtime import _core
 
-if TYPE_CHECKING:
-    import trio
+
+def _lowlevel() -> Any:
+    """`trio.lowlevel`, or `None`: only a program that has imported trio can be running it."""
+    return sys.modules.get("trio.lowlevel")
 
 
 class Watcher:
@@ -18,67 +20,60 @@ class Watcher:
     def __init__(self) -> None:
         self.watching = True
 
-    def task_spawned(self, task: trio.lowlevel.Task) -> None:
+    def task_spawned(self, task: Any) -> None:
         """Called in the task that spawns, before the first step of the new one."""
-        import trio
-
         if self.watching:
             _watch_task(task)
         else:
-            trio.lowlevel.remove_instrument(self)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            _lowlevel().remove_instrument(self)
 
 
 class FirstStep:
     """An instrument for one step: that in which a task came to be watched."""
 
-    def __init__(self, task: trio.lowlevel.Task, watched: _core.Coroutine) -> None:
+    def __init__(self, task: Any, watched: _core.Coroutine) -> None:
         self.task = task
         self.watched = watched
 
-    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+    def after_task_step(self, task: Any) -> None:
         """Called when a step has ended."""
-        import trio
-
         if task is self.task:
             self.watched._paused()  # pyright: ignore[reportPrivateUsage]
-            trio.lowlevel.remove_instrument(self)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            _lowlevel().remove_instrument(self)
 
 
-_runs: weakref.WeakKeyDictionary[trio.lowlevel.TrioToken, Watcher] = weakref.WeakKeyDictionary()
+_runs: weakref.WeakKeyDictionary[Any, Watcher] = weakref.WeakKeyDictionary()
+"""By trio's token of the run."""
 
 
-def _current() -> trio.lowlevel.Task | None:
-    if "trio" not in sys.modules:
+def _current() -> Any:
+    """The task of this thread, or `None`."""
+    trio = _lowlevel()
+    if trio is None:
         return None
-    import trio
-
     try:
-        return trio.lowlevel.current_task()
+        return trio.current_task()
     except RuntimeError:
         return None
 
 
 def watch() -> None:
     """Watches the tasks of the trio run of this thread, if there is one: those that it has and those to come."""
-    current = _current()
+    trio, current = _lowlevel(), _current()
     if current is None:
         return
-    import trio
-
-    token = trio.lowlevel.current_trio_token()
+    token = trio.current_trio_token()
     if token in _runs:
         return
     _runs[token] = watcher = Watcher()
-    trio.lowlevel.add_instrument(watcher)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    found = [trio.lowlevel.current_root_task()]
+    trio.add_instrument(watcher)
+    found = [trio.current_root_task()]
     while found:
         task = found.pop()
-        if task is None:
-            continue
         found += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
         watched = _watch_task(task)
         if task is current:
-            trio.lowlevel.add_instrument(FirstStep(task, watched))  # type: ignore[arg-type]  # pyright: ignore
+            trio.add_instrument(FirstStep(task, watched))
 
 
 def release() -> None:
@@ -87,10 +82,9 @@ def release() -> None:
         _runs.popitem()[1].watching = False
 
 
-def _watch_task(task: trio.lowlevel.Task) -> _core.Coroutine:
+def _watch_task(task: Any) -> _core.Coroutine:
     """The coroutine that the core watches of a task: trio takes the next step of what it finds in `coro`."""
-    watched = _core.Coroutine(task.coro)
-    task.coro = watched  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+    task.coro = watched = _core.Coroutine(task.coro)
     return watched
 
 

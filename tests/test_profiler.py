@@ -18,8 +18,9 @@ from stepscope.runtime.events import Flag, Kind
 
 
 def names_of(exporter: MemoryExporter, window: int | None = None, kind: Kind = Kind.SPAN) -> list[str]:
-    """Names of user events, without the spans of steps."""
-    return [name for name in exporter.names(window, kind) if not name.startswith("ProfilerStep#")]
+    """Names of user events, without the spans of steps and of suspended tasks."""
+    found = exporter.names(window, kind)
+    return [name for name in found if not name.startswith("ProfilerStep#") and name != "suspended"]
 
 
 def test_the_schedule_decides_which_steps_are_recorded(output_dir: Path) -> None:
