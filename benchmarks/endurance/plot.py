@@ -59,7 +59,9 @@ def svg(title: str, across: str, up: str, lines: Sequence[Line]) -> str:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>')
         at = LEFT + (WIDTH - LEFT - RIGHT) * tick / 4
-        parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{right * tick / 4:.3g}</text>')
+        parts.append(
+            f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{right * tick / 4:.3g}</text>'
+        )
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end">{escape(across)}</text>')
     parts.append(f'<text x="{LEFT}" y="{HEIGHT - 8}">{escape(up)}</text>')
     for number, line in enumerate(lines):
