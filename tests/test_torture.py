@@ -35,7 +35,9 @@ def workers() -> Iterator[dict[str, Worker]]:
 @pytest.mark.parametrize("fault", [fault for fault in CATALOG.faults if fault.short], ids=label)
 def test_fault(fault: Fault, workers: dict[str, Worker]) -> None:
     """Nothing is lost without a count, and everything is as promised."""
-    worker = workers.setdefault(fault.family, Worker())
+    if fault.family not in workers:
+        workers[fault.family] = Worker()
+    worker = workers[fault.family]
     tally = Tally(fault, fault.short)
     while not tally.done:
         tally.add(tally.attempts, worker.try_fault(fault, tally.attempts), 0.0)
