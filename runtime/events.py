@@ -134,3 +134,13 @@ def split_block(events: Block, args: bytes, most: int) -> Iterator[tuple[Block, 
         end = int((part["args_at"][held].astype(np.int64) + part["args_len"][held]).max())
         part["args_at"][held] -= np.uint32(start)
         yield part, args[start:end]
+
+
+def without_ids(few: Block, many: Block) -> Block:
+    """`few` without those whose id is among `many`; takes time in proportion to `many`, without sorting them."""
+    if not len(few):
+        return few
+    ids = np.sort(few["id"])
+    at = np.minimum(np.searchsorted(ids, many["id"]), len(ids) - 1)
+    found = many["id"][ids[at] == many["id"]]
+    return few[~np.isin(few["id"], found)]

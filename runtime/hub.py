@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.from_thread
-import numpy as np
+import anyio.lowlevel
 
 from stepscope.runtime import _core
-from stepscope.runtime.events import EVENT_DTYPE, Block, Kind, join_blocks, split_block
+from stepscope.runtime.events import EVENT_DTYPE, Block, Kind, join_blocks, split_block, without_ids
 from stepscope.runtime.loop_thread import loop_name
 from stepscope.runtime.meter import register_loop
 from stepscope.runtime.pipeline import Pipeline
@@ -143,8 +143,10 @@ class Hub:
                 await anyio.sleep(SETTLE)
                 await self.drain()
         if scope.cancelled_caught:  # by an exporter that is behind; the others are to have everything
-            with self._hurry():
+            with anyio.CancelScope(deadline=deadline - seconds / 8) as scope, self._hurry():
                 await self.drain(final=True)
+            if scope.cancelled_caught:
+                self._take()  # what has waited in rings is counted, too
         self._pipelines.remove(pipeline)
         for events, _ in (*self._parts, *self._held):
             pipeline.drop_closed(RECORDER, events)  # the deadline came before their turn
@@ -190,7 +192,7 @@ class Hub:
                     pipeline.take_messages()  # a whole change may have passed since they were taken before
                 for events, _ in self._held:
                     # What has ended since the reading comes as a whole span.
-                    spans = spans[~np.isin(spans["id"], events["id"])]
+                    spans = without_ids(spans, events)
                 await self._route(until)
                 for pipeline in self._pipelines:
                     pipeline.close_windows(spans)
@@ -228,6 +230,8 @@ class Hub:
             for pipeline in self._pipelines:
                 pipeline.take_block(events, args)
             await self._relieve()
+            # A backlog neither keeps others from the loop nor a deadline from being noticed.
+            await anyio.lowlevel.checkpoint()
         for pipeline in self._pipelines:
             pipeline.take_watermark(until)
             while pipeline.take_delivery(until):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.runtime import _core
-from stepscope.runtime.events import Flag, empty_block, join_blocks, split_block
+from stepscope.runtime.events import Flag, empty_block, join_blocks, split_block, without_ids
 
 
 @given(st.lists(st.integers(-1, 300), max_size=40), st.integers(1, 12))
@@ -34,3 +34,11 @@ def test_parts_hold_every_event_with_its_own_arguments(sizes: list[int], most: i
         if event["args_len"] and not event["flags"] & int(Flag.ARG_INLINE)
     ]
     assert found == [chr(65 + index % 26) * size for index, size in enumerate(sizes) if size > 0]
+
+
+@given(st.lists(st.integers(0, 20), unique=True), st.lists(st.integers(0, 20)))
+def test_without_ids(few: list[int], many: list[int]) -> None:
+    """Those that are among the others are left out, whatever the order."""
+    left, right = empty_block(len(few)), empty_block(len(many))
+    left["id"], right["id"] = few, many
+    assert without_ids(left, right)["id"].tolist() == [number for number in few if number not in many]
