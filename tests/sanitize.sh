@@ -9,12 +9,12 @@ python=$(realpath --no-symlinks "${PYTHON:-.venv/bin/python}")
 cc=${CC:-gcc}
 kind=address
 case "${1:-}" in address | thread) kind=$1 && shift ;; esac
-nouns=(span span_order strings arguments argument_bounds instant ring session stack tasks contexts decorate
+nouns=(span span_order strings arguments argument_bounds instant ring attach session stack tasks contexts decorate
   decorate_generators step_counter signal aggregates chrome_encoder)
 library() { "$cc" -print-file-name="lib$1.so"; }
 # The interpreter is not instrumented, so the sanitizer's library must be loaded before it.
 if [ "$kind" = address ]; then
-  nouns+=(fork)
+  nouns+=(fork fork_storms joining)
   flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
   preload="$(library asan) $(library ubsan)"
   # Python's own allocator hides what was freed; what the interpreter never frees is no leak of ours.
