@@ -175,7 +175,7 @@ static size_t plan(Process *p) {
             a->given = a->shared->given;
             a->planned = a->ring.goal != atomic_load(&a->copy.tail) || a->ring.goal_produced != atomic_load(&a->copy.serial);
         }
-        qsort(p->rings, p->count, sizeof *p->rings, by_given);
+        if (p->count) qsort(p->rings, p->count, sizeof *p->rings, by_given);
     }
     for (uint32_t i = 0; i < p->count; i++) {
         Attached *a = p->rings[i];
