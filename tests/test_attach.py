@@ -132,10 +132,12 @@ def test_without_a_descriptor(member: Path, tmp_path: Path) -> None:
     directory = fresh(member, tmp_path)
     ring = directory / "ring-00000"
     head, _, produced = struct.unpack_from("<QQQ", ring.read_bytes(), HEAD)
-    put(ring, HEAD, 0), put(ring, PRODUCED, 0)
+    put(ring, HEAD, 0)
+    put(ring, PRODUCED, 0)
     rings = _core.Attached(str(directory))
     assert rings.drain(1)[0] == b""
-    put(ring, HEAD, head), put(ring, PRODUCED, produced)
+    put(ring, HEAD, head)
+    put(ring, PRODUCED, produced)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
