@@ -93,8 +93,11 @@ class Windows:
         self._watermarks.pop(source, None)
 
     def open(self, first: StepMark) -> int:
-        """A window begins with this step; returns its index."""
+        """A window begins with this step, and one that has no end yet ends; returns its index."""
         self.close(WindowEnds(first.ts, False, INTERRUPTED), first.ts)
+        return self._add(first)
+
+    def _add(self, first: StepMark) -> int:
         window = OpenWindow(self._count, first)
         self._count += 1
         if self._paused_at is not None:

@@ -9,13 +9,13 @@ python=$(realpath --no-symlinks "${PYTHON:-.venv/bin/python}")
 cc=${CC:-gcc}
 kind=address
 case "${1:-}" in address | thread) kind=$1 && shift ;; esac
-nouns=(span span_order strings arguments argument_bounds instant ring session stack tasks contexts suspended task_factory
+nouns=(span span_order strings arguments argument_bounds instant ring attach session stack tasks contexts suspended task_factory
   task_tracks parents held_spans many_threads programs decorate
   decorate_generators step_counter signal aggregates chrome_encoder overflow shedding spool)
 library() { "$cc" -print-file-name="lib$1.so"; }
 # The interpreter is not instrumented, so the sanitizer's library must be loaded before it.
 if [ "$kind" = address ]; then
-  nouns+=(fork fuzz)
+  nouns+=(fork fork_storms joining fuzz)
   flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
   preload="$(library asan) $(library ubsan)"
   # Python's own allocator hides what was freed; what the interpreter never frees is no leak of ours.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import struct
 import subprocess
@@ -124,6 +125,27 @@ def test_a_header_that_goes_back(member: Path, tmp_path: Path) -> None:
     put(directory / "ring-00000", HEAD, 5)
     assert worker.drain() == []
     assert worker.statistics("recording").broken == 1
+
+
+def test_without_a_descriptor(member: Path, tmp_path: Path) -> None:
+    """A process that has none left drains later, and loses nothing."""
+    directory = fresh(member, tmp_path)
+    ring = directory / "ring-00000"
+    head, _, produced = struct.unpack_from("<QQQ", ring.read_bytes(), HEAD)
+    put(ring, HEAD, 0)
+    put(ring, PRODUCED, 0)
+    rings = _core.Attached(str(directory))
+    assert rings.drain(1)[0] == b""
+    put(ring, HEAD, head)
+    put(ring, PRODUCED, produced)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        assert rings.drain(1)[0] == b""
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(rings.drain(1)[0]) == 2 * COUNT * 64
+    assert rings.statistics()["broken"] == 0
 
 
 def test_what_is_no_ring(member: Path, tmp_path: Path) -> None:

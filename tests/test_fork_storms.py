@@ -22,7 +22,7 @@ def test_forks_from_another_thread_beside_threads_that_record(family: Family) ->
     def storm(number):
         count = 0
         while not done.is_set():
-            with sc.span(f"name {number} {count % 5000}"):
+            with sc.span(f"name {number} {count % 50}"):
                 count += 1
             if count % 20 == 0:
                 time.sleep(0.001)

@@ -4,6 +4,7 @@
  * those of our own rings, so that nothing changes after it was checked. A ring that contradicts itself is let go. One
  * consumer, as for our own rings. */
 #include "ring.h"
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -40,7 +41,7 @@ static int open_file(const Process *p, const char *name, struct stat *about) {
     char path[LONGEST_PATH];
     snprintf(path, sizeof path, "%s/%s", p->directory, name);
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd >= 0 && (fstat(fd, about) < 0 || !S_ISREG(about->st_mode))) close(fd), fd = -1;
+    if (fd >= 0 && (fstat(fd, about) < 0 || !S_ISREG(about->st_mode))) close(fd), fd = -1, errno = EINVAL;
     return fd;
 }
 
@@ -84,25 +85,29 @@ static bool attach_next(Process *p) {
     return true;
 }
 
-static bool copy_slots(Process *p, const Attached *a, uint64_t from, uint64_t to) {
+/* What became of fetching the slots of a ring. LATER: this process is out of descriptors or memory for the moment. */
+typedef enum { FETCHED, LATER, CONTRADICTED } Fetched;
+
+static Fetched copy_slots(Process *p, const Attached *a, uint64_t from, uint64_t to) {
     struct stat about;
     size_t room = (a->ring.mask + 1) * sizeof(Event);
     if (room > p->slots_room) {
         if (p->slots) munmap(p->slots, p->slots_room);
         p->slots = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         p->slots_room = p->slots == MAP_FAILED ? 0 : room;
-        if (!p->slots_room) return p->slots = NULL, false;
+        if (!p->slots_room) return p->slots = NULL, LATER;
     }
     int fd = open_ring(p, a->index, &about);
-    bool good = fd >= 0;
+    if (fd < 0) return errno == EMFILE || errno == ENFILE || errno == ENOMEM ? LATER : CONTRADICTED;
+    bool good = true;
     while (good && from < to) {
         uint64_t at = from & a->ring.mask, n = to - from < a->ring.mask + 1 - at ? to - from : a->ring.mask + 1 - at;
         ssize_t size = (ssize_t)(n * sizeof(Event));
         good = pread(fd, &p->slots[at], (size_t)size, (off_t)(HEADER + at * sizeof(Event))) == size;
         from += n;
     }
-    if (fd >= 0) close(fd);
-    return good;
+    close(fd);
+    return good ? FETCHED : CONTRADICTED;
 }
 
 /* Whether these slots, which are our copy, are what a recorder writes. */
@@ -127,25 +132,26 @@ static bool check_slots(const Process *p, const Attached *a, uint64_t from, uint
     return true;
 }
 
-/* Copies what is to be drained of a ring; false when it contradicts itself. */
-static bool fetch(Process *p, Attached *a) {
+/* Copies what is to be drained of a ring, and checks it. */
+static Fetched fetch(Process *p, Attached *a) {
     Header *shared = a->shared, *copy = &a->copy;
     uint64_t tail = atomic_load(&copy->tail), serial = atomic_load(&copy->serial), slots = a->ring.mask + 1;
     uint64_t goal = a->ring.goal, from = goal - tail > slots ? goal - slots : tail;
-    if (goal < tail || a->ring.goal_produced < serial || a->ring.goal_produced - serial > UINT32_MAX) return false;
-    if (from < goal && !copy_slots(p, a, from, goal)) return false;
+    if (goal < tail || a->ring.goal_produced < serial || a->ring.goal_produced - serial > UINT32_MAX) return CONTRADICTED;
+    Fetched copied = from < goal ? copy_slots(p, a, from, goal) : FETCHED;
+    if (copied != FETCHED) return copied;
     atomic_thread_fence(memory_order_acquire);
     uint64_t reserve = atomic_load(&shared->reserve);
     if (reserve > tail + slots && (reserve - goal > slots || reserve < goal)) {
         /* Overwritten as a whole while it was copied: the next drain finds what came instead. */
-        if (reserve < goal || reserve > atomic_load(&shared->head) + slots) return false;
+        if (reserve < goal || reserve > atomic_load(&shared->head) + slots) return CONTRADICTED;
         reserve = goal + slots;
     }
     atomic_store(&copy->reserve, reserve);
     if (reserve > from + slots) from = reserve - slots;
     a->ring.data = p->slots;
     copy->track = shared->track;
-    return check_slots(p, a, from, goal, serial, atomic_load(&shared->produced));
+    return check_slots(p, a, from, goal, serial, atomic_load(&shared->produced)) ? FETCHED : CONTRADICTED;
 }
 
 static int by_given(const void *left, const void *right) {
@@ -180,7 +186,7 @@ static size_t plan(Process *p) {
             a->planned = a->ring.goal != atomic_load(&a->copy.tail) || a->ring.goal_produced != atomic_load(&a->copy.serial) ||
                          a->ring.goal_sampled != atomic_load(&a->copy.sampled_seen);
         }
-        qsort(p->rings, p->count, sizeof *p->rings, by_given);
+        if (p->count) qsort(p->rings, p->count, sizeof *p->rings, by_given);
     }
     for (uint32_t i = 0; i < p->count; i++) {
         Attached *a = p->rings[i];
@@ -203,10 +209,11 @@ static PyObject *attached_drain(Process *p, PyObject *limit_object) {
     for (uint32_t i = 0; i < p->count && !more; i++) {
         Attached *a = p->rings[i];
         if (!a->planned) continue;
-        if (!fetch(p, a)) {
+        Fetched fetched = fetch(p, a);
+        if (fetched != FETCHED) {
             a->planned = false;
-            a->broken = true;
-            p->broken++;
+            a->broken = fetched == CONTRADICTED;
+            p->broken += a->broken;
             continue;
         }
         more = !drain_ring(&a->ring, &out);

@@ -175,7 +175,7 @@ class FlightWindows(Windows):
         last = self.steps.find(at)
         start, notes = self._begin(last, at)
         mark = self.steps.mark(self.steps.find(start))
-        super().open(StepMark(start, mark.number, mark.track, mark.parent))
+        self._add(StepMark(start, mark.number, mark.track, mark.parent))
         window = self._open[-1]
         window.notes += notes
         ends_with = last + 1 + self._settings.after

@@ -40,7 +40,7 @@ made = []
 def storm(number):
     count = 0
     while not done.is_set():
-        with sc.span(f"name {number} {count % 1000}"):
+        with sc.span(f"name {number} {count % 100}"):
             count += 1
         if count % 20 == 0:
             time.sleep(0.001)
