@@ -41,6 +41,14 @@ def switches(backend: ScriptedBackend) -> list[tuple[str, str]]:
     ]
 
 
+def await_switches(backend: ScriptedBackend, number: int) -> None:
+    """Waits until the backend was told of so many changes."""
+    deadline = time.monotonic() + 60
+    while len(switches(backend)) < number:
+        assert time.monotonic() < deadline, backend.calls
+        time.sleep(0.001)
+
+
 def errors_of(profiler: sc.Profiler) -> str:
     """What was kept, as text."""
     try:
@@ -85,10 +93,11 @@ def test_start_and_stop_on_another_thread_are_carried_out_by_the_one_that_steps(
 
     def serve() -> None:
         try:
-            for _ in range(3):
+            for turn in range(3):
                 profiler.start()
-                time.sleep(0.02)
+                await_switches(backend, 2 * turn + 1)
                 profiler.stop()
+                await_switches(backend, 2 * turn + 2)
         finally:
             done.set()
 

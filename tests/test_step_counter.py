@@ -27,6 +27,9 @@ class Steps(StepCounter):
         self.changes.append((step, at))
         self._next_change = step + 2
         assert _core.changing(0) == 1
+        self._let_go()
+        self._let_go()
+        assert _core.changing(0) == 0
 
     def _step_ignored(self) -> None:
         self.ignored += 1
@@ -80,17 +83,27 @@ def test_changes_are_told_when_they_are_due() -> None:
 
 
 def test_an_error_at_a_change_reaches_the_caller() -> None:
-    """The step is counted and marked all the same."""
+    """The step is counted and marked all the same, and the consumer does not wait for a change that is over."""
 
     class Failing(Steps):
         def _transition(self, step: int, at: int) -> None:
-            super()._transition(step, at)
             raise ValueError("at a change")
 
     steps = Failing(next_change=1)
     with recording() as log, pytest.raises(ValueError, match="at a change"):
         steps.step()
     assert (steps.number, len(log.of(Kind.STEP)), _core.changing(0)) == (1, 1, 0)
+
+
+def test_what_was_asked_is_told_at_the_next_step() -> None:
+    """Also where no change is due; and who steps is known."""
+    steps = Steps()
+    with recording():
+        steps.step()
+        steps._asked = True  # pyright: ignore[reportPrivateUsage]
+        steps.step()
+    assert [step for step, _ in steps.changes] == [2]
+    assert steps._stepper == threading.get_ident()  # pyright: ignore[reportPrivateUsage]
 
 
 def test_steps_outside_a_run_are_ignored() -> None:
