@@ -124,6 +124,11 @@ class TorchBackend:
         if self._mode is not None:
             self._mode.set_detail(detail)
 
+    def orphaned(self) -> None:
+        """The thread that records has ended: what torch holds of it is let go of, on any thread."""
+        if isinstance(self._mode, KinetoMode):
+            self._mode.orphaned()
+
     def derive(self, batch: EventBatch) -> Block | None:
         """Links of autograd between the operators in a batch of the recorder's events; called on the loop."""
         return self._mode.derive(batch) if isinstance(self._mode, StreamMode) else None

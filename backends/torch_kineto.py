@@ -71,6 +71,19 @@ class KinetoMode:
             self._recording = False
             self._discard()
 
+    def orphaned(self) -> None:
+        """The thread that records has ended. A session that is left to itself crashes torch when the process exits, so it
+        is ended from here; what it recorded cannot be had."""
+        if not self._recording:
+            return
+        self._recording, self._profile = False, None
+        self._problems["the last window was lost: the thread that recorded it has ended"] += 1
+        try:
+            self._torch.autograd._disable_profiler()
+        except RuntimeError as error:
+            self._problems[f"torch's profiler did not end: {_first_line(error)}"] += 1
+        self._let_go()
+
     async def aclose(self) -> None:
         self._closed = True
         if self._recording:

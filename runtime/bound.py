@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 from stepscope.runtime import clock
@@ -183,6 +184,8 @@ class BoundSource(Source):
         text = self.unsettled()
         if text:
             self.keep("transition", BackendError(text))
+            if self.lost:
+                self._orphan()
             self._passed = max([self._passed, *(at for _, _, at in self._waiting)])
             if self._passed:
                 self._state_watermark(self._passed)
@@ -198,6 +201,7 @@ class BoundSource(Source):
         self._waiting.clear()
         self.settled.set()
         self._state_watermark(at)
+        self._orphan()
         self.keep(
             "transition",
             BackendError(
@@ -205,6 +209,11 @@ class BoundSource(Source):
                 "has ended; call start() and stop() on a thread that lives as long as the training loop"
             ),
         )
+
+    def _orphan(self) -> None:
+        orphaned: Callable[[], None] | None = getattr(self.backend, "orphaned", None)
+        if orphaned is not None:
+            self._guard("orphaned", orphaned)
 
     def _state_watermark(self, at: int) -> None:
         try:
