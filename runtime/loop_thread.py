@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import importlib
 import queue
 import threading
@@ -14,6 +15,7 @@ from typing import ParamSpec, TypeVar
 import anyio
 
 from stepscope.runtime.change import Change
+from stepscope.runtime.meter import register_loop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,7 +59,8 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._cancelled = False
         self._lock = threading.Lock()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        # In the context of who starts it, which says whose exporter it is.
+        threading.Thread(target=contextvars.copy_context().run, args=(self._run,), name=name, daemon=True).start()
 
     def cancel(self) -> None:
         """Cancels the work; from any thread. Work that blocks the loop does not notice."""
@@ -79,6 +82,7 @@ class LoopThread:
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(DaemonExecutor())
+        register_loop(loop)
         with anyio.CancelScope() as scope:
             with self._lock:
                 self._loop, self._scope = loop, scope

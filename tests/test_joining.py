@@ -148,7 +148,7 @@ def test_every_call_of_an_inert_profiler_returns(family: Family) -> None:
             unstarted = sc.trace(output_dir=sys.argv[1] + "-child")
             held, forked = threading.Event(), threading.Event()
             def hold():
-                locks = [profiler._lock, profiler._metadata._lock, unstarted._lock, unstarted._metadata._lock,
+                locks = [profiler._calls._lock, profiler._metadata._lock, unstarted._calls._lock, unstarted._metadata._lock,
                          profiler._pipeline.inbox._lock]
                 for lock in locks:
                     lock.acquire()
