@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import importlib
 import queue
 import threading
@@ -59,8 +58,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._cancelled = False
         self._lock = threading.Lock()
-        # In the context of who starts it, which says whose exporter it is.
-        threading.Thread(target=contextvars.copy_context().run, args=(self._run,), name=name, daemon=True).start()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def cancel(self) -> None:
         """Cancels the work; from any thread. Work that blocks the loop does not notice."""

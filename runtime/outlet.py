@@ -116,10 +116,19 @@ class Outlet:
         self._batches_seen = (0, 0)
         self._windows_given = self._windows_closed = 0
 
-    def start(self) -> None:
-        """Starts the exporter's thread. Without one the exporter has failed, like one that cannot be opened."""
+    def start(self, enter: Callable[[], object] = lambda: None) -> None:
+        """Starts the exporter's thread. Without one the exporter has failed, like one that cannot be opened.
+
+        Args:
+            enter: called there first; context variables that it sets are those of the exporter.
+        """
+
+        async def run() -> None:
+            enter()
+            await self.run()
+
         try:
-            self._thread = LoopThread(f"stepscope {self.name}", self.run, self._fail)
+            self._thread = LoopThread(f"stepscope {self.name}", run, self._fail)
         except RuntimeError as error:
             self._fail(error)
 

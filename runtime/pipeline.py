@@ -135,7 +135,7 @@ class Pipeline:
         """Runs the exporters, each on its thread, and the backends' coroutines until `aclose`."""
         _delivering.set(self)
         for outlet in self.outlets:
-            outlet.start()
+            outlet.start(partial(_delivering.set, self))
         with self._scope:
             async with anyio.create_task_group() as self._tasks:
                 if self.overseer.budget is not None:

@@ -148,8 +148,8 @@ def test_every_call_of_an_inert_profiler_returns(family: Family) -> None:
             unstarted = sc.trace(output_dir=sys.argv[1] + "-child")
             held, forked = threading.Event(), threading.Event()
             def hold():
-                locks = [profiler._calls._lock, profiler._metadata._lock, unstarted._calls._lock, unstarted._metadata._lock,
-                         profiler._pipeline.inbox._lock]
+                locks = [each._calls._lock for each in (profiler, unstarted)]
+                locks += [each._metadata._lock for each in (profiler, unstarted)] + [profiler._pipeline.inbox._lock]
                 for lock in locks:
                     lock.acquire()
                 held.set()
