@@ -11,7 +11,7 @@ from stepscope.runtime.window import Window
 from stepscope.runtime.windows import RECORDER
 
 if TYPE_CHECKING:
-    from stepscope.runtime.profiler import ProfilerStatistics
+    from stepscope.runtime.statistics import ProfilerStatistics
 
 
 def audit(statistics: ProfilerStatistics) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import queue
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -58,7 +59,15 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._cancelled = False
         self._lock = threading.Lock()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._executor = DaemonExecutor()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def join(self, seconds: float) -> None:
+        """Waits for the end of a thread that has `ended`, and of what it started, `seconds` at most."""
+        deadline = time.monotonic() + seconds
+        for thread in (self._thread, *self._executor.threads):
+            thread.join(max(deadline - time.monotonic(), 0))
 
     def cancel(self) -> None:
         """Cancels the work; from any thread. Work that blocks the loop does not notice."""
@@ -79,7 +88,7 @@ class LoopThread:
 
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.set_default_executor(DaemonExecutor())
+        loop.set_default_executor(self._executor)
         register_loop(loop)
         with anyio.CancelScope() as scope:
             with self._lock:
@@ -99,6 +108,8 @@ class DaemonExecutor(ThreadPoolExecutor):
         super().__init__(max_workers=1)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._workers = self._idle = 0
+        self.threads: list[threading.Thread] = []
+        """Those that were started."""
         self._guard = threading.Lock()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -121,7 +132,9 @@ class DaemonExecutor(ThreadPoolExecutor):
             self._workers += not spare
         self._jobs.put(job)
         if not spare:
-            threading.Thread(target=self._run, name="stepscope worker", daemon=True).start()
+            thread = threading.Thread(target=self._run, name="stepscope worker", daemon=True)
+            self.threads.append(thread)
+            thread.start()
         return future
 
     def _run(self) -> None:

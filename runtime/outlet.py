@@ -244,6 +244,11 @@ class Outlet:
         """Whether the thread has done its work; true if it was never started."""
         return self._thread is None or self._thread.ended
 
+    def join(self, seconds: float) -> None:
+        """Waits until nothing is left of a thread that has ended, `seconds` at most; not from a loop."""
+        if self._thread is not None and self._thread.ended:
+            self._thread.join(seconds)
+
     async def wait(self) -> None:
         """Returns when the thread has ended."""
         if self._thread is not None:

@@ -14,7 +14,6 @@ from typing import Any, Literal, Self
 from weakref import WeakSet
 
 import anyio.to_thread
-import msgspec
 
 from stepscope.runtime import clock, hub, signals, tasks
 from stepscope.runtime.action import ProfilerAction
@@ -23,10 +22,7 @@ from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.diagnostics import explain
 from stepscope.runtime.errors import BackendError, ClosedError, ExporterError, ProfilerStateError, TriggerError
-from stepscope.runtime.flight.raised import Raised
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.flight.trigger import Finding
-from stepscope.runtime.flight.watch import Fired
 from stepscope.runtime.join import leave
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.messages import Flush, WindowEnds
@@ -34,15 +30,16 @@ from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.options import Options
 from stepscope.runtime.output import Output
 from stepscope.runtime.overhead import OverheadBudget
-from stepscope.runtime.pipeline import Pipeline, PipelineStatistics, delivering
-from stepscope.runtime.plain import plain
-from stepscope.runtime.recorder import RecorderStatistics, recorder
+from stepscope.runtime.pipeline import Pipeline, delivering
+from stepscope.runtime.recorder import recorder
 from stepscope.runtime.run import Run, this_host
+from stepscope.runtime.saving import Saving
 from stepscope.runtime.schedule import PlannedSchedule, ScheduleFunction
 from stepscope.runtime.serial import Serial
 from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.source import Producer
-from stepscope.runtime.stepping import Stepping, keep_untouched
+from stepscope.runtime.statistics import ProfilerStatistics
+from stepscope.runtime.stepping import keep_untouched
 from stepscope.runtime.summary import Summary
 from stepscope.runtime.threads import Work
 from stepscope.runtime.trust import TrustReport
@@ -50,30 +47,11 @@ from stepscope.runtime.windows import INTERRUPTED
 
 log = logging.getLogger("stepscope")
 
-MAX_REASON = 200
-"""Characters kept of the reason of a save."""
-
 OVERRUN = 0.4
 """Seconds that closing may take beyond `Options.close_timeout` before the loop is given up."""
 
 
-class ProfilerStatistics(msgspec.Struct, frozen=True):
-    """A frozen snapshot of every stage."""
-
-    state: str
-    """`new`, `starting`, `running`, `stopped`, `closed`, or `inert` in a process that takes no part (`Profiler.diagnostics`)."""
-    steps: int
-    """Steps begun since `start()`."""
-    steps_ignored: int
-    """Calls of `step()` while not running."""
-    windows: int
-    training_thread_ns: int
-    """Time that changes took from the threads that called `start`, `step` and `stop`, in ns."""
-    recorder: RecorderStatistics | None
-    pipeline: PipelineStatistics | None
-
-
-class Profiler(Stepping):
+class Profiler(Saving):
     """Records the steps that a schedule asks for, and streams them to exporters.
 
     Made by `stepscope.trace`. A context manager, sync and async: entering starts it (unless `start=False`),
@@ -98,9 +76,8 @@ class Profiler(Stepping):
         options: Options,
         keep_last: FlightRecorder | None = None,
     ) -> None:
-        super().__init__(name, schedule)
+        super().__init__(name, schedule, keep_last)
         self.options = options
-        self.keep_last = keep_last
         self.output = output
         self._metadata = metadata
         self._backends, self._exporters = list(backends), list(exporters)
@@ -108,7 +85,6 @@ class Profiler(Stepping):
         self._start_on_enter = start
         self._budget = budget
         self._closing: Work[None] | None = None
-        self._hub: hub.Hub | None = None
         self._anchor: clock.ClockAnchor | None = None
         _every.add(self)
 
@@ -332,62 +308,12 @@ class Profiler(Stepping):
                 return
             self.output.finish()
             hub.release()
+            for outlet in pipeline.outlets:
+                outlet.join(OVERRUN)
         finally:
             _alive.discard(self)
             if not _alive:
                 tasks.release()
-
-    # the flight recorder
-
-    def save(self, reason: str = "call") -> bool:
-        """Saves the last steps, up to now: `trace(keep_last=...)`. From any thread, and from signal handlers.
-
-        With `FlightRecorder.after` it saves up to the end of so many steps more. The same reason does not save again
-        within the cool-down. It only asks: the saving is done on the background loop.
-
-        Args:
-            reason: a word or two; part of the file's name, and what counts and reports call it.
-
-        Returns:
-            False if nothing comes of it: the profiler keeps no steps, does not run, or too many calls wait already.
-        """
-        finding = Finding(at=clock.now(), text="save() was called", at_once=not self._after)
-        return self._fire(plain(str(reason)[:MAX_REASON]) or "call", finding)
-
-    def caught(self, error: BaseException) -> bool:
-        """Tells the flight recorder of an exception that was handled; saves as one that leaves the `with` does.
-
-        Returns:
-            False if nothing comes of it: there is no `Raised` trigger for such an exception, or as for `save`.
-        """
-        return self._tell_raised(error)
-
-    def _tell_raised(self, error: BaseException, always: bool = False) -> bool:
-        for trigger in () if self.keep_last is None else self.keep_last.triggers:
-            if isinstance(trigger, Raised) and isinstance(error, trigger.only):
-                kind = type(error).__name__
-                try:
-                    text = f"{kind}: {error}"
-                except Exception:  # its own __str__ fails: the error that is on its way counts
-                    text = kind
-                at_once = always or not self._after
-                return self._fire(trigger.name, Finding(at=clock.now(), value=kind, text=text, at_once=at_once), always)
-        return False
-
-    @property
-    def _after(self) -> int:
-        return 0 if self.keep_last is None else self.keep_last.after
-
-    def _fire(self, reason: str, finding: Finding, always: bool = False) -> bool:
-        flight = None if self._pipeline is None else self._pipeline.flight
-        if flight is None or self._hub is None or not self._live:
-            return False
-        # One wake is enough for all that wait; at the latest the next drain looks.
-        first = not flight.watch.waiting
-        taken = flight.watch.call(Fired(reason, finding, always))
-        if first:
-            self._hub.wake()
-        return taken
 
     def __enter__(self) -> Self:
         if self._start_on_enter:
@@ -485,15 +411,6 @@ class Profiler(Stepping):
             notes += tuple(note for source in self._bound() if (note := source.unsettled()))
         if self._ignored:
             notes += (f"steps ignored: step() was called {self._ignored} times while the profiler was not running",)
-        return notes
-
-    def _flight_notes(self, pipeline: Pipeline) -> tuple[str, ...]:
-        if self.keep_last is None or pipeline.flight is None:
-            return ()
-        notes = tuple(pipeline.flight.statistics().notes(self.keep_last))
-        stepped = self._step > self._first_step
-        if self._state in ("stopped", "closed") and not stepped:
-            notes += ("never stepped: step() was never called, so what is kept is bounded by bytes only",)
         return notes
 
     def audit(self) -> tuple[str, ...]:

@@ -168,6 +168,7 @@ class Stepping(_core.StepCounter):
         finally:
             self._let_go()
 
+    @uninterrupted
     def _transition(self, step: int, at: int) -> None:
         """Called by `step()` at a change, at every step if the schedule cannot tell the next one, and when asked to."""
         self._calls.run(lambda: self._follow(step, at))

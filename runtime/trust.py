@@ -11,7 +11,7 @@ from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.sink import BackendReport
 
 if TYPE_CHECKING:
-    from stepscope.runtime.profiler import ProfilerStatistics
+    from stepscope.runtime.statistics import ProfilerStatistics
 
 
 class TrustReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ import stepscope as sc
 from stepscope.backends.script import Deliver, Span
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import Kind
-from stepscope.runtime.profiler import ProfilerStatistics
+from stepscope.runtime.statistics import ProfilerStatistics
 
 NAMES = {
     "quotes": 'say "x" \\ {}',

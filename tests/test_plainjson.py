@@ -68,7 +68,10 @@ class Hostile:
         ("\ud800", "\\ud800"),
         ({1: {Colour.RED: PurePosixPath("a/b")}}, {"1": {"red": "a/b"}}),
         (np.float32(0.5), 0.5),
-        (Ledger(sources={"a": SourceLedger(1, 1)}).sources, {"a": {"produced": 1, "accepted": 1, "dropped": {}}}),
+        (
+            Ledger(sources={"a": SourceLedger(1, 1)}).sources,
+            {"a": {"produced": 1, "accepted": 1, "dropped": {}, "outside": 0, "superseded": 0}},
+        ),
         ({3}, [3]),
         (2**64, 2**64),
         pytest.param(1 << 20_000, "<int of 20001 bits>", id="long"),

@@ -57,7 +57,7 @@ def delivered(place: Path) -> bool:
 def test_sigterm_delivers_and_kills(tmp_path: Path) -> None:
     """The parent sees a process that died of SIGTERM, and the files are complete; nothing of Python's exit runs."""
     said = run(
-        WORK + "import atexit; atexit.register(print, 'atexit'); print('ready', flush=True)\ntime.sleep(60)",
+        WORK + "import atexit; atexit.register(print, 'atexit'); print('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)",
         tmp_path,
         code=-signal.SIGTERM,
         number=signal.SIGTERM,
@@ -98,7 +98,7 @@ class Slow(sc.MemoryExporter):
 profiler = sc.trace(output_dir="run", exporters=[Slow()])
 """
         + WORK
-        + "print('ready', flush=True)\ntime.sleep(60)"
+        + "print('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)"
     )
     with subprocess.Popen([sys.executable, "-c", START + script], cwd=tmp_path, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -120,7 +120,7 @@ profiler = sc.trace(output_dir="run", exporters=[sc.MemoryExporter(hang_in="expo
                     options=sc.Options(close_timeout=0.5))
 """
         + WORK
-        + "print('ready', flush=True)\ntime.sleep(60)"
+        + "print('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)"
     )
     began = time.monotonic()
     run(script, tmp_path, code=-signal.SIGTERM, number=signal.SIGTERM)

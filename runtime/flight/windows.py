@@ -69,7 +69,9 @@ class FlightWindows(Windows):
         return -1
 
     def close(self, end: WindowEnds, now: int) -> None:
-        """Recording ends, and with it the windows that wait for more steps."""
+        """Recording ends, if it has not, and with it the windows that wait for more steps."""
+        if self._run_end is not None:
+            return
         self._run_end = end
         for window in self._open:
             if window.end is None:
