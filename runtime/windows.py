@@ -300,7 +300,8 @@ class Windows:
         """Accounts of each source over the run."""
         ledgers: dict[str, SourceLedger] = {}
         for source in sorted({*self._seen, *self._dropped}):
-            dropped = {reason: count for reason, count in list(self._dropped.get(source, {}).items()) if count}
+            reasons: dict[str, int] = dict(self._dropped.get(source, Counter()))
+            dropped = {reason: count for reason, count in reasons.items() if count}
             ledgers[source] = SourceLedger(
                 produced=self._seen[source] + sum(dropped.values()) - self._late[source],
                 accepted=self._accepted[source],

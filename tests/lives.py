@@ -137,7 +137,7 @@ def record(count: int) -> None:
 
 def _exporter(kind: Exporter) -> sc.MemoryExporter:
     methods: dict[Exporter, Method] = {"raises": "export", "cannot open": "open", "cannot close": "close_window"}
-    fail = {methods[kind]: OSError("as told")} if kind in methods else {}
+    fail: dict[Method, BaseException] = {methods[kind]: OSError("as told")} if kind in methods else {}
     return sc.MemoryExporter(
         name=kind,
         fail=fail,
@@ -297,9 +297,8 @@ def _output(memory: sc.MemoryExporter) -> list[str]:
         if own.exported != got:
             problems.append(f"{memory.name} got {got} events of window {window.index}, its ledger says {own.exported}")
         spans = memory.events(window.index, Kind.SPAN)
-        twice = [
-            number for number, count in Counter(spans["id"][spans["flags"] & 2 == 0].tolist()).items() if count > 1
-        ]
+        whole: list[int] = spans["id"][spans["flags"] & 2 == 0].tolist()
+        twice = [number for number, count in Counter(whole).items() if count > 1]
         if [number for number in twice if number]:
             problems.append(f"{memory.name} got {len(twice)} spans of window {window.index} more than once")
     return problems

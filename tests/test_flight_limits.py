@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 import stepscope as sc

@@ -57,7 +57,8 @@ def delivered(place: Path) -> bool:
 def test_sigterm_delivers_and_kills(tmp_path: Path) -> None:
     """The parent sees a process that died of SIGTERM, and the files are complete; nothing of Python's exit runs."""
     said = run(
-        WORK + "import atexit; atexit.register(print, 'atexit'); print('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)",
+        WORK
+        + "import atexit; atexit.register(print, 'atexit'); print('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)",
         tmp_path,
         code=-signal.SIGTERM,
         number=signal.SIGTERM,
@@ -131,8 +132,11 @@ profiler = sc.trace(output_dir="run", exporters=[sc.MemoryExporter(hang_in="expo
 @pytest.mark.parametrize(
     "script",
     [
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n" + WORK + "print(0, flush=True)\ntime.sleep(60)",
-        WORK + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\nprint(0, flush=True)\ntime.sleep(60)",
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+        + WORK
+        + "print(0, flush=True)\nfor _ in range(600): time.sleep(0.1)",
+        WORK
+        + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\nprint(0, flush=True)\nfor _ in range(600): time.sleep(0.1)",
         WORK
         + """
 async def main():
