@@ -101,7 +101,11 @@ class Outlet:
         self._progress = Change()
         self._lock = threading.Lock()
         self._thread: LoopThread | None = None
-        self._closing = self._broken = self._late = self._idle = self._stuck = False
+        self._inside = ""
+        """The method that was called last."""
+        self._closing = self._broken = self._idle = self._stuck = False
+        self._late = ""
+        """The method in which it was when the deadline for closing came."""
         self._abandoned = ""
         """The reason by which everything is dropped from now on; empty while the exporter is fed."""
         self._bytes = self._peak = self._batches = self._handled = self._error_count = self._busy = 0
@@ -257,7 +261,7 @@ class Outlet:
     def cancel(self) -> None:
         """The deadline has passed: the exporter is cancelled, and has `GRACE` seconds to close its output."""
         if self._thread is not None and not self.ended:
-            self._late = True
+            self._late = self._inside or "aclose"
             self._thread.cancel()
 
     def abandon(self) -> None:
@@ -265,7 +269,7 @@ class Outlet:
         self._let_go("closed")
         if self._late:
             fate = "cancelled" if self.ended else "left to itself, as it blocks its thread"
-            self._keep("aclose", TimeoutError(f"it did not end by the deadline for closing, and was {fate}"))
+            self._keep(self._late, TimeoutError(f"it did not end by the deadline for closing, and was {fate}"))
 
     def _let_go(self, reason: str) -> None:
         with self._lock:
@@ -308,7 +312,7 @@ class Outlet:
 
     def _fail(self, error: BaseException) -> None:
         """The exporter cannot be run (any more): no thread, no descriptor for its loop, or a fault of ours."""
-        self._keep("run", error)
+        self._keep(self._inside or "run", error)
         self._let_go("error")
 
     async def _close(self) -> None:
@@ -370,6 +374,7 @@ class Outlet:
     async def _guard(self, what: str, call: Callable[[], Awaitable[None]]) -> bool:
         """Awaits a call of the exporter; what it raises is kept. Only a cancellation from outside passes."""
         start = self._now()
+        self._inside = what
         try:
             await call()
         except BaseException as error:

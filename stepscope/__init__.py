@@ -24,7 +24,8 @@ from stepscope.runtime.flight.raised import Raised
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.slow_step import SlowStep
 from stepscope.runtime.flight.stalled import Stalled
-from stepscope.runtime.join import join, join_if_told
+from stepscope.runtime.join import join
+from stepscope.runtime.join import join_if_told as _join_if_told
 from stepscope.runtime.options import Options
 from stepscope.runtime.overhead import OverheadBudget, OverheadStatistics
 from stepscope.runtime.profiler import Profiler
@@ -37,7 +38,7 @@ _INSTALLED = (_decorate, _exit, _formats)
 
 # Before torch is imported, or never: torch looks for a collector once.
 _arm()
-join_if_told()
+_join_if_told()
 
 __all__ = [
     "ChromeTraceExporter",
