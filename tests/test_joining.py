@@ -98,7 +98,8 @@ def test_a_profiler_before_anything_is_recorded(family: Family) -> None:
         with trace() as profiler:
             reap(in_child(work))
             spans("parent's", 5)
-            profiler.flush()
+            while [w.state for w in profiler.statistics().recorder.workers] == ["recording"]:
+                time.sleep(0.01)
         assert [w.state for w in profiler.statistics().recorder.workers] in ([], ["left"], ["ended"])
         assert len(os.listdir(sys.argv[1] + "-child")) == 1
     """,
