@@ -5,7 +5,7 @@
 # make fuzz      the decoders with atheris, FUZZ_SECONDS=60 for each
 # make bench     the benchmarks, beside other tracers
 # make torture   breaks the runtime in every way, about five minutes, and writes docs/reliability.md
-# make endurance 100 million spans and 10,000 starts, about twenty minutes, for docs/reliability.md
+# make endurance 100 million spans and 10,000 starts, about fifteen minutes, for docs/reliability.md
 # make wheel     dist/
 # Each target makes what it needs; what is there already is not made again.
 

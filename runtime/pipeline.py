@@ -19,7 +19,7 @@ from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.bound import source_of
 from stepscope.runtime.consumer import Consumer
 from stepscope.runtime.detail import FULL, Detail
-from stepscope.runtime.events import Block, EventBatch
+from stepscope.runtime.events import Block, EventBatch, Kind
 from stepscope.runtime.flight.flight import Flight, FlightStatistics
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.inbox import Inbox, InboxStatistics
@@ -121,6 +121,7 @@ class Pipeline:
         self._wake, self._ask, self._routed_to = wake, ask, 0
         self._unsaid = False
         self._actions = actions
+        self._serial = serial
         self._tasks: anyio.abc.TaskGroup | None = None
         self._closing, self._ended = anyio.Event(), anyio.Event()
         self._scope = anyio.CancelScope()
@@ -316,13 +317,16 @@ class Pipeline:
     def _route(self, source: str, events: Block, args: bytes) -> None:
         if self.flight is not None and len(events):
             self.flight.saw(source, events)
+            if source == RECORDER:  # what is kept costs as much as what is saved
+                self.overseer.counted.add(events[(events["kind"] != Kind.STEP) | (events["id"] == self._serial)])
         self._give(self._windows.route(source, events, args))
 
     def _give(self, batches: list[EventBatch]) -> None:
         for batch in batches:
             self._offer(batch)
             if batch.source == RECORDER:
-                self.overseer.counted.add(batch.events)
+                if self.flight is None:
+                    self.overseer.counted.add(batch.events)
                 self._derive(batch)
             elif self._bound.get(batch.source, False):
                 self.overseer.counted.add(batch.events, low=True)

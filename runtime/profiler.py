@@ -85,6 +85,8 @@ class Profiler(Saving):
         self._start_on_enter = start
         self._budget = budget
         self._closing: Work[None] | None = None
+        self._opening_ns = 0
+        """What the first start took; it is no cost of recording."""
         self._anchor: clock.ClockAnchor | None = None
         _every.add(self)
 
@@ -137,6 +139,7 @@ class Profiler(Saving):
             if self._pipeline is None:
                 # Whatever interrupts the caller, this is done as a whole.
                 self._open() if hub.on_loop() else Work(self._open, name="stepscope opening").finish()
+                self._opening_ns = clock.now() - began
             if self.options.handle_sigterm:
                 signals.watch(close_all)
             tasks.watch()
@@ -180,7 +183,7 @@ class Profiler(Saving):
                 keep_last=keep_last,
                 session=session,
                 budget=self._budget,
-                transitions=lambda: self._cost_ns,
+                transitions=lambda: max(self._cost_ns - self._opening_ns, 0),
                 ask=self.ask_detail,
             )
 

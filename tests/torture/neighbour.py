@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import statistics
 import sys
 import threading
 import time
@@ -94,7 +93,6 @@ def main(how: str, method: Method, directory: Path, port: int) -> dict[str, Any]
     rows: list[dict[str, Any]] = trace["traceEvents"] if "traceEvents" in trace else trace
     return {
         "held": max(held),
-        "median": statistics.median(held),
         "closing": closing,
         "journal": journal,
         "chrome": sum(row.get("name") == "work" for row in rows),

@@ -111,9 +111,9 @@ FAULTS = (
         )
     ),
     *(_fault(f"raises in {method}", "raise", method) for method in ("open", "export", "close_window", "aclose")),
-    *(_fault(f"raises CancelledError in {method}", "cancel", method) for method in ("open", "export", "aclose")),
+    *(_fault(f"raises CancelledError in {method}", "cancel", method) for method in ("open", "export", "close_window", "aclose")),
     _fault("raises SystemExit", "exit"),
-    *(_fault(f"hangs in {method}", "hang", method, short=method == "export") for method in ("open", "export", "aclose")),
+    *(_fault(f"hangs in {method}", "hang", method, short=method == "export") for method in ("open", "export", "close_window", "aclose")),
     *(_fault(f"blocks its thread in {method}", "block", method, short=method == "export") for method in ("open", "export", "close_window", "aclose")),
     _fault("hangs in asyncio.to_thread", "thread"),
     _fault("takes 3 s for a batch", "slow"),
