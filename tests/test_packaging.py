@@ -142,6 +142,7 @@ def test_core_stays_small() -> None:
 def test_files_stay_small() -> None:
     """One noun for each file: half of them under 200 lines, none over 500."""
     tests = list((ROOT / "tests").glob("*.py"))
-    sizes = {path: lines(path) for path in [*SOURCES, *tests]}
+    core = [*(ROOT / "runtime" / "core").iterdir()]
+    sizes = {path: lines(path) for path in [*SOURCES, *core, *tests]}
     assert statistics.median(size for path, size in sizes.items() if path in set(SOURCES)) <= 200
     assert {str(path.relative_to(ROOT)): size for path, size in sizes.items() if size > 500} == {}

@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #define KEPT_IDLE 2
-#define MAX_NAMED_THREADS (1u << 16) /* threads that get a track of their own name and number; later ones share some */
 #define PAGE_SLOTS 64   /* a page of 4096 bytes */
 #define BACKED_SLOTS 1024 /* backed by the file system at a time */
 
@@ -23,15 +22,12 @@ static Ring *rings[MAX_RINGS], *idle[MAX_RINGS];
 static atomic_uint ring_count;
 static uint32_t idle_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_key_t thread_key;
 static char directory[3072];
 static uint64_t ring_slots;
 static uint32_t max_rings;
 static atomic_int session_open;
 static atomic_ullong unheld; /* events of threads that have no ring */
 static int wake_fd = -1;
-static __thread Thread *current __attribute__((tls_model("initial-exec")));
-static __thread bool ended __attribute__((tls_model("initial-exec")));
 
 bool file_reserve(int fd, uint64_t from, uint64_t bytes) {
     int failed;
@@ -169,92 +165,24 @@ void rings_trim(void) {
     }
 }
 
-static void thread_end(void *value) {
-    Thread *t = value;
-    current = NULL;
-    ended = true;
-    itt_thread_end(t);
-    if (!atomic_load(&session_open)) return; /* the memory of a forked child's parent: not ours to change */
-    track_release(t->stack->track);
-    stack_free(t->stack);
-    pthread_mutex_lock(&lock);
-    ring_leave(t->ring), ring_leave(t->shed), ring_leave(t->marks);
-    pthread_mutex_unlock(&lock);
-    free(t);
-}
-
 void ring_refuse(void) {
     if (atomic_load_explicit(&session_open, memory_order_relaxed)) count_one(&unheld);
 }
 
-static Thread *thread_start(const char *name, size_t len) {
-    if (!atomic_load_explicit(&session_open, memory_order_acquire) || ended) return NULL;
-    Thread *t = calloc(1, sizeof *t);
-    if (!t) return NULL;
-    t->serial = atomic_fetch_add(&g_control.threads, 1) + 1;
-    t->next_id = (t->serial << 36) + 1;
-    int64_t tid = syscall(SYS_gettid);
-    uint32_t track = t->serial <= MAX_NAMED_THREADS
-                         ? track_new(TRACK_THREAD, getpid(), tid, strings_intern(name, len), track_process())
-                         : track_lease(TRACK_THREAD, strings_intern("thread", 6), track_process(), 0);
+bool rings_open(void) { return atomic_load_explicit(&session_open, memory_order_acquire); }
+
+Ring *ring_lend(uint32_t track, int64_t tid) {
     pthread_mutex_lock(&lock);
-    bool open = atomic_load(&session_open); /* not left meanwhile */
-    Ring *r = open ? ring_take(MAX_RINGS) : NULL;
+    Ring *r = rings_open() ? ring_take(MAX_RINGS) : NULL; /* the session may have been left meanwhile */
     if (r) ring_give(r, track, tid);
     pthread_mutex_unlock(&lock);
-    Stack *s = r ? stack_new(t, track) : NULL;
-    if (!s || pthread_setspecific(thread_key, t) != 0) {
-        count_one(&g_counts.rings_failed);
-        if (s) stack_free(s);
-        track_release(track);
-        pthread_mutex_lock(&lock);
-        if (r) ring_leave(r);
-        pthread_mutex_unlock(&lock);
-        free(t);
-        ended = open; /* not tried again for each event of this thread */
-        return NULL;
-    }
-    t->ring = r;
-    t->stack = s;
-    return current = t;
+    return r;
 }
 
-void thread_forget_context(void) {
-    if (current) current->state_id = 0;
-}
-
-Thread *thread_current(void) {
-    if (current) return current;
-    char name[64] = "thread";
-    pthread_getname_np(pthread_self(), name, sizeof name);
-    if (syscall(SYS_gettid) == getpid()) strcpy(name, "MainThread"); /* as Python names it; the system, as the program */
-    return thread_start(name, strlen(name));
-}
-
-Thread *thread_current_object(void) {
-    if (current) return current;
-    if (!atomic_load_explicit(&session_open, memory_order_acquire) || ended) return NULL;
-    if (control_joined()) track_name_process();
-    /* threading.current_thread() would register foreign threads for ever, enumerate() takes a lock that a signal
-     * handler may interrupt, and the property `name` is Python code, in which signal handlers run. */
-    PyObject *module_name = PyUnicode_FromString("threading");
-    PyObject *threading = module_name ? PyImport_GetModule(module_name) : NULL;
-    PyObject *active = threading ? PyObject_GetAttrString(threading, "_active") : NULL;
-    PyObject *ident = active ? PyLong_FromUnsignedLong(PyThread_get_thread_ident()) : NULL;
-    PyObject *thread = ident && PyDict_Check(active) ? Py_XNewRef(PyDict_GetItemWithError(active, ident)) : NULL;
-    PyObject *name = thread ? PyObject_GetAttrString(thread, "_name") : NULL, *keep = NULL;
-    Py_ssize_t len = 0;
-    const char *text = name && PyUnicode_Check(name) ? utf8_object(name, &len, &keep) : NULL;
-    if (PyErr_Occurred()) PyErr_Clear(), count_one(&g_counts.lookups_failed);
-    Thread *t = text && !current ? thread_start(text, (size_t)len) : thread_current();
-    Py_XDECREF(keep);
-    Py_XDECREF(name);
-    Py_XDECREF(thread);
-    Py_XDECREF(ident);
-    Py_XDECREF(active);
-    Py_XDECREF(threading);
-    Py_XDECREF(module_name);
-    return t;
+void ring_return(Ring *first, Ring *second, Ring *third) {
+    pthread_mutex_lock(&lock);
+    ring_leave(first), ring_leave(second), ring_leave(third);
+    pthread_mutex_unlock(&lock);
 }
 
 void ring_wake(Ring *r) {
@@ -418,10 +346,7 @@ static void after_fork_child(void) {
         munmap(rings[i]->header, HEADER + (rings[i]->mask + 1) * sizeof(Event));
         free(rings[i]);
     }
-    free(current);
-    current = NULL;
-    ended = false;
-    pthread_setspecific(thread_key, NULL);
+    thread_after_fork();
     atomic_store(&ring_count, 0);
     idle_count = 0;
     atomic_store(&unheld, 0);
@@ -436,7 +361,7 @@ static void after_fork_child(void) {
 
 /* Nothing is left to do after the handlers below, which also know of forks that Python does not hear of. */
 int ring_init(void) {
-    if (pthread_key_create(&thread_key, thread_end) || pthread_atfork(before_fork, after_fork_parent, after_fork_child)) {
+    if (!thread_init() || pthread_atfork(before_fork, after_fork_parent, after_fork_child)) {
         PyErr_SetString(PyExc_RuntimeError, "no thread key is left in this process");
         return -1;
     }

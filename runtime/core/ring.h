@@ -61,6 +61,11 @@ PyObject *out_end(Out *out, bool more);        /* (events, arguments, more) */
 bool drain_ring(Ring *ring, Out *out);         /* false when there was no room for all */
 void give_free(Ring *ring);                    /* the slots that were taken */
 
+bool rings_open(void);                /* a session is */
+Ring *ring_lend(uint32_t track, int64_t tid); /* to a thread; NULL if there is none */
+void ring_return(Ring *first, Ring *second, Ring *third); /* what a thread had; any may be NULL */
+bool thread_init(void);
+void thread_after_fork(void);
 uint32_t rings_to_drain(Ring **plan); /* room for MAX_RINGS */
 uint32_t ring_may_move(void);         /* the lowest level whose events may go on in another ring now */
 bool ring_move_on(Thread *thread, uint32_t level);
