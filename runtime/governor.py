@@ -20,10 +20,10 @@ class Governor:
     """Lowers detail when recording costs more than its budget, and raises it when there is room.
 
     Levels are numbered from 0, full detail. Lowering goes one level at a time, unless the cost is more than twice the
-    budget: then at once to the first level that is expected to fit. Raising goes one level at a time, when that level
-    is expected to cost less than `MARGIN` of the budget for `PATIENCE` readings in a row. Detail that was raised and had
-    to be lowered again soon makes it wait twice as long the next time, so what is expected may be wrong for ever
-    without detail going up and down for ever.
+    budget: then at once to the first level that is expected to fit. Raising goes at once to the highest level that is
+    expected to cost less than `MARGIN` of the budget, when that was so for `PATIENCE` readings in a row. Detail that was
+    raised and had to be lowered again soon makes it wait twice as long the next time, and go one level at a time until
+    then, so what is expected may be wrong for ever without detail going up and down for ever.
     """
 
     def __init__(self, budget: float, levels: int) -> None:
@@ -62,13 +62,20 @@ class Governor:
         elif self.level and max(self.cost, expected[self.level - 1]) <= MARGIN * self._budget:
             self._calm += 1
             if self._calm >= self.patience:
-                self._go(self.level - 1)
+                self._go(self._highest(expected))
                 self._since_raised = 0
         else:
             self._calm = 0
         if self._since_raised is not None and self._since_raised > 2 * LONGEST_PATIENCE:
             self.patience, self._since_raised = PATIENCE, None
         return self.level
+
+    def _highest(self, expected: Sequence[float]) -> int:
+        """The highest level that is expected to fit, as well as all below it."""
+        level = self.level - 1
+        while self.patience == PATIENCE and level and expected[level - 1] <= MARGIN * self._budget:
+            level -= 1
+        return level
 
     def _lower(self, expected: Sequence[float]) -> None:
         if self._since_raised is not None and self._since_raised <= 2 * self.patience:

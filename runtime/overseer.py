@@ -94,6 +94,8 @@ class Overseer:
         self._change_count = 0
         _overseers.add(self)
         self._last = self._read()
+        self._rings = (0, 0)
+        """Events that the rings had been given at the last look, and when that was."""
 
     # what happens
 
@@ -129,11 +131,14 @@ class Overseer:
 
     # decisions
 
-    def look(self, now: int) -> tuple[Detail | None, float | None]:
+    def look(self, now: int, clock_now: int | None = None) -> tuple[Detail | None, float | None]:
         """Reads the meter, if an interval is over.
+
+        Where the loop cannot keep up with what is recorded, the rings tell how much that is before it was counted.
 
         Args:
             now: everything that was recorded before this time was counted, in ns.
+            clock_now: the time, in ns; without it the loop is believed to keep up.
 
         Returns:
             The level to go to, if it changes, and the cost since the last reading, if there is one.
@@ -142,10 +147,14 @@ class Overseer:
             return None, None
         reading = self._read(now)
         wall = reading.recorded_ns - self._last.recorded_ns
-        if wall < self.budget.interval * 0.9e9:
+        behind = self._behind(now, clock_now)
+        if behind is not None:
+            cost, expected = behind
+        elif wall < self.budget.interval * 0.9e9:
             return None, None
-        last, self._last = self._last, reading
-        cost, expected = self._expect(last, reading, wall)
+        else:
+            last, self._last = self._last, reading
+            cost, expected = self._expect(last, reading, wall)
         self._measured = cost
         if self._asked is not None:
             return None, cost  # A change waits for the next step().
@@ -154,6 +163,19 @@ class Overseer:
             return None, cost
         self._asked = detail
         return detail, cost
+
+    def _behind(self, now: int, clock_now: int | None) -> tuple[float, list[float]] | None:
+        """As `_expect`, of what the rings were given since the last look, if the loop is an interval behind or more."""
+        assert self.budget is not None
+        if clock_now is None or self._since is None:
+            return None
+        produced, at = _core.ring_statistics()["produced"], clock_now
+        (before, since), self._rings = self._rings, (produced, at)
+        interval = self.budget.interval * 1e9
+        if clock_now - max(now, self._since) < interval or not since or at - since < interval * 0.5:
+            return None
+        cost = (produced - before) * self._costs.span / (at - since)
+        return cost, [cost / level.every if level.every else 0.0 for level in self._ladder]
 
     def _expect(self, last: _Reading, now: _Reading, wall: int) -> tuple[float, list[float]]:
         """The cost of the last interval, and what it would have been at each level."""

