@@ -291,11 +291,6 @@ class Windows:
         """Whether a window has ended and is not closed yet."""
         return any(window.end is not None for window in self._open)
 
-    def next_deadline(self) -> int | None:
-        """When the first linger time runs out, in ns; `None` if no window waits."""
-        times = [window.waiting_since + self._linger for window in self._open if window.waiting_since is not None]
-        return min(times, default=None)
-
     def ledger(self) -> dict[str, SourceLedger]:
         """Accounts of each source over the run."""
         ledgers: dict[str, SourceLedger] = {}

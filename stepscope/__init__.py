@@ -24,6 +24,7 @@ from stepscope.runtime.flight.raised import Raised
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.slow_step import SlowStep
 from stepscope.runtime.flight.stalled import Stalled
+from stepscope.runtime.flight.trigger import Trigger
 from stepscope.runtime.join import join
 from stepscope.runtime.join import join_if_told as _join_if_told
 from stepscope.runtime.options import Options
@@ -61,6 +62,7 @@ __all__ = [
     "SlowStep",
     "Stalled",
     "TorchBackend",
+    "Trigger",
     "Window",
     "counter",
     "flow",
