@@ -15,9 +15,11 @@ import uvloop
 from hypothesis import settings
 
 from stepscope.runtime import tasks
-from tests.support import missing
+from tests.support import heed_interrupts, missing
 
 importlib.import_module("stepscope")
+
+heed_interrupts()
 
 # A machine under load is slow, not wrong.
 settings.register_profile("stepscope", deadline=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,11 @@ def missing(part: str, remedy: str) -> NoReturn:
     if REQUIRE_ALL:
         pytest.fail(message, pytrace=False)
     pytest.skip(message, allow_module_level=True)
+
+
+def heed_interrupts() -> None:
+    """Shells let background jobs ignore SIGINT, and programs that are started to be interrupted would inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 async def poll(condition: Callable[[], object]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.machine import Machine
+from tests.support import heed_interrupts
 from tests.torture import document, table
 from tests.torture.catalog import PACKAGE, Catalog, load
 from tests.torture.run import torture
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0, or 1 if something was lost, was not as promised, or a family could not be imported.
     """
     options = _parser().parse_args(arguments)
+    heed_interrupts()
     catalog = load(options.package)
     try:
         catalog = catalog.chosen(options.only)

@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from stepscope.runtime.recovery.recover import recover
 from tests.families import START, Family, pair
+from tests.support import missing
 from tests.torture.fault import Fault, Outcome
 
 TIMED = """
@@ -227,10 +229,10 @@ def spawned(directory: Path, seed: int) -> Outcome:
     return _closed(directory, SPAWNED.format(method="spawn"), 3)
 
 
-def data_loader(directory: Path, method: str) -> Outcome:
-    """A DataLoader with four workers; nothing is tried where there is no torch."""
+def data_loader(method: str, directory: Path, _: int) -> Outcome:
+    """A DataLoader with four workers that record what they load."""
     if importlib.util.find_spec("torch") is None:
-        return Outcome(tried=0)
+        missing("torch", "`make test` installs it.")
     return _closed(directory, LOADER.format(method=method), 1, "load")
 
 
@@ -243,13 +245,13 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         family=FAMILY,
         name="DataLoader, four forked workers",
-        trial=lambda directory, seed: data_loader(directory, "fork"),
+        trial=partial(data_loader, "fork"),
         trials=1,
     ),
     Fault(
         family=FAMILY,
         name="DataLoader, four spawned workers",
-        trial=lambda directory, seed: data_loader(directory, "spawn"),
+        trial=partial(data_loader, "spawn"),
         trials=1,
         short=0,
     ),
