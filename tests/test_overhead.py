@@ -63,7 +63,8 @@ def test_an_absurd_load_ends_with_step_marks_and_everything_is_accounted_for(out
     assert made <= names.count("work") + statistics.left_out + dropped <= made + profiler.step_num
     assert "unseen" not in names
     assert sum(name.startswith("ProfilerStep#") for name in names) == len(window.steps)
-    assert [step.number for step in window.steps] == list(range(len(window.steps)))
+    numbers = [step.number for step in window.steps]
+    assert numbers == (list(range(len(numbers))) if not dropped else sorted(set(numbers)))
     changes = [name for name in memory.names(kind=Kind.INSTANT) if name.startswith("detail ")]
     assert changes and set(changes) == {"detail lowered"}
     arguments = [found for found in memory.arguments() if "before" in found]

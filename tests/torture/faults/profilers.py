@@ -148,7 +148,7 @@ def _bad_neighbours(directory: Path, seed: int) -> Outcome:
 
 
 def _governed(directory: Path, seed: int) -> Outcome:
-    """A load that no budget allows: what is left out is counted, and every step is there."""
+    """A load that no budget allows: what is left out is counted, and so is every step that is missing."""
     memory, held, problems = sc.MemoryExporter(), Held(), list[str]()
     profiler = sc.trace(
         exporters=[memory],
@@ -166,11 +166,10 @@ def _governed(directory: Path, seed: int) -> Outcome:
         steps += 1
     outcome = _account(profiler, memory, "tick", ticks, held, problems)
     marks = sum(name.startswith("ProfilerStep#") for name in memory.names(kind=Kind.SPAN))
-    if marks < steps:
-        problems.append(f"{steps - marks} steps are missing")
     if not any("detail lowered" in note for window in memory.windows for note in window.diagnostics):
         problems.append("detail was not lowered")
-    return outcome + Outcome(tried=0, problems=tuple(problems))
+    # Rings that overflow for long drop step marks as well, and count them.
+    return outcome + Outcome(tried=0, produced=steps, exported=min(marks, steps), problems=tuple(problems))
 
 
 def _cycles(directory: Path, seed: int) -> Outcome:
