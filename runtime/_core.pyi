@@ -46,6 +46,10 @@ def join(session: str, directory: str, slots: int, rings: int, overflow: str, bl
 def joins() -> int:
     """How many processes have joined the session so far."""
 
+def take_refused(pid: int, /) -> int:
+    """Events that threads of the joined process of this number could not record, as they could have no ring, since it was
+    asked for last. One consumer. Processes whose numbers are alike modulo 256 share a count."""
+
 def leave() -> bool:
     """Takes no part any more. False, and nothing changes, if a thread has recorded already."""
 
@@ -149,7 +153,7 @@ def changing(by: int, /) -> int:
 
 class StepCounter:
     """Base of Profiler: counts steps, writes step marks (`id` = `_serial`), calls `_transition(step, ts)` when
-    `_next_change` is reached or `_asked` is set, between `_hold()` and `_let_go()`; calls `_step_ignored()` while not
+    `_next_change` is reached, `_asked` is set or the time `_look_at` (ns, 0: never) is over, between `_hold()` and `_let_go()`; calls `_step_ignored()` while not
     `_live`.
     With `_every` above 1 it wants what `_kept` says in one step of so many, and nothing in the others."""
 
@@ -158,6 +162,7 @@ class StepCounter:
     _live: bool
     _asked: bool
     _every: int
+    _look_at: int
     _kept: int
     _serial: int
     _stepper: int
@@ -210,3 +215,34 @@ def encode_chrome(
     /,
 ) -> bytes:
     """Chrome JSON of a block: one event a line, each line ended by `,\\n`; microseconds since `base` (ns)."""
+
+class PerfettoEncoder:
+    """Writes blocks as packets of Perfetto's format, CLOCK_MONOTONIC in ns. It keeps what was said before, so what it gave
+    must be in the file when it is called again, else `forget` comes first. One thread at a time.
+
+    Packet sequences 1 and 2 are used for descriptors and for what others write.
+    """
+
+    def __init__(self, base: int, pid: int, /) -> None:
+        """`base` tells the rows of a run from those of other runs; the process `pid` is described by the caller."""
+
+    @property
+    def held(self) -> int:
+        """Begins that are held now."""
+
+    def encode(self, events: Any, args: bytes, window: int, /) -> bytes:
+        """The packets of a block, but for begins of spans that may have to nest in a later one.
+
+        Raises:
+            ValueError: if it is not a multiple of 64 bytes.
+            RuntimeError: another thread is inside.
+        """
+
+    def release(self) -> bytes:
+        """The begins that were held: nothing that encloses them comes any more."""
+
+    def forget(self) -> None:
+        """What was given last is not in the file: everything is described again, and what was held in it is left out."""
+
+    def process(self, pid: int, /) -> int:
+        """The uuid of a process."""

@@ -11,6 +11,14 @@ from typing import Any
 
 from stepscope.runtime import _core
 
+MAX_KINDS = 16
+"""Types of tasks that are told apart in `unwatched`."""
+
+unwatched: dict[str, int] = {}
+"""Tasks whose coroutines could not be watched, by type: their suspended time counts as their own."""
+
+_unwatched_tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+
 Factory = Callable[..., "asyncio.Future[Any]"]
 
 _AUTOMATIC = re.compile(r"Task-\d+")
@@ -69,14 +77,48 @@ def release() -> None:
 
 def _watch_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> _core.Coroutine | None:
     """The coroutine that the core watches of a task; one that was made without gets it now."""
-    coroutine: Any = task.get_coro()
-    if type(coroutine) is _core.Coroutine:
-        return coroutine
     runs = task is asyncio.current_task(loop)
-    watched = _core.adopt(task, asyncio.Task, runs)
-    if watched is not None and runs:
+    try:
+        coroutine: Any = task.get_coro()
+        if type(coroutine) is _core.Coroutine:
+            return coroutine
+        watched = _core.adopt(task, asyncio.Task, runs)
+        if watched is None and _replace(task, coroutine):
+            watched = _core.adopt(task, asyncio.Task, runs)
+    except Exception:
+        watched = None  # a type of the program's own may lack anything; it is counted
+    if watched is None:
+        _count_unwatched(task)
+    elif runs:
         loop.call_soon(watched._paused)  # pyright: ignore[reportPrivateUsage]
     return watched
+
+
+def _replace(task: asyncio.Task[Any], coroutine: Any) -> bool:
+    """Gives a task whose type is written in Python a coroutine that the core watches, where one attribute of it holds the
+    coroutine; if it does not answer with it afterwards, all stays as it was."""
+    attributes: dict[str, Any] = getattr(task, "__dict__", {})
+    holding = [name for name, value in list(attributes.items()) if value is coroutine]
+    if len(holding) != 1:
+        return False
+    attributes[holding[0]] = watched = _core.Coroutine(coroutine)
+    answer: Any = task.get_coro()
+    if answer is watched:
+        return True
+    attributes[holding[0]] = coroutine
+    return False
+
+
+def _count_unwatched(task: asyncio.Task[Any]) -> None:
+    try:
+        if task in _unwatched_tasks:
+            return
+        _unwatched_tasks.add(task)
+    except TypeError:
+        pass  # it cannot be referred to weakly: counted each time that it is asked for
+    kind = f"{type(task).__module__}.{type(task).__qualname__}"
+    kind = kind if kind in unwatched or len(unwatched) < MAX_KINDS else "others"
+    unwatched[kind] = unwatched.get(kind, 0) + 1
 
 
 def running() -> tuple[str, int, _core.Coroutine | None] | None:

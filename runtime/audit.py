@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from stepscope.runtime.pipeline import PipelineStatistics
-from stepscope.runtime.recorder import RecorderStatistics
-from stepscope.runtime.window import Window
+from stepscope.runtime.recorder_statistics import RecorderStatistics
 from stepscope.runtime.windows import RECORDER
 
 if TYPE_CHECKING:
-    from stepscope.runtime.statistics import ProfilerStatistics
+    from stepscope.runtime.statistics import PipelineStatistics, ProfilerStatistics
 
 
 def audit(statistics: ProfilerStatistics) -> tuple[str, ...]:
@@ -28,27 +26,13 @@ def audit(statistics: ProfilerStatistics) -> tuple[str, ...]:
     return tuple(found)
 
 
-def audit_window(window: Window) -> tuple[str, ...]:
-    """Every account in the ledger of a window that does not balance, in words; empty if all do."""
-    found: list[str] = []
-    for name, source in window.ledger.sources.items():
-        out = source.accepted + source.outside + source.superseded + sum(source.dropped.values())
-        found += _equal(f"window {window.index}, {name}: produced", source.produced, "accounted for", out)
-        found += _whole(f"window {window.index}, {name}", source.accepted, *source.dropped.values())
-    offers: set[int] = set()
-    for name, output in window.ledger.outputs.items():
-        out = output.exported + sum(output.dropped.values()) + output.in_flight
-        found += _equal(f"window {window.index} at {name}: offered", output.offered, "accounted for", out)
-        found += _whole(f"window {window.index} at {name}", output.exported, output.in_flight, *output.dropped.values())
-        offers.add(output.offered)
-    if len(offers) > 1:
-        found.append(f"window {window.index}: exporters were offered different numbers of events, {sorted(offers)}")
-    return tuple(found)
-
-
 def _rings(rings: RecorderStatistics) -> Iterator[str]:
     out = rings.drained + rings.dropped + rings.waiting
     yield from _equal("rings: produced", rings.produced, "drained, dropped and waiting", out)
+    for worker in rings.workers:
+        out = worker.drained + worker.dropped + worker.waiting
+        yield from _equal(f"{worker.name}: produced", worker.produced, "drained, dropped and waiting", out)
+        yield from _whole(worker.name, worker.drained, worker.dropped - worker.without_ring, worker.waiting)
     yield from _whole("rings", rings.drained, rings.dropped, rings.waiting, rings.dropped - rings.sampled)
 
 

@@ -7,8 +7,10 @@ from typing import ClassVar
 
 import msgspec
 
+from stepscope.runtime.documented import Documented
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+
+class Checked(Documented, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings whose fields are checked against their annotations, which msgspec does only for what it decodes."""
 
     __unchecked__: ClassVar[tuple[str, ...]] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import msgspec
 
@@ -10,6 +11,27 @@ from stepscope.runtime import _core
 
 now = _core.now
 """`now() -> int`: CLOCK_MONOTONIC in nanoseconds, the clock of every event."""
+
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_NAMESPACE = Path("/proc/self/timens_offsets")
+
+
+def identity() -> str:
+    """Names this machine's CLOCK_MONOTONIC until it is started again; empty where the system does not tell.
+
+    Containers of a machine share its clock, unless they are in time namespaces that shift it by different amounts.
+    """
+    try:
+        boot = _BOOT.read_text().strip()
+    except OSError:
+        return ""
+    try:
+        shifts = [line.split() for line in _NAMESPACE.read_text().splitlines()]
+    except OSError:
+        shifts = []  # a system without time namespaces
+    shift = next((":".join(line[1:]) for line in shifts if line[:1] == ["monotonic"]), "0:0")
+    return boot if shift == "0:0" else f"{boot}+{shift}"
 
 
 class ClockAnchor(msgspec.Struct, frozen=True):

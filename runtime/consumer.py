@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Protocol, runtime_checkable
+
+import msgspec
 
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.run import Run
@@ -10,7 +13,7 @@ from stepscope.runtime.window import Window
 
 
 @runtime_checkable
-class Consumer(Protocol):
+class Exporter(Protocol):
     """A consumer of events, with a bounded queue, a thread and an event loop of its own.
 
     A call that blocks holds up nothing but this exporter; but one that awaits can be cancelled at the deadline for
@@ -20,7 +23,8 @@ class Consumer(Protocol):
     Batches of different windows may alternate; `close_window` is the last call for its window.
     What is raised is counted, kept and shown by the profiler: it costs this exporter's output only. After an
     exception of `open` nothing more is called; after one of `export` that batch counts as dropped.
-    An exporter with a size limit counts the events that it refused in an attribute `dropped_cap`.
+    An exporter with a size limit counts the events that it refused in an attribute `dropped_cap`. One that sends events
+    later, or leaves some out for reasons of its own, is `Settling`.
     """
 
     name: str
@@ -53,4 +57,26 @@ class Discarding(Protocol):
 
     async def discard_window(self, window: int) -> None:
         """Deletes what was written of a window: newer and slower ones have been saved since. May be called twice."""
+        ...
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """What became of some events of a window that an exporter had kept."""
+
+    window: int
+    exported: int = 0
+    dropped: Mapping[str, int] = {}
+    """By reason."""
+
+
+@runtime_checkable
+class Settling(Protocol):
+    """What an exporter has besides, if events are not exported yet when `export` returns, such as one that collects them.
+
+    The events that it was given are in flight until `settle` tells of them, also those of an `export` that raised.
+    What it never tells of is dropped as `closed` in the end.
+    """
+
+    def settle(self) -> Iterable[Settled]:
+        """What became of events since the last call; asked on the exporter's thread after each of its methods."""
         ...

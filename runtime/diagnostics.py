@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stepscope.runtime.action import step_text
 from stepscope.runtime.schedule import NEVER, Always, PlannedSchedule, Schedule, ScheduleFunction
+from stepscope.runtime.table import human_count
 
 _HOW_TO_STEP = "call step() at the end of each iteration"
 
@@ -31,7 +32,7 @@ def explain(
         return (_never_stepped(schedule, first),)
     if not isinstance(schedule, Schedule):
         if not recorded:
-            return (f"no step records: {schedule_text(schedule)} recorded none of the {count_text(steps, 'step')}",)
+            return (f"no step records: {schedule_text(schedule)} recorded none of the {human_count(steps, 'step')}",)
         return (_incomplete(open_steps),) if open_steps else ()
     if not recorded:
         return _too_short(schedule, first, steps)
@@ -40,13 +41,13 @@ def explain(
     if open_steps:
         # The window that is open at the step before `ended` ends with the cycle of that step.
         rest = schedule.cycle - (ended - 1 - schedule.origin) % schedule.cycle - 1
-        sentences.append(_incomplete(open_steps) + f"; run {count_text(steps + rest, 'step')} for a whole window")
+        sentences.append(_incomplete(open_steps) + f"; run {human_count(steps + rest, 'step')} for a whole window")
         ended += rest
     if schedule.repeat and ended < schedule.end:
         left = -(-(schedule.end - ended) // schedule.cycle)
         sentences.append(
             f"windows missing: {left} of the {schedule.repeat} that repeat={schedule.repeat} asks for; "
-            f"run {count_text(schedule.end - first, 'step')} for all of them"
+            f"run {human_count(schedule.end - first, 'step')} for all of them"
         )
     return tuple(sentences)
 
@@ -72,8 +73,8 @@ def _too_short(schedule: Schedule, first: int, steps: int) -> tuple[str, ...]:
         return (f"no step records: the last window of {schedule!r} ended before {step_text(first)}",)
     if begins < first + steps:
         return ()  # The schedule wanted to record: a pause or stop() is the reason, and is told elsewhere.
-    loop = f"the loop of {count_text(steps, 'step')}"
-    needed = f"run {count_text(begins - first + 1, 'step')} or more"
+    loop = f"the loop of {human_count(steps, 'step')}"
+    needed = f"run {human_count(begins - first + 1, 'step')} or more"
     if first:
         start = f"{loop} from {step_text(first)} on"
         return (f"no step records: {start} ends before {step_text(begins)} is recorded; {needed}",)
@@ -86,8 +87,3 @@ def _too_short(schedule: Schedule, first: int, steps: int) -> tuple[str, ...]:
 def _incomplete(open_steps: int) -> str:
     which = "its one step is" if open_steps == 1 else f"its {open_steps} steps are"
     return f"window incomplete: the loop ends inside a window; {which} delivered, marked as incomplete"
-
-
-def count_text(number: int, noun: str) -> str:
-    """Writes a number of things: `1 step`, `2 steps`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

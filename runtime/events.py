@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum, IntFlag
 from typing import Any, TypeAlias
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from stepscope.runtime.documented import Documented
 
 Block: TypeAlias = NDArray[np.void]
 """One-dimensional array of `EVENT_DTYPE`."""
@@ -72,7 +73,7 @@ class Flag(IntFlag):
     """Its name is shown followed by `#` and its step: steps of a run have one name, not one each."""
 
 
-class EventBatch(msgspec.Struct, frozen=True, gc=False):
+class EventBatch(Documented, frozen=True, gc=False):
     """Events of one source and one window, on their way to the exporters.
 
     Batches are shared between exporters: their arrays are read-only.
@@ -83,6 +84,7 @@ class EventBatch(msgspec.Struct, frozen=True, gc=False):
     window: int
     """Index of the window, from 0; -1 before windows were assigned."""
     events: Block
+    """One row for each event, see `EVENT_DTYPE`."""
     args: bytes
     """Heap of the arguments that `args_at` and `args_len` point into."""
 

@@ -10,7 +10,7 @@ import anyio
 import msgspec
 
 from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.consumer import Consumer
+from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.events import EventBatch, Kind
 from stepscope.runtime.journal.format import time_range
 from stepscope.runtime.journal.frames import Damage
@@ -18,7 +18,7 @@ from stepscope.runtime.journal.reader import JournalItem, JournalReader
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Step, Window
 
-Factory = Callable[[Path], Consumer]
+Factory = Callable[[Path], Exporter]
 """Makes an exporter that writes to one file."""
 
 
@@ -55,7 +55,7 @@ def known() -> list[Format]:
     return [_formats[name] for name in sorted(_formats)]
 
 
-def exporter_for(path: str | os.PathLike[str], format: str | None = None) -> Consumer:
+def exporter_for(path: str | os.PathLike[str], format: str | None = None) -> Exporter:
     """An exporter that writes to `path`.
 
     Args:
@@ -102,11 +102,13 @@ def run_of(reader: JournalReader, output_dir: Path) -> Run:
         world_size=record.world_size if record else None,
         anchor=record.anchor if record else ClockAnchor(0, 0, 0),
         metadata=lambda: reader.metadata,
+        job=record.job if record else "",
+        clock=record.clock if record else "",
     )
 
 
 async def replay_into(
-    reader: JournalReader, exporter: Consumer, run: Run, window: Window | int | None = None
+    reader: JournalReader, exporter: Exporter, run: Run, window: Window | int | None = None
 ) -> Replayed:
     """Plays a journal through the whole life of an exporter: `open` to `aclose`.
 
@@ -124,13 +126,13 @@ async def replay_into(
     """
     only = window.index if isinstance(window, Window) else window
     items = reader.items(only)
-    open_windows: dict[int, _OpenWindow] = {}
+    open_windows: dict[int, UnfinishedWindow] = {}
     batches = events = windows = 0
     await exporter.open(run)
     try:
         while (item := await anyio.to_thread.run_sync(_next, items)) is not None:
             if isinstance(item, EventBatch):
-                open_windows.setdefault(item.window, _OpenWindow(item.window)).add(item)
+                open_windows.setdefault(item.window, UnfinishedWindow(item.window)).add(item)
                 await exporter.export(item)
                 batches += 1
                 events += len(item)
@@ -153,7 +155,7 @@ async def replay_into(
     )
 
 
-class _OpenWindow:
+class UnfinishedWindow:
     """What is known of a window whose end was not read."""
 
     def __init__(self, index: int) -> None:

@@ -66,6 +66,11 @@ class Inbox(Generic[T]):
         return True
 
     @property
+    def waiting(self) -> int:
+        """Items that are in it; another thread may change that at any moment."""
+        return len(self._items)
+
+    @property
     def waiting_bytes(self) -> int:
         """Bytes that are in it; another thread may change that at any moment."""
         return self._bytes

@@ -54,7 +54,8 @@ def clip(events: Block, intervals: list[Interval]) -> Block:
     """The parts of events that lie in the intervals, which are in order and apart.
 
     A span that crosses a border is cut there and flagged; its self time goes to its parts in order, as much as
-    fits each. So the parts of a span never hold more self time than it had, nor more than they last.
+    fits each. So the parts of a span never hold more self time than it had, nor more than they last. What a gap counts
+    stays with its first part; the others count nothing.
     """
     if not intervals or not len(events):
         return events[:0]
@@ -74,7 +75,8 @@ def clip(events: Block, intervals: list[Interval]) -> Block:
 
 def _cut(events: Block, intervals: list[Interval]) -> Iterator[Block]:
     """The parts of spans and gaps that cross borders."""
-    left = events["self_dur"].copy()
+    left, counts = events["self_dur"].copy(), events["id"].copy()
+    spans_of_all = events["kind"] == Kind.SPAN
     first, last = int(events["ts"].min()), int(ends(events).max())
     for start, end in intervals:
         if end <= first or start >= last:
@@ -89,6 +91,8 @@ def _cut(events: Block, intervals: list[Interval]) -> Iterator[Block]:
         part["ts"], part["dur"] = ts, dur
         spans = part["kind"] == Kind.SPAN
         part["self_dur"][spans] = own[spans]
+        part["id"] = counts[mask]
+        counts[mask & ~spans_of_all] = 0
         part["flags"][cut] |= int(Flag.CLIPPED)
         yield part
 

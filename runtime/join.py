@@ -6,6 +6,7 @@ them. So a process that is killed, or leaves by `os._exit` as those of multiproc
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -65,7 +66,7 @@ def join(name: str | None = None) -> bool:
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(f"name must be a non-empty str, got {name!r}")
     with _lock:
-        if _joined is None and not _try_sessions():
+        if _joined is None and not _try_sessions(logging.WARNING):
             return False
         if name is not None:
             _core.name_process(name, True)
@@ -96,7 +97,7 @@ def leave() -> bool:
         return True
 
 
-def _try_sessions() -> bool:
+def _try_sessions(level: int) -> bool:
     if recorder.current() is not None:
         _say(logging.INFO, "this process has a session of its own, so it does not join another")
         return False
@@ -109,7 +110,7 @@ def _try_sessions() -> bool:
         else:
             return True
     if not sessions:
-        _say(logging.INFO, "no process above this one has a session to join")
+        _say(level, "no process above this one has a session to join")
     return False
 
 
@@ -147,6 +148,8 @@ def _join(session: Path) -> None:
         _core.join(str(session), str(part), slots, rings, options.overflow, options.block_seconds)
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            session.rmdir()  # empty only if its owner has just removed the rest
         why = "it is over" if error.errno == errno.ESTALE else error.strerror
         raise SessionError(f"{session} cannot be joined: {why}") from error
     _joined, _part = session, part

@@ -51,7 +51,8 @@ class OutputLedger(msgspec.Struct, frozen=True):
     offered: int = 0
     exported: int = 0
     dropped: dict[str, int] = {}
-    """By reason: `queue` (its queue was full), `error` (it raised), `closed` (deadline passed), `cap` (size limit)."""
+    """By reason: `queue` (its queue was full), `error` (it raised), `closed` (deadline passed), `cap` (size limit), and
+    reasons of exporters that settle."""
     in_flight: int = 0
     """Events neither exported nor dropped yet: offered = exported + dropped + in flight."""
 

@@ -48,6 +48,8 @@ class WindowBegins(msgspec.Struct, frozen=True):
     """A window begins with this step."""
 
     mark: StepMark
+    left_out: int = 0
+    """Windows since the one before that were to be recorded, and were not: the loop was too far behind."""
 
 
 class WindowEnds(msgspec.Struct, frozen=True):
@@ -58,6 +60,8 @@ class WindowEnds(msgspec.Struct, frozen=True):
     reason: str = ""
     cut_short: bool = False
     """The run ended: the last step was not ended by a call of `step()`."""
+    needs_last: bool = False
+    """It is complete only if something was recorded in that last step: the schedule ends with it."""
 
 
 class ActionChanged(msgspec.Struct, frozen=True):

@@ -83,6 +83,9 @@ def _is_ours(thread: threading.Thread) -> bool:
     return thread.name.startswith("stepscope") or getattr(thread, "loop", None) in _loops
 
 
+_COUNTED = [int(Kind.SPAN), int(Kind.STEP), int(Kind.GAP)]
+
+
 class Counted(msgspec.Struct):
     """Events of one profiler, by what they cost; to be added to."""
 
@@ -94,20 +97,23 @@ class Counted(msgspec.Struct):
 
     def add(self, events: Block, *, low: bool = False) -> None:
         """Counts a block. `low`: they are all operators, whatever their flags say."""
-        flags: Any = events["flags"]
-        kinds: Any = events["kind"]
-        operators = np.ones(len(events), np.bool_) if low else are_operators(events)
-        spans = (kinds == Kind.SPAN) & ~operators
-        gaps = kinds == Kind.GAP
-        heap = (events["args_len"] > 0) & ((flags & int(Flag.ARG_INLINE)) == 0)
-        steps = int((kinds == Kind.STEP).sum())
-        # What overflowed has cost nearly as much as what was kept.
-        lost = int(events["id"][gaps].sum())
-        self.spans += int(spans.sum()) + lost
-        self.operators += int(operators.sum())
+        if low:
+            self.operators += len(events)
+            return
+        operators = are_operators(events)
+        number = int(np.count_nonzero(operators))
+        if number:  # else a copy of them would be the most of the work
+            self.operators += number
+            events = events[~operators]
+        spans, steps, gaps = np.bincount(events["kind"], minlength=len(Kind) + 1)[_COUNTED].tolist()
+        self.spans += spans
         self.steps += steps
-        self.instants += len(events) - int(spans.sum()) - int(operators.sum()) - int(gaps.sum()) - steps
-        self.arguments += int((heap & ~operators).sum())
+        self.instants += len(events) - spans - steps - gaps
+        if gaps:  # What overflowed has cost nearly as much as what was kept.
+            self.spans += int(events["id"][events["kind"] == Kind.GAP].sum())
+        long: Any = events["args_len"] > 0
+        if long.any():
+            self.arguments += int(((events["flags"][long] & int(Flag.ARG_INLINE)) == 0).sum())
 
     def minus(self, other: Counted) -> Counted:
         """The difference of two readings."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from stepscope.runtime.window import Step
 
 STEPS = "steps"
 """Source of the spans of steps."""
+KEPT_GAPS = 4096
+"""Pauses of a window by which spans are cut; of those of longer windows the oldest are let go."""
 
 
 class OpenWindow:
@@ -32,7 +34,7 @@ class OpenWindow:
         """What else there is to say of it."""
         self.facts: dict[str, Any] = {}
         """What its metadata say beside those of the run."""
-        self.cut_short = self.ready = False
+        self.cut_short = self.needs_last = self.ready = False
         self.waiting_since: int | None = None
         """When the end became known, in ns."""
         self.held: list[EventBatch] | None = []
@@ -41,7 +43,7 @@ class OpenWindow:
         The last `step()` of a run may begin a window that never holds anything: no exporter is to hear of it.
         """
         self.table = Aggregates()
-        self.gaps: list[tuple[int, int | None]] = []
+        self.gaps: deque[tuple[int, int | None]] = deque(maxlen=KEPT_GAPS)
         self.superseded: set[int] = set()
         """Spans that were written as open when the window closed: their later records are not news."""
         self.events = 0
@@ -79,8 +81,7 @@ class OpenWindow:
         gaps = mine["kind"] == Kind.GAP
         counted = len(mine)
         if gaps.any():
-            own = events[(events["kind"] == Kind.GAP) & touching(events, (start, end)) & (events["ts"] >= start)]
-            for reason, count in losses(own).items():
+            for reason, count in losses(mine).items():
                 self.count_dropped(source, reason, count)
             self.gap_events += int(gaps.sum())
             counted -= int(gaps.sum())
@@ -113,13 +114,18 @@ class OpenWindow:
         self.superseded.update(int(number) for number in taken["id"])
         return taken
 
-    def trim(self) -> None:
+    def trim(self) -> bool:
         """Leaves out the last step if the run ended right after it had begun: it holds nothing, and is no step.
 
         A loop that calls `step()` at its end begins a step that never comes.
+
+        Returns:
+            Whether that was so.
         """
-        if self.cut_short and len(self.marks) > 1 and self._latest <= self.marks.last.ts:
+        trimmed = self.cut_short and len(self.marks) > 1 and self._latest <= self.marks.last.ts
+        if trimmed:
             self.end = self.marks.pop()
+        return trimmed
 
     @property
     def empty(self) -> bool:

@@ -44,7 +44,8 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     small_ns: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 10_000
     """Duration in ns below which an event of a category in `shed` goes before the others of its category."""
     session_dir: str | None = None
-    """Where rings live; default: a private directory in /dev/shm, or the temporary directory where there is none."""
+    """Where rings live; default: a private directory in /dev/shm, or the temporary directory where there is none. What
+    killed runs left there stays until it is recovered, unless room is needed."""
     drain_interval: PositiveFloat = 0.25
     """Longest time between two drains; rings that are half full call for one at once."""
     inbox_bytes: Annotated[int, msgspec.Meta(ge=1)] = 256 << 20
@@ -56,8 +57,8 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     close_timeout: PositiveFloat = 5.0
     """Deadline for flushing and closing everything at the end."""
     handle_sigterm: bool = True
-    """Whether SIGTERM, if the program does not handle it, lets the profilers deliver what they recorded before the process
-    dies of it. For profilers that are started on the main thread."""
+    """Whether SIGTERM and SIGHUP, if the program does not handle them, let the profilers deliver what they recorded before
+    the process dies of them. For profilers that are started on the main thread."""
     journal: bool = True
     """Whether the run is journaled to its output directory (crash safety, `Window.export`)."""
     journal_max_bytes: Annotated[int, msgspec.Meta(ge=1 << 16)] = 8 << 30

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 import anyio
 import msgspec
 
+from stepscope.runtime.accounts import Accounts
 from stepscope.runtime.change import Change
-from stepscope.runtime.consumer import Consumer, Discarding
+from stepscope.runtime.consumer import Discarding, Exporter, Settling
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.ledger import Ledger, OutputLedger
 from stepscope.runtime.loop_thread import LoopThread
@@ -29,6 +30,9 @@ GRACE = 0.2
 """Seconds that an exporter which was cancelled has left to close its output."""
 
 
+WINDOWS_WAITING = 1000
+"""Windows that wait in a queue to be closed, from which on an exporter is not given further ones."""
+
 KEPT_WINDOWS = 256
 """Closed windows whose accounts are kept apart; those of older ones are added up, as a run may have millions."""
 
@@ -44,6 +48,8 @@ class OutletStatistics(msgspec.Struct, frozen=True):
     """Those in the queue, and in the exporter's hands."""
     waiting_bytes: int
     peak_bytes: int
+    windows_left_out: int
+    """Windows that it was not given, as too many others waited for it; their events are dropped, reason `queue`."""
     errors: int
     first_error: str
     busy_ns: int
@@ -74,7 +80,7 @@ class Outlet:
 
     def __init__(
         self,
-        exporter: Consumer,
+        exporter: Exporter,
         run: Run,
         max_bytes: int,
         now: Callable[[], int],
@@ -109,16 +115,18 @@ class Outlet:
         self._abandoned = ""
         """The reason by which everything is dropped from now on; empty while the exporter is fed."""
         self._bytes = self._peak = self._batches = self._handled = self._error_count = self._busy = 0
-        self._offered: Counter[int] = Counter()
-        self._exported: Counter[int] = Counter()
-        self._dropped: dict[int, Counter[str]] = {}
+        self._accounts = Accounts()
         self._cap_seen = 0
+        self._settling = exporter if isinstance(exporter, Settling) else None
         self._closed: dict[int, None] = {}
         self._forgotten = -1
-        self._past_offered = self._past_exported = 0
-        self._past_dropped: Counter[str] = Counter()
         self._batches_seen = (0, 0)
         self._windows_given = self._windows_closed = 0
+        self._latest = -1
+        """The latest window that it was, or was not, given."""
+        self._left_out: dict[int, None] = {}
+        """The latest windows that it was not given."""
+        self._windows_left_out = self._left_out_told = 0
 
     def start(self, enter: Callable[[], object] = lambda: None) -> None:
         """Starts the exporter's thread. Without one the exporter has failed, like one that cannot be opened.
@@ -142,11 +150,13 @@ class Outlet:
         """Queues a batch, or drops and counts it."""
         count = len(batch)
         with self._lock:
-            self._offered[batch.window] += count
+            self._accounts.offer(batch.window, count)
             if self._broken:
-                self._drop(batch.window, "error", count)
+                self._accounts.drop(batch.window, "error", count)
             elif self._abandoned:
-                self._drop(batch.window, self._abandoned, count)
+                self._accounts.drop(batch.window, self._abandoned, count)
+            elif self._leaves_out(batch.window):
+                self._accounts.drop(batch.window, "queue", count)
             else:
                 self._admit(batch)
         self._work.tell()
@@ -155,7 +165,7 @@ class Outlet:
         if self._queue:  # else it passes, however large it is
             count = len(batch)
             batch = self._fit(batch)
-            self._drop(batch.window, "queue", count - len(batch))
+            self._accounts.drop(batch.window, "queue", count - len(batch))
         if len(batch):
             self._bytes += batch.nbytes
             self._peak = max(self._peak, self._bytes)
@@ -175,20 +185,42 @@ class Outlet:
                 batch = kept
                 break
             old = waiting[place]
-            self._drop(old.window, "queue", len(old) - len(kept))
+            self._accounts.drop(old.window, "queue", len(old) - len(kept))
             self._bytes -= old.nbytes - kept.nbytes
             self._queue[places[place]] = kept
         self._queue = deque(item for item in self._queue if not isinstance(item, EventBatch) or len(item))
         return batch
 
+    def _leaves_out(self, window: int) -> bool:
+        """Whether this window, which is the latest, does not go to the exporter: that is decided when it begins."""
+        if window > self._latest:
+            self._latest = window
+            if self.windows_waiting >= WINDOWS_WAITING:
+                self._left_out[window] = None
+                self._windows_left_out += 1
+                if len(self._left_out) > KEPT_WINDOWS:
+                    oldest = next(iter(self._left_out))
+                    del self._left_out[oldest]
+                    self._accounts.forget(oldest)
+        return window in self._left_out
+
     def close_window(self, window: Window) -> None:
-        """Queues the end of a window; it always fits."""
+        """Queues the end of a window; it fits if the window was given at all."""
+        with self._lock:
+            left_out = not self._abandoned and self._leaves_out(window.index)
+        if left_out:
+            self._progress.tell()
+            return
+        missed, self._left_out_told = self._windows_left_out - self._left_out_told, self._windows_left_out
+        if missed:
+            note = f"{missed:,} windows were not given to {self.name}: it was {WINDOWS_WAITING:,} windows behind"
+            window = msgspec.structs.replace(window, diagnostics=(*window.diagnostics, note))
         self._windows_given += 1
         self._put(WindowClosed(window))
 
     def discard_window(self, index: int) -> None:
         """Queues the deletion of a window, for exporters that can do that."""
-        if isinstance(self.exporter, Discarding):
+        if isinstance(self.exporter, Discarding) and index not in self._left_out:
             self._put(WindowDiscarded(index))
 
     def _put(self, item: WindowClosed | WindowDiscarded) -> None:
@@ -235,7 +267,9 @@ class Outlet:
 
     async def window_closed(self, index: int) -> None:
         """Returns when the exporter has closed this window, or has tried to; from any loop."""
-        await self._progress.wait_for(lambda: index in self._closed or index <= self._forgotten or self._abandoned)
+        await self._progress.wait_for(
+            lambda: index in self._closed or index <= self._forgotten or index in self._left_out or self._abandoned
+        )
 
     @property
     def handled(self) -> int:
@@ -276,14 +310,11 @@ class Outlet:
             self._abandoned = self._abandoned or reason
             for batch in (self._in_hand, *self._queue):
                 if isinstance(batch, EventBatch):
-                    self._drop(batch.window, reason, len(batch))
+                    self._accounts.drop(batch.window, reason, len(batch))
+            self._accounts.drop_held(reason)
             self._queue.clear()
             self._in_hand, self._bytes = None, 0
         self._progress.tell()
-
-    def _drop(self, window: int, reason: str, count: int) -> None:
-        if count:
-            self._dropped.setdefault(window, Counter())[reason] += count
 
     # consumer's side, on the exporter's loop
 
@@ -317,7 +348,10 @@ class Outlet:
 
     async def _close(self) -> None:
         if not self._broken:
-            await self._guard("aclose", self.exporter.aclose)
+            try:
+                await self._guard("aclose", self.exporter.aclose)
+            finally:
+                self._settle()
 
     def _next(self) -> Item | None:
         """Takes an item off the queue; a batch stays accounted for as in hand."""
@@ -341,6 +375,7 @@ class Outlet:
             if not self._broken:
                 window = msgspec.structs.replace(item.window, ledger=self._with_own(item.window))
                 await self._guard("close_window", lambda: self.exporter.close_window(window))
+                self._settle()
             self._windows_closed += 1
             self._closed[item.window.index] = None
             if len(self._closed) > KEPT_WINDOWS:
@@ -365,11 +400,19 @@ class Outlet:
                 return  # abandoned meanwhile, and counted
             self._in_hand = None
             refused, self._cap_seen = min(cap - self._cap_seen, len(batch)), cap
-            self._drop(batch.window, "cap", refused)
-            if lost:
-                self._drop(batch.window, lost, len(batch) - refused)
+            self._accounts.drop(batch.window, "cap", refused)
+            if self._settling is not None and not self._broken:
+                self._accounts.hold(batch.window, len(batch) - refused)
+            elif lost:
+                self._accounts.drop(batch.window, lost, len(batch) - refused)
             else:
-                self._exported[batch.window] += len(batch) - refused
+                self._accounts.export(batch.window, len(batch) - refused)
+        self._settle()
+
+    def _settle(self) -> None:
+        for settled in () if self._settling is None else self._settling.settle():
+            with self._lock:
+                self._accounts.settle(settled)
 
     async def _guard(self, what: str, call: Callable[[], Awaitable[None]]) -> bool:
         """Awaits a call of the exporter; what it raises is kept. Only a cancellation from outside passes."""
@@ -399,21 +442,19 @@ class Outlet:
 
     def _forget(self, window: int) -> None:
         with self._lock:
-            self._past_offered += self._offered.pop(window, 0)
-            self._past_exported += self._exported.pop(window, 0)
-            self._past_dropped += self._dropped.pop(window, Counter())
+            self._accounts.forget(window)
             self._forgotten = max(self._forgotten, window)
         del self._closed[window]
 
     def keeps(self, window: int) -> bool:
         """Whether the accounts of this window are still kept apart from those of the run."""
         with self._lock:
-            return window > self._forgotten or window in self._offered
+            return window > self._forgotten or window in self._accounts
 
     def ledger(self, window: int) -> OutputLedger:
         """Accounts of one window; empty if they are not kept any more."""
         with self._lock:
-            return _ledger(self._offered[window], self._exported[window], self._dropped.get(window, Counter()))
+            return self._accounts.ledger(window)
 
     def _with_own(self, window: Window) -> Ledger:
         outputs = self._outputs(window.index)
@@ -425,25 +466,17 @@ class Outlet:
         """Accounts so far."""
         first = self.errors[0] if self.errors else None
         with self._lock:
-            dropped = self._past_dropped.copy()
-            for reasons in self._dropped.values():
-                dropped.update(reasons)
             waiting = (self._in_hand, *self._queue)
-            offered = self._past_offered + sum(self._offered.values())
-            exported = self._past_exported + sum(self._exported.values())
             return OutletStatistics(
                 name=self.name,
-                ledger=_ledger(offered, exported, dropped),
+                ledger=self._accounts.total(),
                 batches=self._batches,
                 waiting_batches=len(self._queue),
-                waiting_events=sum(len(item) for item in waiting if isinstance(item, EventBatch)),
+                waiting_events=sum(len(item) for item in waiting if isinstance(item, EventBatch)) + self._accounts.held,
                 waiting_bytes=self._bytes,
                 peak_bytes=self._peak,
+                windows_left_out=self._windows_left_out,
                 errors=self._error_count,
                 first_error="" if first is None else f"{type(first).__name__}: {first}",
                 busy_ns=self._busy,
             )
-
-
-def _ledger(offered: int, exported: int, dropped: Counter[str]) -> OutputLedger:
-    return OutputLedger(offered, exported, dict(dropped), offered - exported - dropped.total())

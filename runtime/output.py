@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime
 import errno
-import json
+import logging
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -20,14 +21,14 @@ from stepscope.runtime.formats import exporter_for, replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.pipeline import Pipeline
-from stepscope.runtime.presence import replace_private
 from stepscope.runtime.processes import process_identity
 from stepscope.runtime.run import Run
+from stepscope.runtime.session import forget_run, keep_run
+from stepscope.runtime.session_note import MAX_OUTPUTS, SessionNote, new_note, replace_note
 from stepscope.runtime.summary import Summary
 from stepscope.runtime.window import Window
 
-SESSION_FILE = "session"
-"""In the run's directory while it runs: where its rings are. What a crash leaves tells recovery where to look."""
+log = logging.getLogger("stepscope")
 
 
 @runtime_checkable
@@ -47,6 +48,8 @@ class Output:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.pipeline: Pipeline | None = None
+        self._note: tuple[Path, SessionNote] | None = None
+        self._noting = threading.Lock()
 
     @classmethod
     def choose(cls, output_dir: str | os.PathLike[str] | None, name: str, rank: int | None) -> Output:
@@ -89,18 +92,50 @@ class Output:
         Raises:
             OutputError: if the note cannot be written, as on a full disk.
         """
-        facts = {"directory": str(session), "profiler": profiler, "keep_last": keep_last, **process_identity()}
-        note = json.dumps({**facts, "name": run.name, "rank": run.rank, "world_size": run.world_size})
-        try:
-            replace_private(self.path / SESSION_FILE, note.encode())
-        except OSError as error:
-            raise OutputError(
-                error.errno, f"cannot write to {self.path}: {error.strerror}; choose another output_dir"
-            ) from error
+        me = process_identity()
+        note = SessionNote(
+            directory=str(session),
+            pid=me["pid"],
+            start_time=me["start_time"],
+            profiler=profiler,
+            keep_last=keep_last,
+            name=run.name,
+            rank=run.rank,
+            world_size=run.world_size,
+        )
+        with self._noting:
+            try:
+                self._note = new_note(self.path, note), note
+            except OSError as error:
+                raise OutputError(
+                    error.errno, f"cannot write to {self.path}: {error.strerror}; choose another output_dir"
+                ) from error
+            keep_run(session, profiler, self._note[0])
+
+    def note_output(self, file: Path, being_written: bool) -> None:
+        """Notes which files recovery would have to complete; from any thread, as exporters begin and complete them."""
+        name = os.path.abspath(file)
+        with self._noting:
+            if self._note is None:
+                return
+            path, note = self._note
+            outputs = [output for output in note.outputs if output != name]
+            outputs = [*outputs, name][-MAX_OUTPUTS:] if being_written else outputs
+            note = msgspec.structs.replace(note, outputs=tuple(outputs))
+            self._note = path, note
+            try:
+                replace_note(path, note)
+            except OSError as error:
+                log.warning("%s cannot be written, so recovery would not know of %s: %s", path, name, error.strerror)
 
     def finish(self) -> None:
         """The run ended well: nothing is left to recover."""
-        (self.path / SESSION_FILE).unlink(missing_ok=True)
+        with self._noting:
+            if self._note is not None:
+                path, note = self._note
+                self._note = None
+                path.unlink(missing_ok=True)
+                forget_run(Path(note.directory), note.profiler)
 
     def _journal(self) -> Outlet | None:
         for outlet in self.pipeline.outlets if self.pipeline else ():
@@ -114,7 +149,7 @@ class Output:
         if journal is None or self.pipeline is None:
             return window
         await journal.window_closed(window.index)
-        outputs = window.ledger.outputs | self.pipeline.outputs(window.index)
+        outputs = window.ledger.outputs | self.pipeline.fanout.outputs(window.index)
         return msgspec.structs.replace(window, ledger=msgspec.structs.replace(window.ledger, outputs=outputs))
 
     # WindowActions

@@ -7,7 +7,9 @@ from typing import Annotated
 import msgspec
 
 from stepscope.runtime.checked import Checked
+from stepscope.runtime.documented import Documented
 from stepscope.runtime.options import PositiveFloat
+from stepscope.runtime.table import human_count
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
@@ -39,10 +41,16 @@ class OverheadBudget(Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise TypeError(
                 f"overhead_budget must be a share of the time, such as 0.01, or stepscope.OverheadBudget, got {given!r}"
             )
+        if given >= 1:
+            raise ValueError(f"overhead_budget is a share of the time, so below 1: 0.01 is 1 %, got {given!r}")
         return cls(fraction=float(given))
 
 
-class OverheadStatistics(msgspec.Struct, frozen=True, kw_only=True):
+JUDGED_NS = 1_000_000_000
+"""Time recorded from which on a share of it says something."""
+
+
+class OverheadStatistics(Documented, frozen=True, kw_only=True):
     """What one profiler's recording has cost so far. Times in ns."""
 
     recorded_ns: int
@@ -61,6 +69,7 @@ class OverheadStatistics(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     """The level of detail now."""
     budget: float | None = None
+    """The share of the time that it may cost; `None` without a budget."""
     changes: int = 0
     """How often the level changed."""
     lowered_ns: int = 0
@@ -77,13 +86,18 @@ class OverheadStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         steps = max(self.steps, 1)
+        # The first start of everything is most of what a short run sees.
+        share = (
+            f"{self.fraction:.2%} of the time recorded" if self.recorded_ns >= JUDGED_NS else "too short a run to say"
+        )
         text = (
-            f"{self.fraction:.2%} of the time recorded; per step {self.training_ns / steps / 1000:.1f} us on the program's "
-            f"threads (estimated, {(self.events + self.operators) / steps:,.0f} events) and "
+            f"{share}; per step {self.training_ns / steps / 1000:.1f} us on the program's "
+            f"threads (estimated, {human_count(round((self.events + self.operators) / steps), 'event')}) and "
             f"{self.background_ns / steps / 1000:.1f} us of processor time in the background"
         )
         if self.budget is None:
             return text
-        left_out = f", {self.left_out:,} events left out by that" if self.left_out else ""
+        left_out = f", {human_count(self.left_out, 'event')} left out by that" if self.left_out else ""
         lowered = self.lowered_ns / self.recorded_ns if self.recorded_ns else 0.0
-        return f"{text}; budget {self.budget:.2%}, detail now {self.detail!r}, lowered in {lowered:.0%} of it{left_out}"
+        over = " (exceeded)" if self.recorded_ns >= JUDGED_NS and self.fraction > self.budget else ""
+        return f"{text}; budget {self.budget:.2%}{over}, detail now {self.detail!r}, lowered in {lowered:.0%} of it{left_out}"

@@ -85,6 +85,7 @@ class Overseer:
         self._recorded = 0
         self._detail = FULL
         self._asked: Detail | None = None
+        self._changed_at = 0
         self._lowered_since: int | None = None
         self._lowered = 0
         self._left_out_before = sum(_core.left_out())
@@ -96,6 +97,7 @@ class Overseer:
         self._last = self._read()
         self._rings = (0, 0)
         """Events that the rings had been given at the last look, and when that was."""
+        self._deciding = threading.Lock()
 
     # what happens
 
@@ -103,6 +105,7 @@ class Overseer:
         """Recording begins, or goes on."""
         if self._since is None:
             self._since = at
+            self._rings = _core.ring_statistics()["produced"], at
             self._lowered_since = at if self._detail is not FULL else None
 
     def end(self, at: int) -> None:
@@ -115,6 +118,7 @@ class Overseer:
     def changed(self, at: int, step: int, detail: Detail) -> Change:
         """The steps that begin at `at` (ns) or later have this detail."""
         before, self._detail, self._asked = self._detail, detail, None
+        self._changed_at = at
         self._filter.change(at, detail)
         if self._since is not None:
             self._end_lowered(at)
@@ -143,38 +147,62 @@ class Overseer:
         Returns:
             The level to go to, if it changes, and the cost since the last reading, if there is one.
         """
-        if self.budget is None or self._governor is None:
+        if self.budget is None:
             return None, None
-        reading = self._read(now)
-        wall = reading.recorded_ns - self._last.recorded_ns
-        behind = self._behind(now, clock_now)
-        if behind is not None:
-            cost, expected = behind
-        elif wall < self.budget.interval * 0.9e9:
-            return None, None
-        else:
+        with self._deciding:
+            reading = self._read(now)
+            wall = reading.recorded_ns - self._last.recorded_ns
+            behind = None if clock_now is None else self._behind(now, clock_now, 1.0)
+            if behind is not None:
+                return self._decide(*behind), behind[0]
+            if wall < self.budget.interval * 0.9e9:
+                return None, None
             last, self._last = self._last, reading
             cost, expected = self._expect(last, reading, wall)
+            if now < self._changed_at:
+                return None, cost  # It says nothing of the level that is in force since.
+            return self._decide(cost, expected), cost
+
+    def look_ahead(self, now: int, clock_now: int) -> Detail | None:
+        """As `look`, on the thread that steps, which does not wait: where a load keeps the loop from its own looks.
+
+        Args:
+            now: everything that was recorded before this time was counted, in ns.
+            clock_now: the time, in ns.
+
+        Returns:
+            The level to go to, if it changes.
+        """
+        if not self._deciding.acquire(blocking=False):
+            return None
+        try:
+            behind = self._behind(now, clock_now, 0.5)
+            return None if behind is None else self._decide(*behind)
+        finally:
+            self._deciding.release()
+
+    def _decide(self, cost: float, expected: list[float]) -> Detail | None:
         self._measured = cost
-        if self._asked is not None:
-            return None, cost  # A change waits for the next step().
+        if self._governor is None or self._asked is not None:
+            return None  # A change waits for the next step().
         detail = self._ladder[self._governor.update(cost, expected)]
         if detail == self._detail:
-            return None, cost
+            return None
         self._asked = detail
-        return detail, cost
+        return detail
 
-    def _behind(self, now: int, clock_now: int | None) -> tuple[float, list[float]] | None:
-        """As `_expect`, of what the rings were given since the last look, if the loop is an interval behind or more."""
+    def _behind(self, now: int, clock_now: int, intervals: float) -> tuple[float, list[float]] | None:
+        """As `_expect`, of what the rings were given since the last look, if the loop is so many intervals behind."""
         assert self.budget is not None
-        if clock_now is None or self._since is None:
+        begun, interval = self._since, self.budget.interval * 1e9
+        before, since = self._rings
+        if begun is None or clock_now - since < interval * 0.5:
             return None
-        produced, at = _core.ring_statistics()["produced"], clock_now
-        (before, since), self._rings = self._rings, (produced, at)
-        interval = self.budget.interval * 1e9
-        if clock_now - max(now, self._since) < interval or not since or at - since < interval * 0.5:
+        produced = _core.ring_statistics()["produced"]
+        self._rings = produced, clock_now
+        if clock_now - max(now, begun) < interval * intervals:
             return None
-        cost = (produced - before) * self._costs.span / (at - since)
+        cost = (produced - before) * self._costs.span / (clock_now - since)
         return cost, [cost / level.every if level.every else 0.0 for level in self._ladder]
 
     def _expect(self, last: _Reading, now: _Reading, wall: int) -> tuple[float, list[float]]:

@@ -12,18 +12,18 @@ from typing import Any
 
 import anyio
 import anyio.abc
-import msgspec
 
 from stepscope.runtime import _core, clock, tracks
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.bound import source_of
-from stepscope.runtime.consumer import Consumer
+from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.detail import FULL, Detail
 from stepscope.runtime.events import Block, EventBatch, Kind
-from stepscope.runtime.flight.flight import Flight, FlightStatistics
+from stepscope.runtime.fanout import Fanout
+from stepscope.runtime.flight.flight import Flight
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.inbox import Inbox, InboxStatistics
-from stepscope.runtime.ledger import Ledger, OutputLedger, events_in, losses
+from stepscope.runtime.inbox import Inbox
+from stepscope.runtime.ledger import Ledger, events_in, losses
 from stepscope.runtime.messages import (
     ActionChanged,
     Delivery,
@@ -41,38 +41,19 @@ from stepscope.runtime.messages import (
 )
 from stepscope.runtime.open_window import OpenWindow
 from stepscope.runtime.options import Options
-from stepscope.runtime.outlet import GRACE, Outlet, OutletStatistics
-from stepscope.runtime.overhead import OverheadBudget, OverheadStatistics
+from stepscope.runtime.outlet import GRACE, Outlet
+from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.overseer import OVERHEAD, Overseer
 from stepscope.runtime.run import Run
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.source import Producer
+from stepscope.runtime.statistics import PipelineStatistics
 from stepscope.runtime.window import Window, WindowActions
 from stepscope.runtime.window_tables import WindowTables
-from stepscope.runtime.windows import RECORDER, Windows, WindowsStatistics
+from stepscope.runtime.windows import RECORDER, Ending, Windows
 
-
-class PipelineStatistics(msgspec.Struct, frozen=True):
-    """Accounts of every stage behind the recorder."""
-
-    inbox: InboxStatistics
-    windows: WindowsStatistics
-    exporters: tuple[OutletStatistics, ...]
-    drained: int
-    """Events that the recorder held while this profiler was open."""
-    routed: int
-    """Those that were sorted into windows, or found to belong to none."""
-    unrouted: int
-    """Those that were dropped because the deadline for closing came first."""
-    undelivered: int
-    """Events of backends that have yet to be sorted: the steps of their time are not known."""
-    batches: int
-    offered: int
-    """Events that were offered to each exporter."""
-    loop_ns: int
-    """Time that the loop spent on this pipeline, exporters not included, in ns."""
-    overhead: OverheadStatistics
-    flight: FlightStatistics | None = None
+CROWDED = 1000
+"""Messages that wait to be handled, or windows that wait to be closed, from which on no further window begins."""
 
 
 class Pipeline:
@@ -83,7 +64,7 @@ class Pipeline:
         run: Run,
         serial: int,
         options: Options,
-        exporters: list[Consumer],
+        exporters: list[Exporter],
         backends: list[Producer],
         actions: WindowActions,
         wake: Callable[[], object],
@@ -103,15 +84,12 @@ class Pipeline:
         self.options = options
         self.inbox: Inbox[Message] = Inbox(options.inbox_bytes, wake)
         self.sources = [source_of(backend, self.inbox, options) for backend in backends]
-        order = Shedding.of(options)
-        self.outlets = [
-            Outlet(exporter, run, options.queue_bytes, clock.now, self.outputs, order) for exporter in exporters
-        ]
+        self.fanout = Fanout(exporters, run, options.queue_bytes, Shedding.of(options))
         self.total = Aggregates()
         self.tables = WindowTables()
         self._track = tracks.borrow(run.pid, STEP_TRACK_TID, "steps")
         facts = serial, round(options.linger * 1e9), self._track
-        self.flight = None if keep_last is None else Flight(keep_last, *facts, session, self._unwritten)
+        self.flight = None if keep_last is None else Flight(keep_last, *facts, session, self.fanout.unwritten)
         self._windows = Windows(*facts) if self.flight is None else self.flight.windows
         for source in self.sources:
             self._windows.add_source(source.name)
@@ -130,19 +108,42 @@ class Pipeline:
         self._flushes: list[Future[None]] = []
         self._delivered: deque[tuple[int, Message]] = deque()
         self._drained = self._routed = self._unrouted = 0
-        self._batches = self._offered = self._loop_ns = 0
+        self._loop_ns = 0
 
     async def run(self) -> None:
         """Runs the exporters, each on its thread, and the backends' coroutines until `aclose`."""
         _delivering.set(self)
-        for outlet in self.outlets:
-            outlet.start(partial(_delivering.set, self))
+        self.fanout.start(partial(_delivering.set, self))
         with self._scope:
             async with anyio.create_task_group() as self._tasks:
                 if self.overseer.budget is not None:
                     self._tasks.start_soon(self._oversee, self.overseer.budget.interval, name="stepscope overseer")
                 await self._closing.wait()
         self._ended.set()
+
+    @property
+    def outlets(self) -> list[Outlet]:
+        """Each exporter's."""
+        return self.fanout.outlets
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the loop is so far behind that no further window is to begin; from any thread."""
+        return self.inbox.waiting >= CROWDED or self._windows.unfinished >= CROWDED
+
+    @property
+    def look_every(self) -> int:
+        """ns between two looks at the cost; 0 without a budget."""
+        return 0 if self.overseer.budget is None else round(self.overseer.budget.interval * 1e9)
+
+    @property
+    def ending(self) -> Ending:
+        """How the window ended that was open when the run did."""
+        return self._windows.ending
+
+    def look_ahead(self, at: int) -> Detail | None:
+        """The level of detail to go to at once, if the loop is too far behind to say so; on the thread that steps."""
+        return self.overseer.look_ahead(self._routed_to, at)
 
     # called by the hub, in this order
 
@@ -193,21 +194,16 @@ class Pipeline:
             return
         start = clock.now()
         self.flight.look(until)
-        while not any(outlet.behind() for outlet in self.outlets):
+        while not self.fanout.behind():
             batches = self.flight.windows.deliver()
             if batches is None:
                 break
             self._give(batches)
         self._loop_ns += clock.now() - start
 
-    def _unwritten(self) -> int:
-        """Windows that are closed and that not even the fastest exporter has written."""
-        return min((outlet.windows_waiting for outlet in self.outlets), default=0)
-
     async def relieve(self) -> None:
         """Lets exporters that are behind catch up, so that a burst does not overflow their queues."""
-        for outlet in self.outlets:
-            await outlet.relieve()
+        await self.fanout.relieve()
 
     def closable(self) -> bool:
         """Whether a window waits for nothing but its open spans."""
@@ -220,7 +216,7 @@ class Pipeline:
             if window.empty:
                 continue
             for batch in batches:
-                self._offer(batch)
+                self.fanout.offer(batch)
             self._finish(window)
         self._loop_ns += clock.now() - start
 
@@ -233,10 +229,6 @@ class Pipeline:
             for future in self._flushes:
                 self._spawn(partial(self._flushed, future))
             self._flushes.clear()
-
-    def outputs(self, window: int) -> dict[str, OutputLedger]:
-        """Accounts of a window at each exporter that keeps them still, as they are now."""
-        return {outlet.name: outlet.ledger(window) for outlet in self.outlets if outlet.keeps(window)}
 
     def busy(self) -> bool:
         """Whether the hub should look again soon."""
@@ -257,6 +249,7 @@ class Pipeline:
                 self._windows.remove_source(message.source)
             case WindowBegins():
                 self._windows.open(message.mark)
+                self._windows.note_left_out(message.left_out)
                 self.overseer.begin(message.mark.ts)
                 self._note_detail(message.mark.ts)
             case WindowEnds():
@@ -272,7 +265,7 @@ class Pipeline:
             case Resumed():
                 self.overseer.begin(message.at)
                 for batch in self._windows.resume(message.at):
-                    self._offer(batch)
+                    self.fanout.offer(batch)
             case Flush():
                 self._flushes.append(message.done)
             case Spawn():
@@ -323,7 +316,7 @@ class Pipeline:
 
     def _give(self, batches: list[EventBatch]) -> None:
         for batch in batches:
-            self._offer(batch)
+            self.fanout.offer(batch)
             if batch.source == RECORDER:
                 if self.flight is None:
                     self.overseer.counted.add(batch.events)
@@ -336,13 +329,6 @@ class Pipeline:
             derived = source.derive(batch)
             if derived is not None and len(derived):
                 self._route(source.name, derived, b"")
-
-    def _offer(self, batch: EventBatch) -> None:
-        if len(batch):
-            self._batches += 1
-            self._offered += len(batch)
-            for outlet in self.outlets:
-                outlet.offer(batch)
 
     def _finish(self, window: OpenWindow) -> None:
         self.total.merge(window.table)
@@ -367,16 +353,14 @@ class Pipeline:
             steps=steps,
             complete=window.complete,
             diagnostics=tuple(notes),
-            ledger=Ledger(sources, self.outputs(window.index), _core.counts()),
+            ledger=Ledger(sources, self.fanout.outputs(window.index), _core.counts()),
             metadata={**self.run_facts.metadata(), **window.facts, **self.overseer.facts(window.interval)},
             wall_start_ns=anchor.wall(start),
             actions=self._actions,
         )
-        for outlet in self.outlets:
-            outlet.close_window(finished)
+        self.fanout.close_window(finished)
         for index in () if self.flight is None else self.flight.finished(finished):
-            for outlet in self.outlets:
-                outlet.discard_window(index)
+            self.fanout.discard_window(index)
 
     def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._tasks is not None:
@@ -396,8 +380,7 @@ class Pipeline:
         self._windows.remove_source(name)
 
     async def _flushed(self, future: Future[None]) -> None:
-        for outlet in self.outlets:
-            await outlet.drained()
+        await self.fanout.drained()
         if not future.done():
             future.set_result(None)
 
@@ -410,22 +393,16 @@ class Pipeline:
         self._drop_rest(self.inbox.take())  # before the exporters write their last accounts
         self._closing.set()
         with anyio.CancelScope(deadline=deadline):
-            for outlet in self.outlets:
-                outlet.finish()
-            for outlet in self.outlets:
-                await outlet.wait()
+            await self.fanout.finish(lambda: deadline - anyio.current_time())
             await self._ended.wait()
         self.overseer.refresh()
-        if not self._ended.is_set() or not all(outlet.ended for outlet in self.outlets):
+        if not self._ended.is_set() or not self.fanout.ended:
             self._scope.cancel()
-            for outlet in self.outlets:
-                outlet.cancel()
+            self.fanout.cancel()
             with anyio.move_on_after(GRACE + 0.05):
                 await self._ended.wait()
-                for outlet in self.outlets:
-                    await outlet.wait()
-        for outlet in self.outlets:
-            outlet.abandon()
+                await self.fanout.wait()
+        self.fanout.abandon()
         self._drop_rest(self.inbox.close())
         tracks.give_back(self._track, self.run_facts.pid, STEP_TRACK_TID, "steps")
         for future in self._flushes:
@@ -474,8 +451,8 @@ class Pipeline:
             routed=self._routed,
             unrouted=self._unrouted,
             undelivered=sum(len(m.events) for _, m in self._delivered if isinstance(m, Delivery)),
-            batches=self._batches,
-            offered=self._offered,
+            batches=self.fanout.batches,
+            offered=self.fanout.offered,
             loop_ns=self._loop_ns,
             flight=None if self.flight is None else self.flight.statistics(),
             overhead=self.overseer.statistics(),

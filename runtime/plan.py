@@ -7,9 +7,10 @@ from itertools import pairwise
 import msgspec
 
 from stepscope.runtime.action import ProfilerAction, checked_action, step_text
-from stepscope.runtime.diagnostics import count_text, explain, schedule_text
+from stepscope.runtime.diagnostics import explain, schedule_text
 from stepscope.runtime.errors import ScheduleError
 from stepscope.runtime.schedule import NEVER, PlannedSchedule, Schedule, ScheduleFunction
+from stepscope.runtime.table import human_count
 
 _ROWS_SHOWN = 40
 _LINE_SHOWN = 100
@@ -63,7 +64,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         line = self.line
         shown = line if len(line) <= _LINE_SHOWN else line[:_LINE_SHOWN] + "..."
         windows = len(self.windows)
-        rows = [f"{self.schedule}: {count_text(self.steps, 'step')}, {count_text(windows, 'window')}", f"  {shown}"]
+        rows = [f"{self.schedule}: {human_count(self.steps, 'step')}, {human_count(windows, 'window')}", f"  {shown}"]
         named = [
             (step_text(run.first, run.last), purpose) for run, purpose in zip(self.runs, self._purposes(), strict=True)
         ]
@@ -152,5 +153,5 @@ def _abandoned(runs: list[Run]) -> tuple[str, ...]:
     if not left:
         return ()
     which = step_text(left[0].first, left[0].last)
-    text = f"window incomplete: {count_text(len(left), 'window')} without RECORD_AND_SAVE, the first one {which}"
+    text = f"window incomplete: {human_count(len(left), 'window')} without RECORD_AND_SAVE, the first one {which}"
     return (f"{text}; return RECORD_AND_SAVE for the last step of each",)

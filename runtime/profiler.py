@@ -6,22 +6,19 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Literal, Self
+from typing import Any, Self
 from weakref import WeakSet
 
 import anyio.to_thread
 
 from stepscope.runtime import clock, hub, signals, tasks
 from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.audit import audit
 from stepscope.runtime.bound import BoundSource
-from stepscope.runtime.consumer import Consumer
-from stepscope.runtime.diagnostics import explain
-from stepscope.runtime.errors import BackendError, ClosedError, ExporterError, ProfilerStateError, TriggerError
+from stepscope.runtime.consumer import Exporter
+from stepscope.runtime.errors import ClosedError, ProfilerStateError
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.join import leave
 from stepscope.runtime.ledger import Ledger
@@ -32,17 +29,15 @@ from stepscope.runtime.output import Output
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.pipeline import Pipeline, delivering
 from stepscope.runtime.recorder import recorder
-from stepscope.runtime.run import Run, this_host
-from stepscope.runtime.saving import Saving
+from stepscope.runtime.recorder_accounts import RecorderAccounts
+from stepscope.runtime.reporting import Reporting
+from stepscope.runtime.run import Run
 from stepscope.runtime.schedule import PlannedSchedule, ScheduleFunction
 from stepscope.runtime.serial import Serial
 from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.source import Producer
-from stepscope.runtime.statistics import ProfilerStatistics
 from stepscope.runtime.stepping import keep_untouched
-from stepscope.runtime.summary import Summary
 from stepscope.runtime.threads import Work
-from stepscope.runtime.trust import TrustReport
 from stepscope.runtime.windows import INTERRUPTED
 
 log = logging.getLogger("stepscope")
@@ -51,7 +46,7 @@ OVERRUN = 0.4
 """Seconds that closing may take beyond `Options.close_timeout` before the loop is given up."""
 
 
-class Profiler(Saving):
+class Profiler(Reporting):
     """Records the steps that a schedule asks for, and streams them to exporters.
 
     Made by `stepscope.trace`. A context manager, sync and async: entering starts it (unless `start=False`),
@@ -66,7 +61,7 @@ class Profiler(Saving):
         name: str,
         schedule: ScheduleFunction,
         backends: Sequence[Producer],
-        exporters: Sequence[Consumer],
+        exporters: Sequence[Exporter],
         output: Output,
         metadata: Metadata,
         rank: int | None,
@@ -76,9 +71,8 @@ class Profiler(Saving):
         options: Options,
         keep_last: FlightRecorder | None = None,
     ) -> None:
-        super().__init__(name, schedule, keep_last)
+        super().__init__(name, schedule, keep_last, output)
         self.options = options
-        self.output = output
         self._metadata = metadata
         self._backends, self._exporters = list(backends), list(exporters)
         self._rank, self._world_size = rank, world_size
@@ -87,23 +81,22 @@ class Profiler(Saving):
         self._closing: Work[None] | None = None
         self._opening_ns = 0
         """What the first start took; it is no cost of recording."""
-        self._anchor: clock.ClockAnchor | None = None
         _every.add(self)
 
     # life
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """In a forked child: becomes inert if it was started, or was being started by another thread."""
         if self._hub is not None or self in _alive:
-            self.become_inert(_FORKED)
+            self._become_inert(_FORKED)
         else:
             self._calls = Serial()
             self._metadata = self._metadata.copy()
 
-    def become_inert(self, reason: str) -> None:
-        super().become_inert(reason)
+    def _become_inert(self, reason: str) -> None:
+        super()._become_inert(reason)
         keep_untouched(self._hub, self._backends, self._exporters)
-        self._hub = None
+        self._hub = self._accounts = None
         self._backends, self._exporters = [], []
         self._metadata = self._metadata.copy()
         self.output.pipeline = None
@@ -131,7 +124,7 @@ class Profiler(Saving):
     def _start(self) -> None:
         if self._pipeline is None and not leave():
             log.warning("profiler %r is inert: %s", self.name, _JOINED)
-            self.become_inert(_JOINED)
+            self._become_inert(_JOINED)
             return
         before, self._state = self._state, "starting"
         began = clock.now()
@@ -153,25 +146,25 @@ class Profiler(Saving):
 
     def _open(self) -> None:
         self.output.make()
-        self._recorder = recorder(self.options)
+        source = self._recorder = recorder(self.options)
         self._anchor = clock.ClockAnchor.read()
-        run = Run(
+        run = Run.here(
             name=self.name,
             output_dir=self.output.path,
-            pid=os.getpid(),
-            host=this_host(),
             rank=self._rank,
             world_size=self._world_size,
             anchor=self._anchor,
             metadata=self._metadata.snapshot,
             ledger=lambda: Ledger() if self._pipeline is None else self._pipeline.ledger(),
+            note_output=self.output.note_output,
         )
-        keep_last, session = self.keep_last, self._recorder.directory
+        keep_last, session = self.keep_last, source.directory
         self.output.announce(session, self._serial, run, 0 if keep_last is None else keep_last.steps)
-        self._hub = hub.acquire(self._recorder)
+        self._hub = hub.acquire(source)
         wake = self._hub.wake
 
         def make() -> Pipeline:
+            self._accounts = RecorderAccounts(source)
             return Pipeline(
                 run,
                 self._serial,
@@ -184,7 +177,7 @@ class Profiler(Saving):
                 session=session,
                 budget=self._budget,
                 transitions=lambda: max(self._cost_ns - self._opening_ns, 0),
-                ask=self.ask_detail,
+                ask=self._ask_detail,
             )
 
         self._pipeline = self._hub.add(make)
@@ -309,6 +302,8 @@ class Profiler(Saving):
                 # An exporter blocks the loop. It is left to itself: the caller's deadline counts.
                 log.error("profiler %r did not close in time: something blocks its loop", self.name)
                 return
+            if self._accounts is not None:
+                hub_.do(self._accounts.close)
             self.output.finish()
             hub.release()
             for outlet in pipeline.outlets:
@@ -324,20 +319,20 @@ class Profiler(Saving):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.end(error)
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Closes, as leaving the `with` does: an exception that ends the run is told to the flight recorder first."""
-        if error is not None:
-            self._tell_raised(error, always=True)
+        self._tell_end(error)
         self.close()
+
+    @uninterrupted
+    def _begin_end(self, cause: BaseException | str | None) -> None:
+        """Tells the flight recorder what ends the run, and begins to close; `close` waits for the end of that."""
+        self._tell_end(cause)
+        self._calls.run(self._shut)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self._tell_raised(error, always=True)
+        self._tell_end(error)
         # On this thread, as backends may be bound to it; the waiting is done elsewhere.
         self._calls.run(lambda: self._stop("the profiler was closed inside the window"))
         with anyio.CancelScope(shield=True):
@@ -366,121 +361,26 @@ class Profiler(Saving):
         """
         self._metadata.add_json(key, value)
 
-    def summary(
-        self, sort_by: str = "self", top: int | None = 20, format: Literal["table", "markdown", "json"] = "table"
-    ) -> str:
-        """The aggregate table of all closed windows.
-
-        Args:
-            sort_by: a column: `self`, `total`, `count`, `min`, `max`, `mean`, `p50`, `p95`, `p99` or `name`.
-            top: rows to show; `None` for all.
-
-        Raises:
-            ValueError: if a value is not one of these.
-        """
-        return self.output.total().render(sort_by, top, format)
-
-    def aggregates(self) -> Summary:
-        """The same as data."""
-        return self.output.total()
-
-    def statistics(self) -> ProfilerStatistics:
-        """A frozen snapshot of every stage."""
-        flight = None if self._pipeline is None else self._pipeline.flight
-        return ProfilerStatistics(
-            state=self._state,
-            steps=self._step - self._first_step,
-            steps_ignored=self._ignored,
-            windows=self._windows if flight is None else flight.windows.statistics().opened,
-            training_thread_ns=self._cost_ns,
-            recorder=self._recorder.statistics() if self._recorder else None,
-            pipeline=self._pipeline.statistics() if self._pipeline else None,
-        )
-
-    def diagnostics(self) -> tuple[str, ...]:
-        """Why nothing, or less than the schedule wanted, was recorded; empty if all is well."""
-        notes: tuple[str, ...] = () if self.schedule_error is None else (f"the schedule failed: {self.schedule_error}",)
-        if self._state == "inert":
-            return (*notes, f"inert: {self._inert_because}")
-        if self._state in ("stopped", "closed"):
-            steps = self._step - self._first_step
-            notes += explain(
-                self.schedule, steps, recorded=self._recorded_steps, open_steps=self._open_steps, first=self._first_step
-            )
-        if self._pipeline is not None:
-            notes += tuple(self._pipeline.notes)
-            notes += self._flight_notes(self._pipeline)
-        if self._state != "closed":
-            notes += tuple(note for source in self._bound() if (note := source.unsettled()))
-        if self._ignored:
-            notes += (f"steps ignored: step() was called {self._ignored} times while the profiler was not running",)
-        return notes
-
-    def audit(self) -> tuple[str, ...]:
-        """Every account of this run that does not balance, in words; empty if all do.
-
-        An account that seems wrong is looked at again: the loop goes on counting meanwhile.
-        """
-        found: tuple[str, ...] = ()
-        for _ in range(5):
-            found = audit(self.statistics())
-            if not found:
-                break
-            time.sleep(0.005)
-        return found
-
-    def report(self) -> TrustReport:
-        """What was recorded, what was dropped, by which clock, at what cost, and what could not be had."""
-        reports = {} if self._pipeline is None else {source.name: source.report() for source in self._pipeline.sources}
-        return TrustReport(
-            name=self.name,
-            statistics=self.statistics(),
-            imbalances=self.audit(),
-            output_dir=str(self.output.path),
-            anchor=self._anchor,
-            anchor_now=clock.ClockAnchor.read(),
-            backends=reports,
-            diagnostics=self.diagnostics(),
-        )
-
-    def raise_errors(self) -> None:
-        """Raises what backends, exporters, callbacks and the schedule raised so far, if anything.
-
-        Raises:
-            ExceptionGroup: of `BackendError` and `ExporterError`, each with the original as its cause.
-        """
-        errors: list[Exception] = [*self._calls.errors]
-        errors += [] if self.schedule_error is None else [self.schedule_error]
-        for source in self._pipeline.sources if self._pipeline else ():
-            errors += [_wrapped(BackendError(f"backend {source.name!r}: {e}"), e) for e in source.errors]
-        flight = self._pipeline.flight if self._pipeline else None
-        for error in flight.watch.errors if flight else ():
-            errors.append(_wrapped(TriggerError(f"a trigger failed: {error}"), error))
-        for outlet in self._pipeline.outlets if self._pipeline else ():
-            errors += [_wrapped(ExporterError(f"exporter {outlet.name!r}: {e}"), e) for e in outlet.errors]
-        if errors:
-            raise ExceptionGroup(f"profiler {self.name!r} kept {len(errors)} errors", errors)
-
-
-def _wrapped(error: Exception, cause: BaseException) -> Exception:
-    error.__cause__ = cause
-    return error
-
 
 _every: WeakSet[Profiler] = WeakSet()
 _alive: set[Profiler] = set()
 """Profilers that were started and not closed; one that nobody holds any more still delivers what it recorded."""
 
 
-def close_all() -> None:
-    """Closes every profiler that is open; at the interpreter's exit.
+def close_all(cause: BaseException | str | None = None) -> None:
+    """Closes every profiler that is open, within the longest of their deadlines.
 
-    Flight recorders are told of the exception that ended the program, if one did.
+    Args:
+        cause: what ends the program, which flight recorders are told: an exception, or a signal by its name. Default: at
+            the interpreter's exit, the exception that ended the program, if one did.
     """
-    # In an interactive interpreter it may be of any time.
-    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-    for profiler in list(_alive):
-        profiler.end(error)
+    if cause is None and not hasattr(sys, "ps1"):  # in an interactive interpreter it may be of any time
+        cause = getattr(sys, "last_value", None)
+    profilers = list(_alive)
+    for profiler in profilers:
+        profiler._begin_end(cause)  # pyright: ignore[reportPrivateUsage]
+    for profiler in profilers:
+        profiler.close()
 
 
 _FORKED = "it was started in the process that this one was forked from"
@@ -490,7 +390,7 @@ _JOINED = "this process has joined the session of another, and what it records i
 def _forked() -> None:
     """In a forked child the parent's profilers are inert: the child neither records nor writes for them."""
     for profiler in list(_every):
-        profiler.after_fork()
+        profiler._after_fork()  # pyright: ignore[reportPrivateUsage]
     _alive.clear()
 
 

@@ -9,42 +9,22 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from stepscope.runtime import _core
+from stepscope.runtime import _core, asyncio_tasks
 from stepscope.runtime.detail import EVERYTHING
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks
 from stepscope.runtime.options import Options
-from stepscope.runtime.session import ENVIRONMENT, make_session
+from stepscope.runtime.recorder_statistics import RecorderStatistics
+from stepscope.runtime.recovery.sweep import sweep
+from stepscope.runtime.session import ENVIRONMENT, make_session, remove_session
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.spool import Spool
-from stepscope.runtime.workers import Workers, WorkerStatistics
+from stepscope.runtime.workers import Workers
 
 DRAIN_LIMIT = 1 << 18
 """Events taken at a time: a block of 16 MiB at most."""
-
-
-class RecorderStatistics(msgspec.Struct, frozen=True):
-    """Accounts of the process's rings. `produced` = `drained` + `dropped` + `waiting`."""
-
-    recording: bool
-    rings: int
-    threads: int
-    """Threads alive that have recorded something."""
-    produced: int
-    drained: int
-    dropped: int
-    sampled: int
-    """Those of `dropped` that `Options.overflow` = `sample` left out."""
-    waiting: int
-    bytes: int
-    """Bytes of events and arguments drained."""
-    cut: dict[str, int]
-    """What was shortened or refused, by kind."""
-    workers: tuple[WorkerStatistics, ...]
-    """Accounts of the processes that joined the session; none of it is in the numbers above."""
 
 
 class Recorder:
@@ -56,7 +36,7 @@ class Recorder:
         Raises:
             OutputError: if no directory for the session can be made.
         """
-        self.directory = make_session(options)
+        self.directory = make_session(options, sweep)
         try:
             slots, rings = ring_sizes(options, options.ring_bytes)
             order = Shedding.of(options)
@@ -101,10 +81,15 @@ class Recorder:
         return join_blocks([np.frombuffer(_core.open_spans(), EVENT_DTYPE), *self.workers.open_spans()])
 
     def statistics(self) -> RecorderStatistics:
-        """Accounts of the rings so far."""
+        """Accounts of all that was recorded so far; `RecorderAccounts` has those of one profiler."""
         rings: dict[str, Any] = _core.ring_statistics()
         return RecorderStatistics(
-            recording=bool(_core.recording()), cut=_core.counts(), workers=self.workers.statistics(), **rings
+            recording=bool(_core.recording()),
+            cut=_core.counts(),
+            workers=self.workers.statistics(),
+            removed=not self.directory.exists(),
+            unwatched=asyncio_tasks.unwatched.copy(),
+            **rings,
         )
 
     def close(self) -> None:
@@ -115,7 +100,10 @@ class Recorder:
         if os.environ.get(ENVIRONMENT) == str(self.directory):
             os.environ.pop(ENVIRONMENT)
             os.environ.update({} if self._outer_session is None else {ENVIRONMENT: self._outer_session})
-        shutil.rmtree(self.directory, ignore_errors=True)
+        for _ in range(3):  # a process that joins at this moment may put something there
+            with contextlib.suppress(OSError):
+                remove_session(self.directory)
+            shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def ring_sizes(options: Options, budget: int) -> tuple[int, int]:

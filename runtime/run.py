@@ -8,34 +8,85 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.clock import ClockAnchor, identity
+from stepscope.runtime.documented import Documented
 from stepscope.runtime.ledger import Ledger
 
+MAX_JOB = 200
+"""Characters of a job's id."""
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+
+class Run(Documented, frozen=True, kw_only=True):
     """One profiler's run, as its exporters see it."""
 
     name: str
+    """As `trace(name=...)` says."""
     output_dir: Path
     """Directory of this run; exists."""
     pid: int
+    """Process id of the run."""
     host: str
+    """Name of the machine."""
     rank: int | None
     """Rank in a distributed job; `None` outside one."""
     world_size: int | None
+    """How many ranks the job has; `None` outside one."""
     anchor: ClockAnchor
     """Wall and monotonic clock read together when the run was opened."""
     metadata: Callable[[], Mapping[str, Any]]
     """The metadata added so far; values are JSON-like."""
     ledger: Callable[[], Ledger] = Ledger
     """The accounts of the run so far: windows, what lies between them, and every output."""
+    note_output: Callable[[Path, bool], None] = lambda file, being_written: None
+    """To be called by an exporter before it begins a file that a crash would leave incomplete, with `True`, and when the
+    file is complete, with `False`: `stepscope recover` completes those of the formats that it knows. Writes a small file."""
+    job: str = ""
+    """What the launcher calls the job that this run is part of; empty if it says nothing."""
+    clock: str = ""
+    """Names the machine's monotonic clock: runs of one name read the same clock. Empty: not known."""
+
+    @classmethod
+    def here(
+        cls,
+        *,
+        name: str,
+        output_dir: Path,
+        rank: int | None,
+        world_size: int | None,
+        anchor: ClockAnchor,
+        metadata: Callable[[], Mapping[str, Any]],
+        ledger: Callable[[], Ledger],
+        note_output: Callable[[Path, bool], None],
+    ) -> Run:
+        """A run of this process, whose own facts are filled in."""
+        return cls(
+            name=name,
+            output_dir=output_dir,
+            pid=os.getpid(),
+            host=this_host(),
+            rank=rank,
+            world_size=world_size,
+            anchor=anchor,
+            metadata=metadata,
+            ledger=ledger,
+            note_output=note_output,
+            job=job_from_environment(),
+            clock=identity(),
+        )
 
 
 def this_host() -> str:
     """Name of this machine."""
     return socket.gethostname()
+
+
+def job_from_environment() -> str:
+    """The id of the job as the user or the launcher announces it in the environment; empty where nothing is said."""
+    for name in ("STEPSCOPE_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
+        text = os.environ.get(name, "").strip()
+        if text and text != "none":  # what torchrun says if nobody chose an id
+            return text[:MAX_JOB]
+    return ""
 
 
 def rank_from_environment() -> tuple[int | None, int | None]:

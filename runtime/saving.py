@@ -5,6 +5,7 @@ from __future__ import annotations
 from stepscope.runtime import clock
 from stepscope.runtime.flight.raised import Raised
 from stepscope.runtime.flight.settings import FlightRecorder
+from stepscope.runtime.flight.terminated import Terminated
 from stepscope.runtime.flight.trigger import Finding
 from stepscope.runtime.flight.watch import Fired
 from stepscope.runtime.hub import Hub
@@ -59,6 +60,15 @@ class Saving(Stepping):
                 at_once = always or not self._after
                 return self._fire(trigger.name, Finding(at=clock.now(), value=kind, text=text, at_once=at_once), always)
         return False
+
+    def _tell_end(self, cause: BaseException | str | None) -> None:
+        """Tells the flight recorder what ends the run: an exception, or a signal by its name."""
+        if isinstance(cause, BaseException) and self._tell_raised(cause, always=True):
+            return
+        by = "KeyboardInterrupt" if isinstance(cause, KeyboardInterrupt) else cause
+        triggers = () if self.keep_last is None else self.keep_last.triggers
+        if isinstance(by, str) and any(isinstance(trigger, Terminated) for trigger in triggers):
+            self._fire(f"terminated by {by}", Finding(at=clock.now(), value=by, at_once=True), always=True)
 
     @property
     def _after(self) -> int:

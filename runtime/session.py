@@ -5,18 +5,22 @@ wake          a pipe by which a process that joined calls for a drain
 options       settings, for those that join
 process.json  whose session it is
 ring-00000 .. strings, tracks, stacks
+run-1 ..      where the notes of the runs are that it records for: `SessionNote`
 <pid>-<start time>/   of a process that joined: the same without control and options
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
 import re
 import stat
+import struct
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -29,9 +33,6 @@ from stepscope.runtime.spool import FILES as SPOOL_FILES
 
 log = logging.getLogger("stepscope")
 
-KEPT_LEFTOVERS = 8
-"""Sessions of killed processes that are kept for `stepscope recover`; older ones are removed."""
-
 ENVIRONMENT = "STEPSCOPE_SESSION"
 """Environment variable that tells processes which this one starts where its session is."""
 
@@ -39,8 +40,11 @@ PART = re.compile(r"\d+-\d+(-\d+)?")
 """Name of the directory of a process that joined."""
 
 _FILES = ("strings", "tracks", "stacks", "process.json", ".process.json", "control", "options", *SPOOL_FILES)
+_NUMBERED = re.compile(r"(ring|run)-\d+")
 _MAX_FILE = 1 << 16
-_PREFIX = "stepscope"
+_OVER, _OVER_AT = struct.pack("=iI", 0, 1), 8
+"""Nothing is recorded, and closed: fields of the control page (`Control` in core/core.h)."""
+PREFIX = "stepscope-"
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -55,22 +59,35 @@ class Identity(msgspec.Struct, frozen=True):
         return is_running(self.pid, self.start_time)
 
 
-def make_session(options: Options) -> Path:
+def make_session(options: Options, prepare: Callable[[Path], None] = lambda place: None) -> Path:
     """Makes a private directory, in memory where the system has a place for that.
+
+    It is in use (`in_use`) as long as this process lives.
+
+    Args:
+        options: where it is to be, and what processes that join are to know.
+        prepare: is called before a directory is made in a place, which may be full.
 
     Raises:
         OutputError: if none can be made.
     """
     problems: list[str] = []
     for place in places(options.session_dir):
+        prepare(Path(place))
         try:
-            directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getpid()}-", dir=place))
+            directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
         except OSError as error:
             problems.append(f"{place}: {error.strerror}")
             continue
-        _write(directory / "options", msgspec.json.encode(options))
-        write_identity(directory)
-        sweep(Path(place), directory)
+        try:
+            _write(directory / "options", msgspec.json.encode(options))
+            write_identity(directory)
+        except OSError as error:
+            problems.append(f"{place}: {error.strerror}")
+            with contextlib.suppress(OSError):
+                remove_session(directory)
+            continue
+        _held.append(lock(directory / "process.json"))
         return directory
     raise OutputError(f"no directory for the session can be made ({'; '.join(problems)}); set Options.session_dir")
 
@@ -89,6 +106,72 @@ def make_part(session: Path) -> Path:
             directory.mkdir(0o700)
             return directory
     raise FileExistsError(17, "this process has joined too often", str(session))
+
+
+def lock(path: Path, *, alone: bool = False) -> int:
+    """Locks a session's directory against being removed, as recovery does, or its `process.json`, as its process does.
+
+    Process ids do not tell whether a process lives where several containers share memory.
+
+    Args:
+        alone: nobody else may have it locked then.
+
+    Returns:
+        A descriptor, whose closing releases it; -1 if it cannot be locked and `alone` is not asked for.
+
+    Raises:
+        OSError: if it cannot be locked, as when it is in use.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_NB | (fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+    except OSError:
+        os.close(descriptor)
+        if alone:
+            raise
+        return -1
+    return descriptor
+
+
+def in_use(session: Path) -> bool:
+    """Whether the process lives whose session it is, in whatever container."""
+    path = session / "process.json"
+    try:
+        if stat.S_ISREG(path.lstat().st_mode):
+            os.close(lock(path, alone=True))
+    except BlockingIOError:
+        return True
+    except (OSError, ValueError):  # it is gone, or no name of a file
+        return False
+    return False
+
+
+def keep_run(session: Path, profiler: int, note: Path) -> None:
+    """Says in a session where the note of a run is that it records for; where there is no room for that, in the log only."""
+    try:
+        _write(session / f"run-{profiler}", os.fsencode(note))
+    except OSError as error:
+        log.warning("%s does not say that %s needs it: %s", session, note, error.strerror)
+
+
+def forget_run(session: Path, profiler: int) -> None:
+    """The run has ended in order."""
+    with contextlib.suppress(OSError):  # the session may be gone
+        (session / f"run-{profiler}").unlink()
+
+
+def runs_of(session: Path) -> list[Path]:
+    """Where the notes of the runs are that a session recorded for; what cannot be read says nothing.
+
+    Raises:
+        OSError: if the directory cannot be read.
+    """
+    found: list[Path] = []
+    for name in sorted(os.listdir(session)):
+        if name.startswith("run-") and _NUMBERED.fullmatch(name):
+            with contextlib.suppress(OSError):
+                found.append(Path(os.fsdecode(_read(session / name))))
+    return found
 
 
 def write_identity(directory: Path) -> None:
@@ -135,7 +218,7 @@ def parts(session: Path) -> list[Path]:
 def session_of(pid: int) -> Path | None:
     """The session that a running process has opened in one of the usual places."""
     for place in places(None):
-        for directory in sorted(Path(place).glob(f"{_PREFIX}-{pid}-*")):
+        for directory in sorted(Path(place).glob(f"{PREFIX}{pid}-*")):
             with contextlib.suppress(SessionError):
                 if (identity := read_identity(directory)).pid == pid and identity.running:
                     return directory
@@ -144,12 +227,12 @@ def session_of(pid: int) -> Path | None:
 
 def places(wanted: str | None) -> list[str]:
     """Directories that may hold sessions, the preferred one first."""
-    return [wanted] if wanted else ["/dev/shm", tempfile.gettempdir()]
+    return [os.path.abspath(wanted)] if wanted else ["/dev/shm", tempfile.gettempdir()]
 
 
 def is_session_file(name: str) -> bool:
     """Whether a file of this name may be one that a session makes."""
-    return name in _FILES or name.startswith(KEPT) or (name.startswith("ring-") and name[5:].isdecimal())
+    return name in _FILES or name.startswith(KEPT) or _NUMBERED.fullmatch(name) is not None
 
 
 def is_session_of(identity: bytes, pid: int, start_time: int) -> bool:
@@ -164,10 +247,14 @@ def is_session_of(identity: bytes, pid: int, start_time: int) -> bool:
 def remove_files(directory: int) -> None:
     """Deletes the files of a session in an open directory, and the parts of processes that joined; nothing else.
 
+    Processes that still take part, though its owner was killed, record nothing any more. What a kill in the midst of this
+    leaves still says whose session it is.
+
     Raises:
         OSError: if that is not possible.
     """
-    for name in os.listdir(directory):
+    _end(directory)
+    for name in sorted(os.listdir(directory), key="process.json".__eq__):
         if is_session_file(name):
             os.unlink(name, dir_fd=directory)
         elif PART.fullmatch(name):
@@ -181,29 +268,44 @@ def remove_files(directory: int) -> None:
             os.rmdir(name, dir_fd=directory)
 
 
-def sweep(place: Path, own: Path) -> None:
-    """Removes what processes left that were killed long ago, but for the latest: a job that crashes and restarts for
-    ever must not fill the memory with rings.
+def remove_session(directory: Path) -> None:
+    """Deletes a session.
 
-    Only private directories of this user go that say whose session they are, and of those only a session's files.
+    Raises:
+        OSError: if that is not possible, as when there is something in it that is no session's.
     """
-    left: list[tuple[float, Path]] = []
-    for directory in place.glob(f"{_PREFIX}-*"):
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        remove_files(descriptor)
+    finally:
+        os.close(descriptor)
+    directory.rmdir()
+
+
+def _end(directory: int) -> None:
+    """Says on the control page that the session is over."""
+    flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with contextlib.suppress(OSError):  # nobody could join, or what is there is no control page
+        descriptor = os.open("control", flags, dir_fd=directory)
         try:
-            if directory != own and not read_identity(directory).running:
-                left.append((directory.lstat().st_mtime, directory))
-        except (OSError, SessionError) as error:
-            log.debug("%s is left alone: %s", directory, error)
-    for _, directory in sorted(left)[:-KEPT_LEFTOVERS]:
-        try:
-            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                remove_files(descriptor)
-            finally:
-                os.close(descriptor)
-            directory.rmdir()
-        except OSError as error:
-            log.debug("%s is not removed: %s", directory, error)
+            os.pwrite(descriptor, _OVER, _OVER_AT)
+        finally:
+            os.close(descriptor)
+
+
+_held: list[int] = []
+"""Descriptors by which the sessions of this process are locked."""
+
+
+def _forked() -> None:
+    """A child does not keep the sessions of its parent."""
+    for descriptor in _held:
+        if descriptor >= 0:
+            os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _write(path: Path, content: bytes) -> None:

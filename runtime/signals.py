@@ -1,8 +1,8 @@
 """Signals that ask the process to stop: what was recorded is delivered first, and then it stops as it would have.
 
-`SIGTERM` ends a Python program at once, without `finally` or `atexit`. While a profiler is open it has a handler of
-ours, if nobody else handles it: profilers are closed, within their deadline, and the process dies of the signal, as who
-sent it expects. `SIGINT` raises `KeyboardInterrupt` anywhere; inside of a change of ours it waits for its end. Both are
+`SIGTERM`, and `SIGHUP` when a terminal is closed, end a Python program at once, without `finally` or `atexit`. While a
+profiler is open they have a handler of ours, if nobody else handles them: profilers are closed, within their deadline, and
+the process dies of the signal, as who sent it expects. `SIGINT` raises `KeyboardInterrupt` anywhere; inside of a change of ours it waits for its end. Both are
 done on the main thread, where Python runs handlers; while that is in native code for long, a signal waits, and what
 `SIGKILL` leaves then is for `stepscope recover`.
 """
@@ -21,32 +21,36 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Self = TypeVar("Self")
 
-_close_all: Callable[[], None] | None = None
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+_close_all: Callable[[str], None] | None = None
 _depth = 0
 """Changes of ours that the main thread is inside of."""
 _held: list[int] = []
 """Signals that came meanwhile."""
 
 
-def watch(close_all: Callable[[], None]) -> None:
-    """Handles SIGTERM from now on, unless the program does. Of the main thread; from another one it changes nothing.
+def watch(close_all: Callable[[str], None]) -> None:
+    """Handles SIGTERM and SIGHUP from now on, each unless the program does, or has it ignored, as `nohup` has. Of the main thread; from another one it changes nothing.
 
     Args:
-        close_all: delivers what was recorded, within its deadline.
+        close_all: delivers what was recorded, within its deadline; it is given the signal's name.
     """
     global _close_all
     _close_all = close_all
-    if _on_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _terminate)
+    for number in _ENDING if _on_main_thread() else ():
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _terminate)
 
 
 def unwatch() -> None:
-    """Gives SIGTERM back, unless the program has taken it since. Of the main thread.
+    """Gives them back, unless the program has taken them since. Of the main thread.
 
     From another thread the handler stays: without anything to deliver it lets the signal do what it does.
     """
-    if _on_main_thread() and signal.getsignal(signal.SIGTERM) is _terminate:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in _ENDING if _on_main_thread() else ():
+        if signal.getsignal(number) is _terminate:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def uninterrupted(method: Callable[Concatenate[Self, P], R]) -> Callable[Concatenate[Self, P], R]:
@@ -85,16 +89,16 @@ def _hold(number: int, frame: FrameType | None) -> None:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """The handler of SIGTERM."""
+    """The handler of SIGTERM and SIGHUP."""
     global _depth
     if _depth:
-        # Inside of a change, or of the closing that an earlier SIGTERM began.
+        # Inside of a change, or of the closing that an earlier one began.
         _hold(number, frame)
         return
     _depth += 1
     try:
         if _close_all is not None:
-            _close_all()
+            _close_all(signal.Signals(number).name)
     finally:
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import msgspec
-
+from stepscope.runtime.documented import Documented
 from stepscope.runtime.events import Block
 
 
-class BackendReport(msgspec.Struct, frozen=True, kw_only=True):
+class BackendReport(Documented, frozen=True, kw_only=True):
     """What a backend says of itself in the trust report."""
 
     mode: str = ""

@@ -4,8 +4,35 @@ from __future__ import annotations
 
 import msgspec
 
-from stepscope.runtime.pipeline import PipelineStatistics
-from stepscope.runtime.recorder import RecorderStatistics
+from stepscope.runtime.flight.flight import FlightStatistics
+from stepscope.runtime.inbox import InboxStatistics
+from stepscope.runtime.outlet import OutletStatistics
+from stepscope.runtime.overhead import OverheadStatistics
+from stepscope.runtime.recorder_statistics import RecorderStatistics
+from stepscope.runtime.windows import WindowsStatistics
+
+
+class PipelineStatistics(msgspec.Struct, frozen=True):
+    """Accounts of every stage behind the recorder."""
+
+    inbox: InboxStatistics
+    windows: WindowsStatistics
+    exporters: tuple[OutletStatistics, ...]
+    drained: int
+    """Events that the recorder held while this profiler was open."""
+    routed: int
+    """Those that were sorted into windows, or found to belong to none."""
+    unrouted: int
+    """Those that were dropped because the deadline for closing came first."""
+    undelivered: int
+    """Events of backends that have yet to be sorted: the steps of their time are not known."""
+    batches: int
+    offered: int
+    """Events that were offered to each exporter."""
+    loop_ns: int
+    """Time that the loop spent on this pipeline, exporters not included, in ns."""
+    overhead: OverheadStatistics
+    flight: FlightStatistics | None = None
 
 
 class ProfilerStatistics(msgspec.Struct, frozen=True):
@@ -18,6 +45,10 @@ class ProfilerStatistics(msgspec.Struct, frozen=True):
     steps_ignored: int
     """Calls of `step()` while not running."""
     windows: int
+    windows_left_out: int
+    """Windows that were not recorded: too many others waited to be sorted."""
+    pauses_untold: int
+    """Pauses that are not drawn, and at which spans are not cut, for the same reason; nothing was recorded in them."""
     training_thread_ns: int
     """Time that changes took from the threads that called `start`, `step` and `stop`, in ns."""
     recorder: RecorderStatistics | None

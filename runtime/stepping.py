@@ -57,13 +57,19 @@ class Stepping(_core.StepCounter):
         self._calls = Serial()
         self._state = "new"
         self._detail = self._detail_wanted = FULL
-        self._action = ProfilerAction.NONE
-        self._first_step = 0
+        self._action = self._planned = ProfilerAction.NONE
+        self._leaves_out = False
+        """Whether nothing is recorded although the schedule wants it, until its next window."""
+        self._first_step = self._steps_before = 0
         self._window_first: int | None = None
-        self._pauses = 0
+        self._pauses = self._pauses_untold = 0
+        self._pause_told = False
+        self._windows_left_out = self._left_out_told = 0
         self._ignored = self._windows = self._recorded_steps = self._open_steps = 0
         self._inert_because = ""
         self._cost_ns: int = 0
+        self._look_every = 0
+        """ns between two looks at the cost where `step()` is called; 0: none."""
         self._pipeline: Pipeline | None = None
         self._recorder: Recorder | None = None
 
@@ -108,7 +114,7 @@ class Stepping(_core.StepCounter):
             try:
                 self._hold()
                 self._want(False)
-                self._pipeline.inbox.put(Paused(clock.now()))
+                self._tell_pause(clock.now())
             finally:
                 self._let_go()
         self._carry_out()
@@ -119,7 +125,8 @@ class Stepping(_core.StepCounter):
         if self._pauses == 1:
             try:
                 self._hold()
-                self._pipeline.inbox.put(Resumed(clock.now()))
+                if self._pause_told:
+                    self._pipeline.inbox.put(Resumed(clock.now()))
                 self._want(self._action.records)
             finally:
                 self._let_go()
@@ -127,7 +134,16 @@ class Stepping(_core.StepCounter):
         self._pauses -= 1
         self._carry_out()
 
-    def become_inert(self, reason: str) -> None:
+    def _tell_pause(self, at: int) -> None:
+        """Has the loop note the pause, unless it is too far behind: then the gap is not drawn, and counted."""
+        assert self._pipeline is not None
+        self._pause_told = not self._pipeline.crowded
+        if self._pause_told:
+            self._pipeline.inbox.put(Paused(at))
+        else:
+            self._pauses_untold += 1
+
+    def _become_inert(self, reason: str) -> None:
         """Neither records nor writes any more: every call returns at once and does nothing.
 
         What it used is neither touched nor freed: in a forked child its locks may be held by threads that do not
@@ -146,7 +162,10 @@ class Stepping(_core.StepCounter):
         self._live = True
         try:
             self._hold()
-            self._change(self._ask(self._step), clock.now())
+            self._planned = ProfilerAction.NONE
+            self._look_every = self._pipeline.look_every if self._pipeline is not None else 0
+            self._look_at = clock.now() + self._look_every if self._look_every else 0
+            self._change(self._plan(self._step), clock.now())
         finally:
             self._let_go()
 
@@ -160,6 +179,7 @@ class Stepping(_core.StepCounter):
             self._open_steps = self._step - self._window_first
         whole = self._action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
         stepped = self._step > self._first_step
+        self._steps_before += self._step - self._first_step
         try:
             self._hold()
             self._change(
@@ -176,9 +196,10 @@ class Stepping(_core.StepCounter):
     def _follow(self, step: int, at: int) -> None:
         self._asked = False
         if self._live:
+            self._look_ahead(at)
             self._take_detail(step, at)
             if step >= self._next_change:
-                self._change(self._ask(step), at)
+                self._change(self._plan(step), at)
         self._let_go()
         self._carry_out(stepping=True)
         self._cost_ns += clock.now() - at
@@ -205,10 +226,16 @@ class Stepping(_core.StepCounter):
 
     # level of detail
 
-    def ask_detail(self, detail: Detail) -> None:
+    def _ask_detail(self, detail: Detail) -> None:
         """Has the steps from the next one on recorded with this detail. Called on the loop; never waits."""
         self._detail_wanted = detail
         self._asked = True
+
+    def _look_ahead(self, at: int) -> None:
+        """Once in an interval of the budget: a load that holds the interpreter keeps the loop from looking itself."""
+        if self._look_at and at >= self._look_at and self._pipeline is not None:
+            self._look_at = at + self._look_every
+            self._detail_wanted = self._pipeline.look_ahead(at) or self._detail_wanted
 
     def _take_detail(self, step: int, at: int) -> None:
         """Goes to the level that was asked for, at the begin of a step. The loop waits for the message."""
@@ -230,6 +257,20 @@ class Stepping(_core.StepCounter):
         if on and self._detail.every > 1:
             self._kept, self._every = self._detail.kept, self._detail.every
 
+    def _plan(self, step: int) -> ProfilerAction:
+        """What to do from this step on: what the schedule says, but nothing new while the loop is too far behind.
+
+        A window that cannot begin is left out whole, and counted. So a loop whose windows are shorter than the time to
+        write them takes a bounded amount of memory.
+        """
+        assert self._pipeline is not None
+        before, self._planned = self._planned, self._ask(step)
+        begins = self._planned.records and before is not ProfilerAction.RECORD
+        if begins or not self._planned.records:
+            self._leaves_out = self._pipeline.crowded
+        self._windows_left_out += begins and self._leaves_out
+        return ProfilerAction.NONE if self._leaves_out else self._planned
+
     def _ask(self, step: int) -> ProfilerAction:
         """The schedule's answer; a schedule that fails records nothing more, and its error is kept."""
         try:
@@ -239,7 +280,7 @@ class Stepping(_core.StepCounter):
         except Exception as error:
             if self.schedule_error is None:
                 self.schedule_error = error
-                log.error("the schedule failed at step %d, nothing more is recorded: %s", step, error)
+                log.error("the schedule failed at step %d, nothing more is recorded: %r", step, error)
             action, self._next_change = ProfilerAction.NONE, step + 1
         return action
 
@@ -270,7 +311,11 @@ class Stepping(_core.StepCounter):
                 self._hold()
                 at, track, parent = self._mark()
                 self._want(not self._pauses)
-                pipeline.inbox.put(WindowBegins(StepMark(at, self._step, track, parent)))
+                left_out = self._windows_left_out - self._left_out_told
+                pipeline.inbox.put(WindowBegins(StepMark(at, self._step, track, parent), left_out))
+                self._left_out_told = self._windows_left_out
+                if self._pauses and not self._pause_told:
+                    self._tell_pause(at)
                 self._windows += 1
                 self._window_first = self._step
             finally:
@@ -284,6 +329,7 @@ class Stepping(_core.StepCounter):
         if before is not ProfilerAction.RECORD_AND_SAVE and complete and self._live:
             complete, reason = False, f"the schedule went from RECORD to {after.name} without RECORD_AND_SAVE"
         self._want(after.records and not self._pauses)
-        self._pipeline.inbox.put(WindowEnds(at, complete, reason, cut_short))
+        needs_last = before is ProfilerAction.RECORD_AND_SAVE and not isinstance(self.schedule, Always)
+        self._pipeline.inbox.put(WindowEnds(at, complete, reason, cut_short, needs_last))
         self._recorded_steps += self._step - (self._window_first or 0)
         self._window_first = None

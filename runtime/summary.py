@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from stepscope.runtime import _core, strings
+from stepscope.runtime.documented import Documented
 from stepscope.runtime.table import (
     Column,
     human_number,
@@ -33,7 +34,8 @@ class SummaryRow(msgspec.Struct, frozen=True, gc=False):
     total_ns: int
     """Sum of the durations; time in nested spans of the same name counts twice."""
     self_ns: int
-    """Time not spent in child spans; over all rows of a thread this adds up to the time covered."""
+    """Time not spent in child spans; over all rows of a thread this adds up to the time covered. 0 for steps, such as
+    `ProfilerStep#4`: they are drawn around what the program does, whose rows have that time."""
     min_ns: int
     max_ns: int
     mean_ns: float
@@ -99,13 +101,15 @@ _REMARKS = {
 }
 
 
-class Summary(msgspec.Struct, frozen=True):
+class Summary(Documented, frozen=True):
     """What was recorded, per name and category. A finished result: it does not change while recording goes on."""
 
     rows: tuple[SummaryRow, ...] = ()
     """Spans, the largest self time first."""
     counters: tuple[CounterRow, ...] = ()
+    """Counters, by name."""
     instants: tuple[InstantRow, ...] = ()
+    """Instant events, by name."""
     counts: dict[str, int] = {}
     """What is not as exact as it looks, see `Aggregates.counts()`."""
 

@@ -1,4 +1,4 @@
-"""Tables of text: aligned columns for terminals, and Markdown; safe for any text in a cell."""
+"""Tables of text: aligned columns for terminals, and Markdown; safe for any text in a cell. Numbers as people write them."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ def human_time(ns: float) -> str:
 def human_number(value: float) -> str:
     """A number with four digits, or as many as its whole part has: `0.001234`, `27.33`, `12,345`, `1.235e+15`."""
     return f"{value:,.0f}" if 9999.5 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
+def human_count(number: int, noun: str, plural: str = "s") -> str:
+    """A number of things: `1 step`, `2 steps`, `12,345 steps`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{plural}"
 
 
 def printable(text: str) -> str:

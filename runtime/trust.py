@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import add
 
 import msgspec
 
 from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.documented import Documented
 from stepscope.runtime.sink import BackendReport
+from stepscope.runtime.statistics import ProfilerStatistics
+from stepscope.runtime.table import human_count
+from stepscope.runtime.worker_accounts import WorkerStatistics
 
-if TYPE_CHECKING:
-    from stepscope.runtime.statistics import ProfilerStatistics
+SHOWN = 16
+"""Processes that joined, each on a line of its own; the others share one."""
 
 
-class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
+class TrustReport(Documented, frozen=True, kw_only=True):
     """Facts first; `str()` is the text for people, `json()` the one for programs."""
 
     name: str
+    """Of the run."""
     statistics: ProfilerStatistics
+    """Accounts of every stage."""
     anchor: ClockAnchor | None
     """Read when the run was opened."""
     anchor_now: ClockAnchor
@@ -26,7 +33,9 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
     output_dir: str
     """Directory of the run, where its journal is."""
     backends: Mapping[str, BackendReport]
+    """What each backend says of itself, by its name."""
     diagnostics: tuple[str, ...]
+    """Why less was recorded than was asked for, in words."""
     imbalances: tuple[str, ...] = ()
     """Accounts that do not agree, in words: there is a mistake in stepscope then."""
 
@@ -39,7 +48,11 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def _lines(self) -> Iterator[str]:
         stats, pipeline = self.statistics, self.statistics.pipeline
-        yield f"state     {stats.state}, {_count(stats.steps, 'step')}, {_count(stats.windows, 'window')}"
+        yield f"state     {stats.state}, {human_count(stats.steps, 'step')}, {human_count(stats.windows, 'window')}"
+        if stats.windows_left_out:
+            yield f"left out  {human_count(stats.windows_left_out, 'window')}: windows began faster than they could be sorted"
+        if stats.pauses_untold:
+            yield f"          {human_count(stats.pauses_untold, 'pause')} not drawn, for the same reason"
         if pipeline is None or stats.recorder is None:
             yield "recorded  nothing: the profiler was not started"
             return
@@ -48,6 +61,9 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
         accepted = sum(windows.accepted.values())
         detail = ", ".join(f"{count:,} by {source}" for source, count in windows.accepted.items() if count)
         yield f"recorded  {accepted:,} events ({detail or 'none'})"
+        made = windows.released - accepted
+        if made > 0:
+            yield f"          and {made:,} gaps, and parts of events that windows or pauses cut, for the outputs"
         dropped = {
             f"{source} {why}": n for source, reasons in windows.dropped.items() for why, n in reasons.items() if n
         }
@@ -59,24 +75,15 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
         if cut:
             yield f"cut       {cut}"
         yield f"accounts  {'; '.join(self.imbalances) or 'balanced'}"
-        for worker in stats.recorder.workers:
-            lost = "".join(
-                f", {count:,} {what}"
-                for what, count in (
-                    ("dropped", worker.dropped),
-                    ("waiting", worker.waiting),
-                    ("broken rings", worker.broken),
-                )
-                if count
-            )
-            who = f"{worker.name} ({worker.pid})" if worker.pid else worker.name
-            yield f"process   {who}, {worker.state}: {worker.drained:,} of {worker.produced:,} events{lost}"
+        yield from (f"process   {line}" for line in _processes(stats.recorder.workers))
         for output in pipeline.exporters:
             ledger = output.ledger
             refused = ", ".join(f"{count:,} dropped ({reason})" for reason, count in ledger.dropped.items())
             flight = f", {ledger.in_flight:,} in flight" if ledger.in_flight else ""
-            error = f"; {output.errors} errors, first {output.first_error}" if output.errors else ""
+            error = f"; {human_count(output.errors, 'error')}, first {output.first_error}" if output.errors else ""
             tail = f", {refused}" if refused else ""
+            if output.windows_left_out:
+                tail += f", {human_count(output.windows_left_out, 'window')} not given as it was too far behind"
             yield f"output    {output.name}: {ledger.exported:,} of {ledger.offered:,} events{tail}{flight}{error}"
         if pipeline.flight is not None:
             yield from (f"flight    {line}" for line in pipeline.flight.lines())
@@ -101,5 +108,21 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
         yield from (f"why       {note}" for note in self.diagnostics)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def _processes(workers: Sequence[WorkerStatistics]) -> Iterator[str]:
+    """The accounts of the processes that joined; if they are many, of those that lost something first, then of the latest."""
+    shown = sorted(reversed(workers), key=lambda worker: not (worker.dropped or worker.broken))
+    for worker in shown[:SHOWN] if len(shown) > SHOWN else workers:
+        who = f"{worker.name} ({worker.pid})" if worker.pid else worker.name
+        yield f"{who}, {worker.state}: {_account(worker)}"
+    if len(shown) > SHOWN:
+        yield f"{len(shown) - SHOWN:,} more: {_account(reduce(add, shown[SHOWN:]))}"
+
+
+def _account(worker: WorkerStatistics) -> str:
+    lost = (
+        ("dropped", worker.dropped),
+        ("of them by threads without a ring", worker.without_ring),
+        ("waiting", worker.waiting),
+        ("broken rings", worker.broken),
+    )
+    return f"{worker.drained:,} of {worker.produced:,} events" + "".join(f", {n:,} {what}" for what, n in lost if n)

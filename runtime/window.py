@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from stepscope.runtime.documented import Documented
 from stepscope.runtime.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class WindowActions(Protocol):
     def export(self, window: Window, path: Path, format: str | None) -> Path: ...
 
 
-class Window(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class Window(Documented, frozen=True, kw_only=True, dict=True):
     """A stretch of consecutive recorded steps, complete and closed. Times are ns of the monotonic clock."""
 
     index: int
@@ -40,17 +41,23 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     profiler: str
     """Name of the profiler."""
     start_ns: int
+    """When its first step began."""
     end_ns: int
+    """When its last step ended."""
     steps: tuple[Step, ...]
+    """Its steps, in order, with number and times."""
     complete: bool
     """False if the run ended (or `stop()` was called) before the schedule's end of the window."""
     diagnostics: tuple[str, ...] = ()
     """Why the window is empty, partial or incomplete, in words."""
     ledger: Ledger = Ledger()
+    """Its accounts: what each source produced, and what was dropped and why."""
     metadata: Mapping[str, Any] = {}
+    """Facts of the run, and of this window."""
     wall_start_ns: int = 0
     """Unix time of `start_ns`."""
     actions: WindowActions | None = None
+    """What `summary` and `export` ask; `None` in a window that was read back from a file."""
 
     def _live(self) -> WindowActions:
         if self.actions is None:

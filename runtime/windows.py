@@ -24,6 +24,7 @@ from stepscope.runtime.step_marks import StepMark
 
 RECORDER = "recorder"
 INTERRUPTED = "a change of the action was interrupted by an exception, as of a signal handler"
+CUT = "the run ended before the last step of the window"
 REMEMBERED = 64
 """Closed windows that late events are still told apart by."""
 
@@ -54,6 +55,16 @@ class WindowsStatistics(msgspec.Struct, frozen=True):
     """Events that the flight recorder keeps and has not saved."""
 
 
+class Ending(NamedTuple):
+    """How the window ended that was open when the run did."""
+
+    cut_steps: int = 0
+    """Its steps, if the last one that the schedule wanted never came."""
+    unended: bool = False
+    """Whether its last step holds something, and no call of `step()` ended it."""
+    complete: bool = True
+
+
 class _Closed(NamedTuple):
     interval: Interval
     superseded: set[int]
@@ -73,6 +84,7 @@ class Windows:
         self._count = self._closed_count = self._by_linger = 0
         self._taken = self._released = self._withheld = 0
         self._paused_at: int | None = None
+        self.ending = Ending()
         self._seen: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
         self._outside: Counter[str] = Counter()
@@ -105,12 +117,19 @@ class Windows:
         self._open.append(window)
         return window.index
 
+    def note_left_out(self, windows: int) -> None:
+        """Says in the latest window that others before it were left out."""
+        if windows and self._open:
+            count = "1 window before it was" if windows == 1 else f"{windows:,} windows before it were"
+            self._open[-1].notes.append(f"{count} left out: windows began faster than they could be sorted")
+
     def close(self, end: WindowEnds, now: int) -> None:
         """The latest window ends, if it has not; `now` starts its linger time."""
         if not self._open or self._open[-1].end is not None:
             return
         window = self._open[-1]
         window.end, window.complete, window.reason, window.cut_short = end.at, end.complete, end.reason, end.cut_short
+        window.needs_last = end.needs_last
         window.waiting_since = now
 
     def pause(self, at: int) -> None:
@@ -265,7 +284,12 @@ class Windows:
                 waited = f"closed after {self._linger / 1e9:g} s without waiting longer for {', '.join(sorted(late))}"
                 window.reason = f"{window.reason}; {waited}" if window.reason else waited
             batches = self._release(window, EventBatch(RECORDER, window.index, window.take_open(open_spans), b""))
-            window.trim()
+            trimmed = window.trim()
+            if trimmed and window.needs_last and not window.empty:
+                window.complete, window.reason = False, CUT
+            if window.cut_short:
+                cut = len(window.marks) if trimmed and not window.complete else 0
+                self.ending = Ending(cut, not trimmed and not window.empty, window.complete)
             steps = window.step_spans(self._track, last=True)
             if len(steps):
                 batches += self._release(window, self._take(window, STEPS, steps, b""))
@@ -279,6 +303,11 @@ class Windows:
             closed.append((window, batches))
         self._open = [window for window in self._open if not window.ready]
         return closed
+
+    @property
+    def unfinished(self) -> int:
+        """Windows that are open, or wait to be closed; from any thread."""
+        return len(self._open)
 
     @property
     def begun(self) -> int | None:
@@ -327,17 +356,24 @@ class Windows:
 
 
 def divide(windows: list[OpenWindow], events: Block) -> Iterator[tuple[OpenWindow, Block]]:
-    """The events that each of several windows may hold, in one pass: a backlog may hold thousands of windows."""
+    """The events that each of several windows may hold, in one pass: a backlog may hold thousands of windows.
+
+    What a gap counts goes to the first window that it reaches.
+    """
     events = events[np.argsort(events["ts"], kind="stable")]
     ts, last = events["ts"], ends(events)
     borders = np.array(sorted({border for window in windows for border in window.interval}))
     long = events[
         has_duration(events) & (np.searchsorted(borders, ts, "right") != np.searchsorted(borders, last, "right"))
     ]
+    counted = long["kind"] != Kind.GAP
     for window in windows:
         start, end = window.interval
         first, stop = np.searchsorted(ts, (start, end))
-        before = long[(long["ts"] < start) & (ends(long) > start)]
+        reaching = (long["ts"] < start) & (ends(long) > start)
+        before = long[reaching]
+        before["id"][(before["kind"] == Kind.GAP) & counted[reaching]] = 0
+        counted |= reaching | ((long["ts"] >= start) & (long["ts"] < end))
         part = join_blocks([before, events[first:stop]]) if len(before) else events[first:stop]
         if len(part):
             yield window, part

@@ -7,15 +7,15 @@ import shutil
 from collections import deque
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from stepscope.runtime import _core
+from stepscope.runtime import _core, strings
 from stepscope.runtime.errors import FormatError, SessionError
-from stepscope.runtime.events import EVENT_DTYPE, Block
+from stepscope.runtime.events import EVENT_DTYPE, NO_STEP, Block, Kind, empty_block
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.session import Identity, parts, read_identity
+from stepscope.runtime.worker_accounts import WorkerAccounts, WorkerStatistics
 
 log = logging.getLogger("stepscope")
 
@@ -31,47 +31,12 @@ LOOK_AGAIN = 50_000_000
 LIVING = 1024
 """Processes whose rings are drained at the same time; further ones wait until others have ended."""
 
-KEPT_ENDED = 256
-"""Ended processes whose accounts are kept apart; those of earlier ones are added up."""
-
 GRACE = 5_000_000_000
 """Nanoseconds that the files of a process outlast its last drain: if this process is killed before a journal has what
 was drained, recovery finds it there."""
 
 
-class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Accounts of a process that joined. `produced` = `drained` + `dropped` + `waiting`."""
-
-    pid: int
-    """0 for all earlier ones together."""
-    name: str
-    state: str
-    """`recording`; `ended`; `left`: it records for itself now; `broken`: some ring was damaged and let go."""
-    rings: int = 0
-    threads: int = 0
-    """Threads alive that have recorded something."""
-    broken: int = 0
-    """Rings that contradicted themselves; what was left in them is not counted."""
-    produced: int = 0
-    drained: int = 0
-    dropped: int = 0
-    waiting: int = 0
-    bytes: int = 0
-    """Bytes of events and arguments drained."""
-
-    def __add__(self, other: WorkerStatistics) -> WorkerStatistics:
-        return WorkerStatistics(
-            pid=0,
-            name="earlier processes",
-            state="ended",
-            rings=self.rings + other.rings,
-            broken=self.broken + other.broken,
-            produced=self.produced + other.produced,
-            drained=self.drained + other.drained,
-            dropped=self.dropped + other.dropped,
-            waiting=self.waiting + other.waiting,
-            bytes=self.bytes + other.bytes,
-        )
+_DROPPED = strings.intern("dropped")
 
 
 class Worker:
@@ -84,6 +49,8 @@ class Worker:
         self.seen_ns = 0
         """When it was known to run, the last time."""
         self.running = self.taking_part = True
+        self._drained_ns = 0
+        self._refused = 0
         self._files = SessionFiles(directory)
         self._rings = _core.Attached(str(directory))
         self._ids = IdMap()
@@ -92,7 +59,8 @@ class Worker:
         """Looks whether it still runs, and takes part; drains may be frequent, so not every time."""
         now = _core.now()
         if now - self.seen_ns > LOOK_AGAIN:
-            self.taking_part = (self.directory / "process.json").exists()
+            # One that leaves removes its directory; that of the session somebody else may have removed.
+            self.taking_part = (self.directory / "process.json").exists() or not self.directory.parent.exists()
             self.running = self.identity.running
             self.seen_ns = now if self.running else self.seen_ns
 
@@ -104,7 +72,7 @@ class Worker:
             events, args, more = self._rings.drain(DRAIN_LIMIT)
             if events:
                 blocks.append(self._localised(events, args))
-        return blocks
+        return blocks + self._without_ring()
 
     def open_spans(self, until: int) -> Block:
         """Spans that have begun and not ended, with `dur` up to `until`."""
@@ -113,16 +81,41 @@ class Worker:
     def statistics(self, state: str) -> WorkerStatistics:
         """Accounts so far."""
         rings = self._rings.statistics()
+        refused = self._refused
+        rings["produced"] += refused
+        rings["dropped"] += refused
         name = self._files.process_name or f"process {self.identity.pid}"
         state = "broken" if rings["broken"] and state == "recording" else state
-        return WorkerStatistics(pid=self.identity.pid, name=name, state=state, **rings)
+        return WorkerStatistics(pid=self.identity.pid, name=name, state=state, without_ring=refused, **rings)
+
+    def close(self) -> None:
+        """Lets go of its files."""
+        self._files.close()
+
+    def _without_ring(self) -> list[tuple[Block, bytes]]:
+        """A gap for what threads recorded since the last drain that could have no ring."""
+        now, before = _core.now(), self._drained_ns
+        self._drained_ns = now
+        count = _core.take_refused(self.identity.pid)
+        if not count:
+            return []
+        self._refused += count
+        gap = empty_block(1)
+        gap["ts"], gap["dur"] = before or now, now - before if before else 0
+        gap["kind"], gap["id"], gap["name"], gap["step"] = Kind.GAP, count, _DROPPED, NO_STEP
+        gap["track"] = self._files.process_track
+        block, args = self._localised(gap.tobytes(), b"")
+        return [(block, args)]
 
     def _localised(self, events: bytes, args: bytes) -> tuple[Block, bytes]:
         # A name is in its file before it is in a ring; so read after the ring, the file has them all.
         self._files.load_ids(self._ids)
         block: Block = np.frombuffer(bytearray(events), EVENT_DTYPE)
         heap = bytearray(args)
+        gaps = block["kind"] == int(Kind.GAP)
+        names = block["name"][gaps]
         self._ids.localise(block, heap)
+        block["name"][gaps] = names  # gaps are made here
         block.flags.writeable = False
         return block, bytes(heap)
 
@@ -136,8 +129,8 @@ class Workers:
         self._ring_bytes = ring_bytes
         self._living: dict[Path, Worker] = {}
         self._known: set[Path] = set()
-        self._ended: deque[WorkerStatistics] = deque()
-        self._earlier: WorkerStatistics | None = None
+        self._all = WorkerAccounts({})
+        self._accounts = [self._all]
         self._leaving: deque[tuple[int, Path]] = deque()
         self._joins = 0
         self._most = 0
@@ -174,10 +167,19 @@ class Workers:
         now = _core.now()
         return [worker.open_spans(now) for worker in self._living.values()]
 
-    def statistics(self) -> tuple[WorkerStatistics, ...]:
-        """Accounts of each, those that have ended first."""
-        ended = [self._earlier] if self._earlier else []
-        return (*ended, *self._ended, *(worker.statistics("recording") for worker in list(self._living.values())))
+    def statistics(self, accounts: WorkerAccounts | None = None) -> tuple[WorkerStatistics, ...]:
+        """Accounts of each, those that have ended first; `accounts` of `open_accounts` give them from then on."""
+        return (self._all if accounts is None else accounts).statistics(self._recording())
+
+    def open_accounts(self) -> WorkerAccounts:
+        """Accounts that begin now."""
+        accounts = WorkerAccounts(self._recording())
+        self._accounts.append(accounts)
+        return accounts
+
+    def close_accounts(self, accounts: WorkerAccounts) -> None:
+        """Nothing is told to these accounts any more."""
+        self._accounts.remove(accounts)
 
     def close(self) -> None:
         """Lets go of all."""
@@ -189,7 +191,9 @@ class Workers:
         if joins == self._joins or len(self._living) >= LIVING:
             return
         self._joins = joins
-        for directory in parts(self._session):
+        found = parts(self._session)
+        self._known.intersection_update(found)  # nobody gets the name of one that is gone
+        for directory in found:
             if directory in self._known:
                 continue
             if len(self._living) >= LIVING:
@@ -214,9 +218,12 @@ class Workers:
         self._forget(worker, "ended")
         return [(spans, b"")] if len(spans) else []
 
+    def _recording(self) -> dict[Path, WorkerStatistics]:
+        return {worker.directory: worker.statistics("recording") for worker in list(self._living.values())}
+
     def _forget(self, worker: Worker, state: str) -> None:
-        self._ended.append(worker.statistics(state))
+        last = worker.statistics(state)
+        for accounts in self._accounts:
+            accounts.end(worker.directory, last)
         del self._living[worker.directory]
-        while len(self._ended) > KEPT_ENDED:
-            first = self._ended.popleft()
-            self._earlier = first if self._earlier is None else self._earlier + first
+        worker.close()

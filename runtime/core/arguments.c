@@ -119,6 +119,20 @@ static bool json_value(Json *json, PyObject *value, int depth) {
     return ok;
 }
 
+/* An int beyond 64 bits keeps its digits, as text. Not by `str`, which a subclass may have made its own. */
+static void put_large(ArgBuffer *buffer, uint32_t key, PyObject *value) {
+    PyObject *digits = PyNumber_ToBase(value, 10);
+    Py_ssize_t len;
+    const char *text = digits ? PyUnicode_AsUTF8AndSize(digits, &len) : NULL;
+    if (text) arg_put_text(buffer, key, text, (size_t)len);
+    else {
+        PyErr_Clear(); /* more digits than sys.set_int_max_str_digits allows */
+        count_one(&g_counts.values_cut);
+        put_type(buffer, key, Py_TYPE(value), -1);
+    }
+    Py_XDECREF(digits);
+}
+
 void arg_put_object(ArgBuffer *buffer, uint32_t key, PyObject *value) {
     PyObject *number;
     if (PyBool_Check(value)) {
@@ -131,12 +145,7 @@ void arg_put_object(ArgBuffer *buffer, uint32_t key, PyObject *value) {
         else {
             unsigned long long u = overflow > 0 ? PyLong_AsUnsignedLongLong(value) : 0;
             if (overflow > 0 && !PyErr_Occurred()) arg_put(buffer, key, 'u', &u, 8);
-            else {
-                PyErr_Clear(); /* beyond 64 bits: kept as the nearest double */
-                double d = PyLong_AsDouble(value);
-                if (PyErr_Occurred()) PyErr_Clear(), d = overflow > 0 ? HUGE_VAL : -HUGE_VAL;
-                arg_put(buffer, key, 'd', &d, 8);
-            }
+            else PyErr_Clear(), put_large(buffer, key, value);
         }
     } else if (PyFloat_Check(value)) {
         double d = PyFloat_AS_DOUBLE(value);

@@ -74,7 +74,7 @@ static bool attach_next(Process *p) {
     bool good = !memcmp(shared->magic, "SSRING1", 8) && shared->version == 1 && slots >= 64 && slots <= 1 << 24 &&
                 !(slots & (slots - 1)) && (uint64_t)about.st_size >= HEADER + (uint64_t)slots * sizeof(Event);
     a->shared = shared;
-    a->index = p->count;
+    a->index = a->ring.index = p->count;
     a->copy.slots = slots;
     a->ring.header = &a->copy;
     a->ring.mask = good ? slots - 1 : 0;
@@ -85,8 +85,9 @@ static bool attach_next(Process *p) {
     return true;
 }
 
-/* What became of fetching the slots of a ring. LATER: this process is out of descriptors or memory for the moment. */
-typedef enum { FETCHED, LATER, CONTRADICTED } Fetched;
+/* What became of fetching the slots of a ring. LATER: this process is out of descriptors or memory for the moment.
+ * GONE: somebody has removed the file. */
+typedef enum { FETCHED, LATER, GONE, CONTRADICTED } Fetched;
 
 static Fetched copy_slots(Process *p, const Attached *a, uint64_t from, uint64_t to) {
     struct stat about;
@@ -98,7 +99,7 @@ static Fetched copy_slots(Process *p, const Attached *a, uint64_t from, uint64_t
         if (!p->slots_room) return p->slots = NULL, LATER;
     }
     int fd = open_ring(p, a->index, &about);
-    if (fd < 0) return errno == EMFILE || errno == ENFILE || errno == ENOMEM ? LATER : CONTRADICTED;
+    if (fd < 0) return errno == ENOENT ? GONE : errno == EMFILE || errno == ENFILE || errno == ENOMEM ? LATER : CONTRADICTED;
     bool good = true;
     while (good && from < to) {
         uint64_t at = from & a->ring.mask, n = to - from < a->ring.mask + 1 - at ? to - from : a->ring.mask + 1 - at;
@@ -139,7 +140,8 @@ static Fetched fetch(Process *p, Attached *a) {
     uint64_t goal = a->ring.goal, from = goal - tail > slots ? goal - slots : tail;
     if (goal < tail || a->ring.goal_produced < serial || a->ring.goal_produced - serial > UINT32_MAX) return CONTRADICTED;
     Fetched copied = from < goal ? copy_slots(p, a, from, goal) : FETCHED;
-    if (copied != FETCHED) return copied;
+    if (copied == GONE) a->ring.goal = goal = from = tail; /* what was in it counts as lost; its header is mapped still */
+    else if (copied != FETCHED) return copied;
     atomic_thread_fence(memory_order_acquire);
     uint64_t reserve = atomic_load(&shared->reserve);
     if (reserve > tail + slots && (reserve - goal > slots || reserve < goal)) {

@@ -9,12 +9,11 @@
  * its parent, and only such numbers add up exactly. They are within 0.25 ns of the truth, so readers that round
  * to nanoseconds get the same number from both. */
 #include "json.h"
+#include "output.h"
 #include <locale.h>
 
 typedef struct {
-    PyObject *bytes; /* what was written so far, and room */
-    char *at, *end;
-    PyThreadState *released;
+    Output out;
     const char *heap;
     size_t heap_len;
     int64_t base;
@@ -65,25 +64,15 @@ static void prepare(void) {
     plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
 }
 
-static bool grow(Out *o, size_t need) {
-    if (!o->bytes) return false;
-    size_t used = (size_t)(o->at - PyBytes_AS_STRING(o->bytes)), size = used + used / 2 + need + 4096;
-    PyEval_RestoreThread(o->released);
-    if (_PyBytes_Resize(&o->bytes, (Py_ssize_t)size) < 0) o->at = o->end = NULL; /* MemoryError stays set */
-    else o->at = PyBytes_AS_STRING(o->bytes) + used, o->end = PyBytes_AS_STRING(o->bytes) + size;
-    o->released = PyEval_SaveThread();
-    return o->at != NULL;
-}
-
-static inline bool reserve(Out *o, size_t need) { return (size_t)(o->end - o->at) >= need || grow(o, need); }
+static inline bool reserve(Out *o, size_t need) { return output_reserve(&o->out, need); }
 
 /* put_…: the room was reserved before. */
-static inline void put(Out *o, const char *text, size_t len) { memcpy(o->at, text, len), o->at += len; }
+static inline void put(Out *o, const char *text, size_t len) { output_put(&o->out, text, len); }
 #define PUT(o, literal) put(o, literal, sizeof(literal) - 1)
 
-static inline void put_uint(Out *o, uint64_t n) { o->at = write_uint(o->at, n); }
+static inline void put_uint(Out *o, uint64_t n) { o->out.at = write_uint(o->out.at, n); }
 static inline void put_hex(Out *o, uint64_t n) {
-    for (int shift = n ? (63 - __builtin_clzll(n)) & ~3 : 0; shift >= 0; shift -= 4) *o->at++ = "0123456789abcdef"[n >> shift & 15];
+    for (int shift = n ? (63 - __builtin_clzll(n)) & ~3 : 0; shift >= 0; shift -= 4) *o->out.at++ = "0123456789abcdef"[n >> shift & 15];
 }
 
 /* Time in 1/2048 us, away from zero for both signs, so that equal times are equal numbers everywhere. */
@@ -94,16 +83,16 @@ static inline int64_t grid(int64_t ns) {
 }
 static inline void put_grid(Out *o, int64_t g) {
     uint64_t n = g < 0 ? 0 - (uint64_t)g : (uint64_t)g;
-    if (g < 0) *o->at++ = '-';
+    if (g < 0) *o->out.at++ = '-';
     put_uint(o, n >> 11);
-    *o->at++ = '.';
+    *o->out.at++ = '.';
     put(o, fractions + (n & 2047) * 11, 11);
 }
 static inline void put_us(Out *o, int64_t ns) {
     uint64_t n = ns < 0 ? 0 - (uint64_t)ns : (uint64_t)ns;
-    if (ns < 0) *o->at++ = '-';
+    if (ns < 0) *o->out.at++ = '-';
     put_uint(o, n / 1000);
-    *o->at++ = '.';
+    *o->out.at++ = '.';
     put(o, digits3 + n % 1000 * 3, 3);
 }
 static inline int64_t since_base(const Out *o, int64_t ts) { return (int64_t)((uint64_t)ts - (uint64_t)o->base); }
@@ -128,7 +117,7 @@ static void arg_uint(Out *o, uint32_t bit, uint64_t value) {
 }
 static void arg_int(Out *o, uint32_t bit, int64_t value) {
     const char *key = KEYS[__builtin_ctz(bit)];
-    if (!(o->seen & bit) && put_key(o, key, strlen(key), 0)) o->at = write_int(o->at, value);
+    if (!(o->seen & bit) && put_key(o, key, strlen(key), 0)) o->out.at = write_int(o->out.at, value);
 }
 
 static bool put_value(Out *o, uint8_t type, const char *value, size_t len) {
@@ -136,15 +125,15 @@ static bool put_value(Out *o, uint8_t type, const char *value, size_t len) {
     double d = 0;
     if (len == 8) memcpy(&i, value, 8), memcpy(&d, value, 8);
     switch (type) {
-    case 'i': o->at = write_int(o->at, i); return len == 8;
+    case 'i': o->out.at = write_int(o->out.at, i); return len == 8;
     case 'u': put_uint(o, (uint64_t)i); return len == 8;
-    case 'd': o->at = write_double(o->at, d); return len == 8;
+    case 'd': o->out.at = write_double(o->out.at, d); return len == 8;
     case 'b': len == 1 && *value ? PUT(o, "true") : PUT(o, "false"); return len == 1;
     case 'n': PUT(o, "null"); return len == 0;
-    case 's': o->at = write_text(o->at, value, len); return true;
+    case 's': o->out.at = write_text(o->out.at, value, len); return true;
     case 'j':
-        if (!json_valid(value, len)) o->at = write_text(o->at, value, len);
-        else for (size_t at = 0; at < len; at++) *o->at++ = (unsigned char)value[at] < 0x20 ? ' ' : value[at]; /* one line */
+        if (!json_valid(value, len)) o->out.at = write_text(o->out.at, value, len);
+        else for (size_t at = 0; at < len; at++) *o->out.at++ = (unsigned char)value[at] < 0x20 ? ' ' : value[at]; /* one line */
         return true;
     default: PUT(o, "null"); return false;
     }
@@ -163,22 +152,16 @@ static void put_arguments(Out *o, const Event *e) {
         if (put_key(o, key->json, key->json_len, 0)) put_uint(o, e->args_len);
         return;
     }
-    uint64_t at = e->args_at, end = at + e->args_len;
-    bool good = end <= o->heap_len;
-    while (good && at < end) {
-        ArgItem item;
-        good = end - at >= sizeof item;
-        if (!good) break;
-        memcpy(&item, o->heap + at, sizeof item);
-        at += sizeof item;
-        good = item.len <= end - at;
+    Arguments all = arguments_of(e, o->heap, o->heap_len);
+    ArgItem item;
+    const char *value;
+    while (argument_next(&all, &item, &value)) {
         const String *key = strings_get(item.key);
         see(o, item.key);
-        if (!good || !put_key(o, key->json, key->json_len, item.len * 6u)) break;
-        good = put_value(o, item.type, o->heap + at, item.len);
-        at += item.len;
+        if (!put_key(o, key->json, key->json_len, item.len * 6u)) break;
+        all.good = put_value(o, item.type, value, item.len);
     }
-    if (!good && PUT_KEY(o, "bad arguments")) PUT(o, "true");
+    if (!all.good && PUT_KEY(o, "bad arguments")) PUT(o, "true");
 }
 
 /* `{"ph":"X","cat":"…","name":"…","pid":…,"tid":…,"ts":…`, and room for 160 bytes more. */
@@ -186,7 +169,7 @@ static bool put_head(Out *o, char phase, uint16_t category, const char *name, si
     const String *cat = strings_get(category);
     if (!reserve(o, cat->json_len + name_len + 320)) return false;
     PUT(o, "{\"ph\":\"");
-    *o->at++ = phase;
+    *o->out.at++ = phase;
     PUT(o, "\",\"cat\":\"");
     put(o, cat->json, cat->json_len);
     PUT(o, "\",\"name\":\"");
@@ -276,8 +259,8 @@ static void put_span(Out *o, const Event *e) {
 static void put_point(Out *o, const Event *e, char scope, const char *name, size_t name_len) {
     if (!put_head(o, 'i', e->category, name, name_len, e, since_base(o, e->ts))) return;
     PUT(o, ",\"s\":\"");
-    *o->at++ = scope;
-    *o->at++ = '"';
+    *o->out.at++ = scope;
+    *o->out.at++ = '"';
     put_arguments(o, e);
     if (e->kind == KIND_MEMORY) {
         bool total = e->value >= 0 && e->value < 9e18;
@@ -308,11 +291,11 @@ static void put_counter(Out *o, const Event *e) {
     PUT(o, "\",\"name\":\"");
     put(o, name->json, name->json_len);
     PUT(o, "\",\"pid\":");
-    o->at = write_int(o->at, track_get(e->track)->pid);
+    o->out.at = write_int(o->out.at, track_get(e->track)->pid);
     PUT(o, ",\"ts\":");
     put_ts(o, since_base(o, e->ts));
     PUT(o, ",\"args\":{\"value\":");
-    o->at = write_double(o->at, e->value);
+    o->out.at = write_double(o->out.at, e->value);
     PUT(o, "}},\n");
 }
 
@@ -372,13 +355,13 @@ static void put_event(Out *o, const Event *e) {
 static void put_block(Out *o, const char *events, size_t n) {
     bool flows = false;
     Event e;
-    for (size_t i = 0; i < n && o->bytes; i++) {
+    for (size_t i = 0; i < n && o->out.bytes; i++) {
         memcpy(&e, events + i * sizeof e, sizeof e); /* the buffer may be unaligned */
         if (e.kind >= KIND_FLOW_START && e.kind <= KIND_FLOW_END) flows = true;
         else put_event(o, &e);
     }
     /* Flows bind to the slice that is open at their time; readers take events of one time in the order of the file. */
-    for (size_t i = 0; flows && i < n && o->bytes; i++) {
+    for (size_t i = 0; flows && i < n && o->out.bytes; i++) {
         memcpy(&e, events + i * sizeof e, sizeof e);
         if (e.kind >= KIND_FLOW_START && e.kind <= KIND_FLOW_END) put_flow(o, &e);
     }
@@ -396,17 +379,15 @@ PyObject *chrome_py_encode(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (!o) PyErr_NoMemory();
     else if ((size_t)events.len % sizeof(Event)) PyErr_Format(PyExc_ValueError, "a block of %zd bytes is not made of 64-byte events", events.len);
     else if (!tensorboard && strcmp(dialect, "kineto")) PyErr_Format(PyExc_ValueError, "dialect must be 'kineto' or 'tensorboard', got '%s'", dialect);
-    else if ((o->bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)room))) {
+    else {
         if (!plain) prepare();
-        *o = (Out){o->bytes, PyBytes_AS_STRING(o->bytes), PyBytes_AS_STRING(o->bytes) + room, .heap = heap.buf,
-                   .heap_len = (size_t)heap.len, .base = base, .tensorboard = tensorboard};
-        o->released = PyEval_SaveThread();
-        locale_t former = uselocale(plain);
-        put_block(o, events.buf, n);
-        uselocale(former);
-        PyEval_RestoreThread(o->released);
-        if (o->bytes) _PyBytes_Resize(&o->bytes, o->at - PyBytes_AS_STRING(o->bytes));
-        result = o->bytes;
+        *o = (Out){.heap = heap.buf, .heap_len = (size_t)heap.len, .base = base, .tensorboard = tensorboard};
+        if (output_open(&o->out, room)) {
+            locale_t former = uselocale(plain);
+            put_block(o, events.buf, n);
+            uselocale(former);
+            result = output_close(&o->out);
+        }
     }
     PyMem_Free(o);
     PyBuffer_Release(&events);

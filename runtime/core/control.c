@@ -10,6 +10,7 @@
 
 Control g_control;
 static bool owner, member;
+static uint64_t refused_taken[REFUSED]; /* by the owner */
 
 static const char magic[8] = "SSCTRL1";
 
@@ -62,6 +63,7 @@ int control_join(const char *session) {
 }
 
 void control_leave(void) {
+    memset(refused_taken, 0, sizeof refused_taken);
     bool shared = owner || member;
     owner = false;
     /* A process that gets no page of its own sees what is recorded elsewhere, and must not switch it. */
@@ -83,3 +85,13 @@ void control_close(void) {
 
 PyObject *control_py_recording(PyObject *self, PyObject *unused) { return PyLong_FromLong(atomic_load(&g_control.recording)); }
 PyObject *control_py_joins(PyObject *self, PyObject *unused) { return PyLong_FromUnsignedLong(atomic_load(&g_control.joins)); }
+
+void control_refuse(void) { count_one(&g_control.refused[(unsigned)getpid() % REFUSED]); }
+
+PyObject *control_py_take_refused(PyObject *self, PyObject *pid) {
+    unsigned long at = PyLong_AsUnsignedLong(pid) % REFUSED;
+    if (PyErr_Occurred()) return NULL;
+    uint64_t now = atomic_load(&g_control.refused[at]), more = now > refused_taken[at] ? now - refused_taken[at] : 0;
+    refused_taken[at] += more;
+    return PyLong_FromUnsignedLongLong(more);
+}

@@ -30,11 +30,11 @@ typedef struct {
     int64_t ts;        /* ns, monotonic clock of the process; spans: when entered */
     int64_t dur;       /* ns; spans and gaps */
     union {
-        int64_t self;  /* spans: ns not spent in child spans of the same stack */
+        int64_t self;  /* spans: ns not spent in child spans of the same stack; gaps: serial behind them in their ring */
         double value;  /* counters */
     };
     uint64_t id;       /* spans: unique in the process; flows and async events: what links them */
-    uint64_t parent;   /* id of the enclosing span, 0 = none */
+    uint64_t parent;   /* id of the enclosing span, 0 = none; gaps: 1 + the number of their ring */
     uint32_t args_at;  /* offset of the arguments in the batch's heap; ARG_INLINE: name id of the key */
     uint32_t args_len; /* bytes of arguments; ARG_INLINE: the value, an unsigned integer */
     uint32_t name;
@@ -110,13 +110,15 @@ typedef struct {
 } Parent;
 /* control.c: one page that all processes of a session share; private memory in a process that is in none. */
 #define PAGE 65536 /* the largest page of the systems that this runs on */
+#define REFUSED 256 /* processes told apart; more share counts, and all of it has to fit the smallest page */
 typedef struct {
     char magic[8];
     atomic_int recording;   /* what is recorded now: what span() looks at */
     atomic_uint closed;     /* the session is over */
     atomic_uint joins;      /* processes that have joined so far */
     atomic_uint threads;    /* serials given to threads: unique in the session, and so are the ids of spans */
-    char rest[PAGE - 24];
+    atomic_ullong refused[REFUSED]; /* events of threads that could have no ring, in processes that joined: by their number */
+    char rest[PAGE - 24 - 8 * REFUSED];
 } __attribute__((aligned(PAGE))) Control;
 _Static_assert(sizeof(Control) == PAGE, "nothing else is in the memory that a mapping replaces");
 extern Control g_control;
@@ -128,6 +130,8 @@ bool control_joined(void);              /* in the session of another process */
 void control_record(int what);          /* in the session of another process nothing changes */
 PyObject *control_py_recording(PyObject *self, PyObject *unused);
 PyObject *control_py_joins(PyObject *self, PyObject *unused);
+void control_refuse(void);              /* counts an event that its joined process could not keep */
+PyObject *control_py_take_refused(PyObject *self, PyObject *pid);
 
 /* stack.c: the open spans of a thread or task, in a mapped file, so that a killed process leaves them. */
 enum {
@@ -202,7 +206,7 @@ PyObject *track_py_since(PyObject *self, PyObject *first);
 typedef struct Ring Ring;
 typedef struct Thread {
     Ring *ring;
-    Ring *shed, *marks;  /* where the oldest is overwritten: rings beside, of what goes first and of step marks */
+    Ring *shed, *marks;  /* rings beside: of what goes first where the oldest is overwritten, and of step marks */
     Stack *stack;        /* of the thread itself */
     Stack *context_stack;              /* of the context that recorded last (context.c) */
     uint64_t state_id, context_version; /* when that is valid */
@@ -295,7 +299,8 @@ void arg_put_object(ArgBuffer *buffer, uint32_t key, PyObject *value); /* never 
 PyObject *arguments_py_encode(PyObject *self, PyObject *mapping);
 PyObject *arguments_py_decode(PyObject *self, PyObject *args);
 
-/* chrome.c, aggregate.c, itt.c: see there. */
+/* chrome.c, perfetto.c, aggregate.c, itt.c: see there. */
+extern PyTypeObject PerfettoEncoderType;
 PyObject *chrome_py_encode(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *itt_py_statistics(PyObject *self, PyObject *unused);
 uint64_t itt_left_out(void);

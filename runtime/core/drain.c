@@ -19,17 +19,19 @@ void drain_after_fork(void) {
 
 static uint32_t dropped_name, sampled_name;
 
-static void put_gap(Out *out, uint32_t track, int64_t from, int64_t until, uint64_t missing, uint32_t name) {
+/* `ring` and `upto`, the ring's serial or count behind the gap, tell recovery which gaps of a ring are known already. */
+static void put_gap(Out *out, uint32_t track, int64_t from, int64_t until, uint64_t missing, uint32_t name, uint64_t ring,
+                    uint64_t upto) {
     if (!from || from > until) from = until;
-    out->events[out->count++] = (Event){.ts = from, .dur = until - from, .id = missing, .name = name, .track = track,
-                                        .step = -1, .kind = KIND_GAP};
+    out->events[out->count++] = (Event){.ts = from, .dur = until - from, .self = (int64_t)upto, .id = missing, .parent = ring,
+                                        .name = name, .track = track, .step = -1, .kind = KIND_GAP};
     out->gaps++;
 }
 
 /* One event for all that sampling left out since the last. Step marks part it, so that each window has its own. */
 static void put_sampled(Out *out, Ring *r, uint64_t seen, int64_t until) {
     if ((int64_t)(seen - r->taken_sampled) > 0) {
-        put_gap(out, r->header->track, r->sampled_from, until, seen - r->taken_sampled, sampled_name);
+        put_gap(out, r->header->track, r->sampled_from, until, seen - r->taken_sampled, sampled_name, r->index + 1, seen);
         r->taken_sampled = seen;
     }
     r->sampled_from = until;
@@ -68,7 +70,7 @@ bool drain_ring(Ring *r, Out *out) {
         uint64_t serial = expected + (uint32_t)((uint32_t)e.step - (uint32_t)expected);
         if (!r->sampled_from) r->sampled_from = e.ts;
         if (serial != expected) {
-            put_gap(out, h->track, r->last_ts, e.ts, serial - expected, dropped_name);
+            put_gap(out, h->track, r->last_ts, e.ts, serial - expected, dropped_name, r->index + 1, serial);
             missing += serial - expected;
         }
         expected = serial + 1;
@@ -84,7 +86,8 @@ bool drain_ring(Ring *r, Out *out) {
     }
     /* Dropped at the very end, with nothing written after them yet. */
     if (whole && r->goal_produced > expected && (whole = out->count < out->room)) {
-        put_gap(out, h->track, r->last_ts, clock_now(), r->goal_produced - expected, dropped_name);
+        put_gap(out, h->track, r->last_ts, clock_now(), r->goal_produced - expected, dropped_name, r->index + 1,
+                r->goal_produced);
         missing += r->goal_produced - expected;
         expected = r->goal_produced;
     }
@@ -147,7 +150,7 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
     if (!out_begin(&out, slots)) return NULL;
     uint64_t told = atomic_load(&unheld), without = rings_unheld();
     if (without > told) {
-        put_gap(&out, track_process(), drained_at, clock_now(), without - told, dropped_name);
+        put_gap(&out, track_process(), drained_at, clock_now(), without - told, dropped_name, 0, 0);
         atomic_store(&unheld, without);
     }
     drained_at = clock_now();

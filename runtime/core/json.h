@@ -27,7 +27,7 @@ static inline char *write_int(char *p, int64_t n) {
 }
 
 /* The shortest of 15 or 17 digits that reads back the same, at most 32 bytes; the locale must have a decimal point. */
-static char *write_double(char *p, double v) {
+static inline char *write_double(char *p, double v) {
     if (v != v || v - v != 0) { /* JSON has no such numbers */
         const char *name = v != v ? "\"NaN\"" : v > 0 ? "\"Infinity\"" : "\"-Infinity\"";
         return memcpy(p, name, strlen(name)), p + strlen(name);
@@ -43,7 +43,7 @@ static char *write_double(char *p, double v) {
 }
 
 /* Length of the valid UTF-8 sequence at `s`, 0 if there is none. */
-static size_t json_utf8(const unsigned char *s, size_t left) {
+static inline size_t json_utf8(const unsigned char *s, size_t left) {
     size_t n = s[0] < 0x80 ? 1 : s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf5 ? 4 : 0;
     if (n == 0 || n > left) return 0;
     for (size_t i = 1; i < n; i++)
@@ -54,7 +54,7 @@ static size_t json_utf8(const unsigned char *s, size_t left) {
 }
 
 /* A JSON string of any bytes, at most 6 per byte and the quotes; what is not UTF-8 becomes U+FFFD. */
-static char *write_text(char *p, const char *text, size_t len) {
+static inline char *write_text(char *p, const char *text, size_t len) {
     *p++ = '"';
     for (size_t i = 0, n; i < len; i += n) {
         unsigned char c = (unsigned char)text[i];
@@ -72,18 +72,18 @@ static char *write_text(char *p, const char *text, size_t len) {
 }
 
 /* json_…: the end of what begins at `p`, NULL where that is not there. */
-static const char *json_space(const char *p, const char *end) {
+static inline const char *json_space(const char *p, const char *end) {
     while (p < end && (*p == ' ' || *p == '\t' || *p == '\n' || *p == '\r')) p++;
     return p;
 }
 
-static const char *json_digits(const char *p, const char *end) {
+static inline const char *json_digits(const char *p, const char *end) {
     const char *from = p;
     while (p < end && *p >= '0' && *p <= '9') p++;
     return p > from ? p : NULL;
 }
 
-static const char *json_number(const char *p, const char *end) {
+static inline const char *json_number(const char *p, const char *end) {
     if (p < end && *p == '-') p++;
     if (p < end && *p == '0') p++;
     else p = json_digits(p, end);
@@ -96,7 +96,7 @@ static const char *json_number(const char *p, const char *end) {
     return p;
 }
 
-static const char *json_string(const char *p, const char *end) {
+static inline const char *json_string(const char *p, const char *end) {
     for (p++; p < end && *p != '"';) {
         size_t n = json_utf8((const unsigned char *)p, (size_t)(end - p));
         if (n == 0 || (unsigned char)*p < 0x20) return NULL;
@@ -110,7 +110,7 @@ static const char *json_string(const char *p, const char *end) {
     return p < end ? p + 1 : NULL;
 }
 
-static const char *json_value(const char *p, const char *end, int depth) {
+static inline const char *json_value(const char *p, const char *end, int depth) {
     static const char *const words[] = {"null", "true", "false"};
     p = json_space(p, end);
     if (p == end || depth > 32) return NULL;
@@ -137,7 +137,7 @@ static const char *json_value(const char *p, const char *end, int depth) {
 }
 
 /* Whether these bytes are one JSON value. Nesting is followed 32 deep. */
-static bool json_valid(const char *text, size_t len) {
+static inline bool json_valid(const char *text, size_t len) {
     const char *end = json_value(text, text + len, 0);
     return end && json_space(end, text + len) == text + len;
 }

@@ -57,6 +57,7 @@ static PyMethodDef methods[] = {
     {"shed_levels", shed_py_levels, METH_VARARGS, NULL},
     {"spool", spool_py_use, METH_O, NULL},
     {"strings_since", strings_py_since, METH_O, NULL},
+    {"take_refused", control_py_take_refused, METH_O, NULL},
     {"text", strings_py_text, METH_O, NULL},
     {"track", track_py_new, METH_VARARGS, NULL},
     {"tracks", track_py_since, METH_O, NULL},
@@ -75,7 +76,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     if (!m || ring_init() < 0 || context_init() < 0 || coroutine_init() < 0 || span_init() < 0 || step_init() < 0) return NULL;
     if (add_type(m, &CoroutineType, "Coroutine") < 0 || add_type(m, &SpanType, "span") < 0 ||
         add_type(m, &StepCounterType, "StepCounter") < 0 || add_type(m, &AggregatesType, "Aggregates") < 0 ||
-        add_type(m, &AttachedType, "Attached") < 0 || PyModule_AddIntMacro(m, FIRST_NAME) < 0 ||
+        add_type(m, &AttachedType, "Attached") < 0 || add_type(m, &PerfettoEncoderType, "PerfettoEncoder") < 0 || PyModule_AddIntMacro(m, FIRST_NAME) < 0 ||
         PyModule_AddIntMacro(m, MAX_NAME) < 0 || PyModule_AddIntMacro(m, RECORD_EVENTS) < 0 ||
         PyModule_AddIntMacro(m, RECORD_OPERATORS) < 0)
         return NULL;

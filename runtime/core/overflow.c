@@ -94,7 +94,8 @@ static bool passes_over(Ring *r, uint32_t level, uint64_t used) {
     return (r->chance >> 33) & ((1u << halvings) - 1);
 }
 
-/* Where the oldest is overwritten, what goes first overwrites its like only, and so do step marks. */
+/* Where the oldest is overwritten, what goes first overwrites its like only, and so do step marks, which have a ring of
+ * their own under every policy once there is no room elsewhere. */
 static Ring *own_kind(Thread *t, uint32_t level) {
     Ring **beside = level > g_shedding.kept ? &t->marks : level < g_shedding.kept ? &t->shed : NULL;
     if (!beside) return t->ring;
@@ -130,6 +131,12 @@ Room overflow_room(Thread *thread, const Event *event, uint64_t need, Ring **rin
             continue;
         }
         if (used <= limit) return passes_over(r, level, used) ? LEFT_OUT : ROOM;
+        if (level > g_shedding.kept && (*ring = own_kind(thread, level)) != r) {
+            /* A step mark finds room, and waits for nobody, however long the rings overflow. */
+            r = *ring;
+            r->tail_seen = atomic_load_explicit(&r->header->tail, memory_order_acquire);
+            return r->head + need - r->tail_seen <= r->mask + 1 ? ROOM : NO_ROOM;
+        }
         if (g_overflow == SAMPLE && first) return LEFT_OUT;
         if (g_overflow == BLOCK) {
             if (!deadline) deadline = clock_now() + block_ns;

@@ -166,7 +166,9 @@ void rings_trim(void) {
 }
 
 void ring_refuse(void) {
-    if (atomic_load_explicit(&session_open, memory_order_relaxed)) count_one(&unheld);
+    if (!atomic_load_explicit(&session_open, memory_order_relaxed)) return;
+    if (control_joined()) control_refuse();
+    else count_one(&unheld);
 }
 
 bool rings_open(void) { return atomic_load_explicit(&session_open, memory_order_acquire); }

@@ -33,6 +33,8 @@ static bool is_category(PyObject *key) {
 
 static int check_name(PyObject *const *args, Py_ssize_t n, Py_ssize_t wanted, const char *usage) {
     if (n != wanted) return PyErr_Format(PyExc_TypeError, "%s, got %zd positional arguments", usage, n), -1;
+    if (PyCallable_Check(args[0]))
+        return PyErr_Format(PyExc_TypeError, "a name must be a str, got %.200s: %R; write @span(\"name\")", Py_TYPE(args[0])->tp_name, args[0]), -1;
     if (!PyUnicode_Check(args[0]))
         return PyErr_Format(PyExc_TypeError, "a name must be a str, got %.200s: %R", Py_TYPE(args[0])->tp_name, args[0]), -1;
     return 0;

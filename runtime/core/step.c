@@ -5,6 +5,7 @@
 typedef struct {
     PyObject_HEAD
     long long step, next_change;
+    long long look_at;          /* when, in ns, the cost is to be looked at where step() is called; 0: never */
     unsigned long stepper;      /* the thread that called step() last */
     unsigned int serial;        /* of the profiler in this process: the `id` of its step marks */
     unsigned int every, kept;   /* of so many steps, if more than 1, one records what `kept` says, the others nothing */
@@ -52,7 +53,7 @@ static PyObject *step_step(StepCounter *self, PyObject *unused) {
     self->stepper = PyThread_get_thread_ident();
     if (!self->live) return PyObject_CallMethod((PyObject *)self, "_step_ignored", NULL);
     long long step = ++self->step;
-    bool change = step >= self->next_change || self->asked;
+    bool change = step >= self->next_change || self->asked || (self->look_at && clock_now() >= self->look_at);
     if (change) hold(self);
     int64_t now = clock_now();
     write_mark(self, now);
@@ -85,6 +86,7 @@ static PyMethodDef methods[] = {
 static PyMemberDef members[] = {
     {"_step", T_LONGLONG, offsetof(StepCounter, step), 0, NULL},
     {"_next_change", T_LONGLONG, offsetof(StepCounter, next_change), 0, NULL},
+    {"_look_at", T_LONGLONG, offsetof(StepCounter, look_at), 0, NULL},
     {"_serial", T_UINT, offsetof(StepCounter, serial), 0, NULL},
     {"_every", T_UINT, offsetof(StepCounter, every), 0, NULL},
     {"_kept", T_UINT, offsetof(StepCounter, kept), 0, NULL},

@@ -17,6 +17,7 @@ from stepscope.runtime.flight.watch import Fired, Watch, WatchStatistics
 from stepscope.runtime.flight.windows import FlightWindows
 from stepscope.runtime.open_window import OpenWindow
 from stepscope.runtime.plain import plain
+from stepscope.runtime.table import human_count
 from stepscope.runtime.window import Window
 
 FACTS = "flight"
@@ -24,7 +25,7 @@ FACTS = "flight"
 MAX_CAUSES = 64
 """Further triggers that are named in one window."""
 MAX_TEXT = 1000
-"""Characters kept of what a trigger says."""
+"""Characters kept of what a trigger says, and of its value."""
 MAX_SAVING = 8
 """Windows that may be on their way to the exporters; a storm of triggers must not pile them up."""
 
@@ -42,11 +43,14 @@ class FlightStatistics(msgspec.Struct, frozen=True):
     def lines(self) -> Iterator[str]:
         """The same in words."""
         kept, triggers = self.kept, self.triggers
-        yield f"keeps {self.steps_kept:,} steps now, {kept.events:,} events in {kept.bytes / 2**20:,.1f} MiB"
-        fired = ", ".join(f"{reason} {count:,}" for reason, count in triggers.fired.items())
-        suppressed = sum(sum(reasons.values()) for reasons in triggers.suppressed.values())
-        yield f"fired {fired or 'never'}; {suppressed:,} did not save, {sum(triggers.joined.values()):,} were saved already"
-        yield f"saved {self.windows_saved:,} windows; {self.windows_deleted:,} of them were deleted since"
+        size = f"{human_count(kept.events, 'event')}, {kept.bytes / 2**20:,.1f} MiB"
+        yield f"keeps {human_count(self.steps_kept, 'step')} now: {size}"
+        fired = ", ".join(f"{reason} ({count:,})" for reason, count in triggers.fired.items())
+        yield f"fired {human_count(sum(triggers.fired.values()), 'time')}: {fired}" if fired else "fired never"
+        deleted = f", of which {self.windows_deleted:,} since deleted" if self.windows_deleted else ""
+        joined = sum(triggers.joined.values())
+        already = f"; {human_count(joined, 'time')} the step was in one already" if joined else ""
+        yield f"saved {human_count(self.windows_saved, 'window')}{deleted}{already}"
 
     def notes(self, settings: FlightRecorder) -> Iterator[str]:
         """What is not as it should be, or why there is nothing."""
@@ -145,7 +149,7 @@ class Flight:
             "reason": fired.reason,
             "step": mark.number,
             "at_ns": at,
-            "value": plain(finding.value),
+            "value": plain(finding.value[:MAX_TEXT] if isinstance(finding.value, str) else finding.value),
         }
         about["text"] = plain(str(finding.text)[:MAX_TEXT])
         window = windows.window_at(at)

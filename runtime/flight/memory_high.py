@@ -28,7 +28,7 @@ class MemoryHigh(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     __unchecked__ = ("device",)
 
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
-    """Of a limit."""
+    """Share of a limit from which on memory counts as high."""
     limit: Annotated[int, msgspec.Meta(gt=0)] | None = None
     """Bytes of resident memory; besides the limits that the system knows."""
     device: Callable[[], float] | None = None

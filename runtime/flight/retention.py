@@ -36,6 +36,8 @@ class KeptBlock(msgspec.Struct, eq=False):
     size: int
     taken: NDArray[np.bool_] | None = None
     """Which events are in some window; `None`: none is."""
+    counted: NDArray[np.bool_] | None = None
+    """Which of its gaps some window counts."""
     wanted: int = 0
     """Windows that are yet to be given it."""
 
@@ -89,7 +91,7 @@ class Retention:
     def add(self, source: str, events: Block, args: bytes) -> Iterator[tuple[KeptBlock, Block, bytes]]:
         """Keeps a block, in pieces; yields each with what it holds, once it is kept."""
         for piece, heap, _ in fmt.split_events(events, args, self._piece):
-            ((_, flags, payload, _),) = fmt.encode_events(EventBatch(source, -1, piece, heap), compress=False)
+            ((_, flags, payload, _),) = fmt.encode_events(EventBatch(source, -1, piece, heap), compression="")
             need = sum(len(part) for part in payload) + OVERHEAD + fmt.FRAME_HEADER.size + fmt.FILE_HEADER.size
             while self._segments and self._bytes + need > self._max:
                 self._remove(0, early=True)

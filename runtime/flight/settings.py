@@ -12,6 +12,7 @@ from stepscope.runtime.flight.not_finite import NotFinite
 from stepscope.runtime.flight.raised import Raised
 from stepscope.runtime.flight.slow_step import SlowStep
 from stepscope.runtime.flight.stalled import Stalled
+from stepscope.runtime.flight.terminated import Terminated
 from stepscope.runtime.flight.trigger import Trigger
 
 Whole = Annotated[int, msgspec.Meta(ge=0)]
@@ -33,10 +34,11 @@ class FlightRecorder(Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)]
     """Steps that a window holds, the one in which the trigger fired included."""
-    triggers: tuple[Trigger, ...] = (SlowStep(), Raised(), NotFinite(), MemoryHigh(), Stalled())
+    triggers: tuple[Trigger, ...] = (SlowStep(), Raised(), NotFinite(), MemoryHigh(), Stalled(), Terminated())
     """What saves, besides `Profiler.save`. Each by its name, once."""
     cooldown: Annotated[float, msgspec.Meta(ge=0)] = 30.0
-    """Seconds after a trigger has saved in which the same trigger does not save again; it is counted."""
+    """Seconds after a trigger has saved in which the same trigger does not save again, unless it finds something twice as
+    bad, such as a step of twice the time; it is counted."""
     cooldown_steps: Whole = 0
     """The same in steps; both must have passed."""
     after: Annotated[int, msgspec.Meta(ge=0, le=MAX_STEPS)] = 0

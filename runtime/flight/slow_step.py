@@ -24,7 +24,9 @@ class SlowStep(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     factor: Annotated[float, msgspec.Meta(ge=1)] = 1.5
+    """How many times the usual a step must take to be slow."""
     quantile: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
+    """What counts as usual: 0.95 is the time that 95 % of the steps before stayed below."""
     warmup: Annotated[int, msgspec.Meta(ge=1)] = 20
     """Steps that are only learned from, from the beginning of the run on; the first ones compile and fill caches."""
     least: Annotated[float, msgspec.Meta(ge=0)] = 0.001
@@ -63,7 +65,7 @@ class _Evaluator:
                         f"step {steps.numbers[at]} took {took / 1e6:,.3g} ms, {took / max(usual, 1):,.3g} times the "
                         f"running p{settings.quantile * 100:g} of {usual / 1e6:,.3g} ms"
                     )
-                    found.append(Finding(at=int(steps.ends[at]) - 1, value=took / 1e9, text=text))
+                    found.append(Finding(at=int(steps.ends[at]) - 1, value=took / 1e9, text=text, severity=took / 1e9))
             self._usual.add(part)
             start = stop
         return found

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.runtime.documented import Documented
 from stepscope.runtime.events import Block
 
 
-class StepTimes(msgspec.Struct, frozen=True):
+class StepTimes(Documented, frozen=True):
     """Steps that have ended, oldest first, as columns: a burst may hold a hundred thousand."""
 
     numbers: NDArray[np.int64]
+    """As in `step_num`."""
     starts: NDArray[np.int64]
-    """In ns, as `ends`."""
+    """When each began, in ns of `stepscope.runtime.clock`."""
     ends: NDArray[np.int64]
+    """When each ended, likewise."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -32,7 +34,7 @@ class StepTimes(msgspec.Struct, frozen=True):
 NO_STEPS = StepTimes(*(np.empty(0, np.int64) for _ in range(3)))
 
 
-class News(msgspec.Struct, frozen=True, kw_only=True):
+class News(Documented, frozen=True, kw_only=True):
     """What has happened since the last look, some times a second."""
 
     now: int
@@ -47,7 +49,7 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
     """When it began, in ns; `None` while recording is paused."""
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class Finding(Documented, frozen=True, kw_only=True):
     """A reason to save."""
 
     at: int
@@ -56,6 +58,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured."""
     text: str = ""
     """The same in words, for people."""
+    severity: float = 0.0
+    """How bad it is, in a unit of its own. What is twice as bad as what was saved last does not wait for the cool-down."""
     at_once: bool = False
     """Saves up to `at`, and waits neither for the step's end nor for `after` more: there may be none."""
 

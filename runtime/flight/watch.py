@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
+from itertools import islice
 
 import msgspec
 
@@ -17,6 +18,14 @@ MAX_WAITING = 256
 """Calls of `save` that may wait for the loop."""
 MAX_REASONS = 256
 """Reasons that are told apart; the reasons of calls are the user's, and may be without number."""
+
+
+MAX_FINDINGS = 256
+"""What a trigger may find at one look; the rest is counted."""
+
+
+WORSE = 2.0
+"""What is so many times as bad as what was saved last is saved although the cool-down has not passed."""
 
 
 class Fired(msgspec.Struct, frozen=True):
@@ -39,7 +48,7 @@ class WatchStatistics(msgspec.Struct, frozen=True):
     joined: dict[str, int]
     """Fired in a step that was saved, or being saved, already."""
     suppressed: dict[str, dict[str, int]]
-    """Did not save, by why (`cooldown`, `max_windows`, `busy`) and reason."""
+    """Did not save, by why (`cooldown`, `max_windows`, `busy`, `too many` at once) and reason."""
     waiting: int
     refused: int
     """Calls of `save` that were too many at a time to be looked at."""
@@ -53,23 +62,29 @@ class Watch:
         self.errors: list[BaseException] = []
         """What evaluators raised first, oldest first; all are counted."""
         self._settings = settings
-        self._evaluators: list[tuple[str, Evaluator]] = [
-            (trigger.name, trigger.evaluator()) for trigger in settings.triggers
-        ]
         # Appended to by any thread and by signal handlers: a deque needs no lock for that.
         self._calls: deque[Fired] = deque()
         self._waiting: list[Fired] = []
-        self._last: dict[str, tuple[int, int]] = {}
+        self._last: dict[str, tuple[int, int, float]] = {}
         self._fired: Counter[str] = Counter()
         self._joined: Counter[str] = Counter()
         self._suppressed: dict[str, Counter[str]] = {}
         self._windows = self._refused = self._error_count = 0
+        self._evaluators: list[tuple[str, Evaluator]] = []
+        for trigger in settings.triggers:
+            try:
+                self._evaluators.append((trigger.name, trigger.evaluator()))
+            except Exception as error:
+                self._keep(trigger.name, "evaluator", error)
 
     # from any thread
 
     def call(self, fired: Fired) -> bool:
-        """Takes a call of `save`, to be looked at with the others that wait; false if they are too many."""
-        if len(self._calls) >= MAX_WAITING:
+        """Takes a call of `save`, to be looked at with the others that wait; false if they are too many.
+
+        What ends the run is not among those that may be too many.
+        """
+        if len(self._calls) >= MAX_WAITING and not fired.always:
             self._refused += 1
             return False
         self._calls.append(fired)
@@ -104,13 +119,15 @@ class Watch:
         last = self._last.get(fired.reason)
         if last is None or fired.always:
             return ""
+        if last[2] and fired.finding.severity >= WORSE * last[2]:
+            return ""
         soon = fired.finding.at - last[0] < settings.cooldown * 1e9 or abs(step - last[1]) < settings.cooldown_steps
         return "cooldown" if soon else ""
 
     def opened(self, fired: Fired, step: int) -> None:
         """A window was opened for this."""
         self._windows += 1
-        self._last[fired.reason] = (fired.finding.at, step)
+        self._last[fired.reason] = (fired.finding.at, step, fired.finding.severity)
 
     def joined(self, fired: Fired) -> None:
         """A window has, or had, its step already."""
@@ -140,14 +157,22 @@ class Watch:
 
     def _ask(self, name: str, evaluator: Evaluator, news: News) -> Sequence[Finding]:
         try:
-            found = list(evaluator.look(news))
+            answer = evaluator.look(news)
+            found = list(islice(answer, MAX_FINDINGS))  # the loop looks at each, and has more to do
+            more = len(answer) - len(found) if isinstance(answer, Sized) else 0
+            if more > 0:
+                self._fired[name] += more
+                self._suppressed.setdefault("too many", Counter())[name] += more
             # What is said to be in the future would be waited for at the end of the run.
             return [msgspec.structs.replace(finding, at=min(int(finding.at), news.now)) for finding in found]
         except BaseException as error:  # of the user's code, on our loop: also a cancellation would be meant for us
-            self._error_count += 1
-            if len(self.errors) < 16:
-                error.add_note(f"raised by trigger {name!r} in look()")
-                self.errors.append(error)
-            if self._error_count == 1:
-                log.error("trigger %r failed: %s: %s", name, type(error).__name__, error)
+            self._keep(name, "look", error)
             return ()
+
+    def _keep(self, name: str, method: str, error: BaseException) -> None:
+        self._error_count += 1
+        if len(self.errors) < 16:
+            error.add_note(f"raised by trigger {name!r} in {method}()")
+            self.errors.append(error)
+        if self._error_count == 1:
+            log.error("trigger %r failed: %s: %s", name, type(error).__name__, error)

@@ -69,13 +69,15 @@ class FlightWindows(Windows):
         return -1
 
     def close(self, end: WindowEnds, now: int) -> None:
-        """Recording ends, if it has not, and with it the windows that wait for more steps."""
+        """Recording ends, if it has not, and with it the windows that wait for steps which never came.
+
+        The marks of the last steps may be on their way still: which ones came is known when all until the end have.
+        """
         if self._run_end is not None:
             return
         self._run_end = end
-        for window in self._open:
-            if window.end is None:
-                self._end_with_run(window, end, now)
+        if self._watermark >= end.at:
+            self._end_all_with_run(now)
         if not self.paused:
             self._pauses.append((end.at, None))
 
@@ -93,6 +95,8 @@ class FlightWindows(Windows):
         """Every event of `source` that began before `at` was delivered."""
         super().watermark(source, at)
         self._watermark = self._watermarks[RECORDER]
+        if self._run_end is not None and self._watermark >= self._run_end.at:
+            self._end_all_with_run(self._watermark)
 
     def source_dropped(self, source: str, reason: str, count: int, at: int) -> None:
         """A source or the inbox lost `count` events around `at`."""
@@ -185,7 +189,7 @@ class FlightWindows(Windows):
             self._end(window, max(at, start + 1), now)
         elif ends_with < self.steps.end:
             self._end(window, self.steps.mark(ends_with).ts, now)
-        elif self._run_end is not None:
+        elif self._run_end is not None and self._watermark >= self._run_end.at:
             self._end_with_run(window, self._run_end, now)
         else:
             self._ends[window.index] = ends_with
@@ -298,6 +302,11 @@ class FlightWindows(Windows):
             notes.append(f"shorter: what was recorded before is in window {self._saved_last}")
         return start, notes
 
+    def _end_all_with_run(self, now: int) -> None:
+        for window in self._open:
+            if window.end is None and self._run_end is not None:
+                self._end_with_run(window, self._run_end, now)
+
     def _end_with_run(self, window: OpenWindow, end: WindowEnds, now: int) -> None:
         self._end(window, max(end.at, window.start + 1), now, "the run ended before the steps that were to be saved")
         window.cut_short = end.cut_short
@@ -324,6 +333,12 @@ class FlightWindows(Windows):
         inside = touching_any(events, window.recorded)
         if not inside.any():
             return []
+        gaps = inside & (events["kind"] == Kind.GAP)
+        if gaps.any():
+            if kept.counted is not None:
+                events = events.copy()
+                events["id"][gaps & kept.counted] = 0
+            kept.counted = gaps if kept.counted is None else kept.counted | gaps
         inside &= events["kind"] != Kind.GAP
         new = inside if kept.taken is None else inside & ~kept.taken
         kept.taken = inside if kept.taken is None else kept.taken | inside

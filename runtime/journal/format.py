@@ -5,11 +5,14 @@ Nothing here touches a file. Everything is little-endian.
 
 from __future__ import annotations
 
+import importlib
 import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from types import ModuleType
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -38,6 +41,9 @@ MAX_EVENTS_HEADER = EVENTS_HEADER.size + MAX_SOURCE
 
 COMPRESSED = 1
 """Frame flag: what follows the source's name is one zlib stream."""
+ZSTD = 2
+"""Frame flag: what follows the source's name is one zstd frame that says how long its content is."""
+Compression = Literal["", "zlib", "zstd"]
 MAX_PAYLOAD = 64 << 20
 """Longer frames are neither written nor believed."""
 MAX_TABLE = 8 << 20
@@ -63,6 +69,8 @@ class FrameType(IntEnum):
     LEDGER = 9
     CAP = 10
     END = 11
+    CLOCK_SYNC = 12
+    DISCARDED = 13
 
 
 class EventsHeader(msgspec.Struct, frozen=True, gc=False):
@@ -149,6 +157,26 @@ def decode_frame_header(head: Bytes, at: int, sync: bytes) -> tuple[int, int, in
     return kind, flags, number, length, payload_crc
 
 
+def frames_in(data: Bytes, sync: bytes) -> Iterator[tuple[int, int, int, memoryview]]:
+    """(type, flags, number, payload) of each of the frames that follow one another in `data`, checked.
+
+    Raises:
+        FormatError: where something else comes, or a frame is damaged or not whole.
+    """
+    view, at = memoryview(data), 0
+    while at < len(view):
+        body = at + FRAME_HEADER.size
+        head = decode_frame_header(view, at, sync) if body <= len(view) else None
+        if head is None:
+            raise FormatError(f"no frame of this journal at byte {at} of {len(view)}")
+        kind, flags, number, length, crc = head
+        payload = view[body : body + length]
+        if len(payload) != length or zlib.crc32(payload) != crc:
+            raise FormatError(f"frame {number} is damaged, or not whole")
+        yield kind, flags, number, payload
+        at = body + length
+
+
 def decode_frame(frame: Bytes, sync: bytes) -> bytes | None:
     """The payload of a whole frame, `None` if it is damaged."""
     head = None if len(frame) < FRAME_HEADER.size else decode_frame_header(frame, 0, sync)
@@ -156,23 +184,60 @@ def decode_frame(frame: Bytes, sync: bytes) -> bytes | None:
     return payload if head is not None and head[3] == len(payload) and head[4] == zlib.crc32(payload) else None
 
 
-def encode_events(batch: EventBatch, compress: bool) -> Iterator[tuple[int, int, list[Bytes], int]]:
+def encode_events(
+    batch: EventBatch, compression: Compression, chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[tuple[int, int, list[Bytes], int]]:
     """Payloads of a batch, each small enough for a frame: (events, flags, parts, events whose arguments were cut).
 
     A batch that fits goes out as it lies in memory, without a copy.
     """
-    for events, args, cut in split_events(batch.events, batch.args):
+    for events, args, cut in split_events(batch.events, batch.args, chunk_bytes):
         source = plain(batch.source).encode()[:MAX_SOURCE].decode(errors="ignore").encode()
         first, last = time_range(events)
         head = EVENTS_HEADER.pack(first, last, batch.window, len(events), len(args), len(source)) + source
         raw = np.ascontiguousarray(events).view(np.uint8).reshape(-1).data
-        if compress:
-            packer = zlib.compressobj(1)
-            packed = packer.compress(raw) + packer.compress(args) + packer.flush()
+        if compression:
+            flag, packed = _compress(compression, raw, args)
             if len(packed) < (len(raw) + len(args)) * 7 // 8:
-                yield len(events), COMPRESSED, [head, packed], cut
+                yield len(events), flag, [head, packed], cut
                 continue
         yield len(events), 0, [head, raw, args], cut
+
+
+def _compress(compression: Compression, raw: Bytes, args: Bytes) -> tuple[int, bytes]:
+    if compression == "zstd":
+        return ZSTD, zstd().ZstdCompressor(level=1).compress(b"".join((raw, args)))
+    packer = zlib.compressobj(1)
+    return COMPRESSED, packer.compress(raw) + packer.compress(args) + packer.flush()
+
+
+def _decompress(flags: int, body: memoryview, length: int) -> Bytes | None:
+    """What was compressed, if it is of this length; no more memory than that is taken, whatever `body` claims."""
+    if flags & ZSTD:
+        module = zstd()
+        try:
+            if module.frame_content_size(body) != length:
+                return None
+            whole: bytes = module.ZstdDecompressor().decompress(body, allow_extra_data=False)
+            return whole
+        except module.ZstdError:
+            return None
+    try:
+        return zlib.decompressobj().decompress(body, length + 1)
+    except zlib.error:
+        return None
+
+
+def zstd() -> ModuleType:
+    """The zstandard package.
+
+    Raises:
+        FormatError: if it is not installed.
+    """
+    try:
+        return importlib.import_module("zstandard")
+    except ImportError as error:
+        raise FormatError("zstd is used here, which needs a package: pip install 'stepscope[collector]'") from error
 
 
 def decode_events_header(payload: bytes) -> tuple[EventsHeader, int] | None:
@@ -198,11 +263,11 @@ def decode_events(payload: bytes, flags: int) -> tuple[EventsHeader, Block, byte
         return None
     header, at = decoded
     body = memoryview(payload)[at:]
-    if flags & COMPRESSED:
-        try:
-            body = memoryview(zlib.decompressobj().decompress(body, header.body_bytes + 1))
-        except zlib.error:
+    if flags & (COMPRESSED | ZSTD):
+        whole = _decompress(flags, body, header.body_bytes)
+        if whole is None:
             return None
+        body = memoryview(whole)
     if len(body) != header.body_bytes:
         return None
     split = header.count * EVENT_DTYPE.itemsize

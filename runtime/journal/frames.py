@@ -73,6 +73,20 @@ class FrameReader:
             os.close(self._fd)
             self._fd = -1
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """(number of the next frame, where it begins), after the whole frames that were read; counted beyond 2**32."""
+        return self._number, self._at
+
+    def resume(self, number: int, at: int) -> None:
+        """Goes on at a position that was one of this file before."""
+        self._number, self._at = number, at
+
+    @property
+    def sync_word(self) -> bytes | None:
+        """The mark at the beginning of the file's frames, if it is known."""
+        return self._sync
+
     def peek(self) -> Frame | None:
         """The frame here, if there is a whole one; it is given again by `next`."""
         found = self._frame_at(self._at)
@@ -140,6 +154,10 @@ class FrameReader:
         body = at + len(head)
         if body + length > os.fstat(self._fd).st_size:
             return None
+        if kind == fmt.FrameType.DISCARDED:
+            # Nothing but its header is left; on disk it takes no room, and reading it would.
+            payload = os.pread(self._fd, min(length, fmt.MAX_EVENTS_HEADER), body)
+            return (kind, flags, payload), number, body + length
         if passed is not None and kind == fmt.FrameType.EVENTS:
             if passed(os.pread(self._fd, min(length, fmt.MAX_EVENTS_HEADER), body)):
                 return None, number, body + length
@@ -169,7 +187,8 @@ class FrameReader:
     def _arrived(self, start: int, found: int, number: int, end: int) -> None:
         lost = (number - self._number) & 0xFFFFFFFF
         if lost >= 1 << 31:
-            lost = 0  # an older number: a file put together from parts
+            # An older number: a file put together from parts.
+            lost, self._number = 0, number
         if found > start or lost or self.damage.torn_bytes:
             self.damage = msgspec.structs.replace(
                 self.damage,
@@ -177,5 +196,5 @@ class FrameReader:
                 lost_frames=self.damage.lost_frames + lost,
                 torn_bytes=0,
             )
-        self._number = number + 1
+        self._number += lost + 1
         self._at = end

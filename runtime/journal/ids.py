@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterable
 
 import numpy as np
@@ -51,17 +53,40 @@ class _Table:
         return ours, ~inside | (ours == _UNKNOWN)
 
 
+class _KnownTracks:
+    """This process's tracks by what they are. One for all maps: of a thousand processes each has few of its own."""
+
+    def __init__(self) -> None:
+        self._ids: dict[_TrackIdentity, list[int]] = {}
+        self._next = 1
+        self._lock = threading.Lock()
+
+    def of(self, identity: _TrackIdentity) -> list[int]:
+        """The ids of those that are alike, the first one first."""
+        with self._lock:
+            for track in tracks.since(self._next):
+                mine = (int(track.kind), track.pid, track.tid, track.parent, track.name)
+                self._ids.setdefault(mine, []).append(track.id)
+                self._next = track.id + 1
+            return self._ids.get(identity, []).copy()
+
+
 class IdMap:
     """Learns the strings and tracks of a file and rewrites events that use them.
 
     Memory is bounded: ids beyond the bounds of the tables are taken as unknown. Texts are interned, so what the
     process-wide table cuts or refuses is counted there.
+
+    Args:
+        reuse: whether tracks that this process has already may be used again. It takes time in proportion to their number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, reuse: bool = True) -> None:
         self._names = _Table(MAX_IDS)
         self._tracks = _Table(MAX_TRACKS)
-        self._unclaimed: dict[_TrackIdentity, list[int]] | None = None
+        self._taken: dict[_TrackIdentity, int] = {}
+        """How many of our tracks of an identity are, or may not become, one of theirs: the first so many."""
+        self._reuse = reuse
         self._lost_name = -1
         self.lost_names = 0
         """Uses of names and categories whose text was never seen."""
@@ -76,11 +101,6 @@ class IdMap:
     def add_tracks(self, records: Iterable[TrackRecord]) -> None:
         """Learns tracks. One that this process has already, from living or from an earlier reading, is used again;
         but two tracks of one file never become one, however alike they are."""
-        if self._unclaimed is None:
-            self._unclaimed = {}
-            for track in reversed(tracks.since(1)):
-                identity = (int(track.kind), track.pid, track.tid, track.parent, track.name)
-                self._unclaimed.setdefault(identity, []).append(track.id)
         for record in records:
             if not 0 < record.id < MAX_TRACKS or self._tracks.get(record.id) != _UNKNOWN:
                 continue
@@ -91,8 +111,17 @@ class IdMap:
                 kind = tracks.TrackKind.THREAD
             parent = self._tracks.get(record.parent)
             parent = 0 if parent == _UNKNOWN else parent
-            same = self._unclaimed.get((int(kind), record.pid, record.tid, parent, record.name))
-            ours = same.pop() if same else tracks.new(kind, record.pid, record.tid, record.name, parent)
+            if not self._reuse:
+                self._tracks.set(record.id, tracks.new(kind, record.pid, record.tid, record.name, parent))
+                continue
+            identity = (int(kind), record.pid, record.tid, parent, record.name)
+            taken, same = self._taken.get(identity, 0), _known.of(identity)
+            if taken < len(same):
+                ours = same[taken]
+                self._taken[identity] = taken + 1
+            else:
+                ours = tracks.new(kind, record.pid, record.tid, record.name, parent)
+                self._taken[identity] = len(_known.of(identity))
             self._tracks.set(record.id, ours)
 
     def name(self, theirs: int) -> int:
@@ -170,3 +199,15 @@ class IdMap:
         if count:
             events["args_len"][where] = 0
             self.lost_arguments += count
+
+
+_known = _KnownTracks()
+
+
+def _forget() -> None:
+    """In a forked child the lock may be held by a thread that does not exist there."""
+    global _known
+    _known = _KnownTracks()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -29,6 +29,7 @@ JournalItem = (
     | Ledger
     | records.CapRecord
     | records.EndRecord
+    | records.ClockSync
 )
 """What iterating over a reader yields."""
 
@@ -56,6 +57,8 @@ class JournalReader:
     """The run's metadata, as the last metadata frame read so far has it."""
     end: records.EndRecord | None = None
     """The last frame of a journal that was closed in order, once it was read."""
+    discarded = 0
+    """Events that were taken out afterwards, to free the disk; no damage."""
     unknown_frames = 0
     """Frames of types that this version does not know, skipped; no damage."""
 
@@ -109,6 +112,10 @@ class JournalReader:
     def _decode(self, kind: int, flags: int, payload: bytes) -> JournalItem | None:
         if kind == fmt.FrameType.EVENTS:
             return self._batch(flags, payload)
+        if kind == fmt.FrameType.DISCARDED:
+            gone = fmt.decode_events_header(payload)
+            self.discarded += gone[0].count if gone is not None else 0
+            return None
         if not records.is_known(kind):
             self.unknown_frames += 1
             return None

@@ -31,6 +31,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     world_size: Int64 | None = None
     created_ns: Int64 = 0
     """Unix time."""
+    job: str = ""
+    clock: str = ""
+    """Names the monotonic clock of the events' times."""
 
 
 class TrackRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -105,6 +108,20 @@ class CapRecord(msgspec.Struct, frozen=True):
     """Events left out so far."""
 
 
+class ClockSync(msgspec.Struct, frozen=True, kw_only=True):
+    """A round trip to a collector, whose clock's readings lie between two of ours. All in ns."""
+
+    sent: Int64
+    """Our CLOCK_MONOTONIC."""
+    arrived: Int64
+    """The collector's clock, Unix time."""
+    answered: Int64
+    returned: Int64
+    """Our CLOCK_MONOTONIC."""
+    clock: str
+    """Names the collector's clock: readings of two clocks do not compare."""
+
+
 class EndRecord(msgspec.Struct, frozen=True):
     """The journal was closed in order."""
 
@@ -130,6 +147,8 @@ def run_record(run: Run, created_ns: int) -> RunRecord:
         rank=run.rank,
         world_size=run.world_size,
         created_ns=created_ns,
+        job=plain(run.job),
+        clock=plain(run.clock),
     )
 
 
@@ -162,6 +181,7 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     FrameType.LEDGER: msgspec.msgpack.Decoder(Ledger),
     FrameType.CAP: msgspec.msgpack.Decoder(CapRecord),
     FrameType.END: msgspec.msgpack.Decoder(EndRecord),
+    FrameType.CLOCK_SYNC: msgspec.msgpack.Decoder(ClockSync),
 }
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -27,6 +27,23 @@ Fsync = Literal["never", "window", "always"]
 
 MIN_BYTES = 1 << 16
 _END_BYTES = 256
+_MOST_PER_ROW = 4096
+"""Bytes that a name or a track takes at most, or nearly."""
+
+
+class Target(Protocol):
+    """What a journal is written to: `AppendFile`, or what behaves like it."""
+
+    path: Path
+
+    @property
+    def size(self) -> int: ...
+
+    def write(self, pieces: list[fmt.Bytes], sync: bool) -> None: ...
+
+    def look(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class JournalWriter:
@@ -40,7 +57,10 @@ class JournalWriter:
             put before the suffix; links are never followed.
         max_bytes: size limit, at least 64 KiB.
         fsync: when to wait for the disk.
-        compress: compress event frames where that makes them smaller.
+        compression: how to compress event frames, where that makes them smaller.
+        max_frame: bytes of a frame's payload at most, if what is written to takes less than readers do.
+        create: makes what the pieces are appended to, of the path; frames are never divided among two writes.
+        holes: whether events may follow those that were left out, because room can come back.
 
     Raises:
         ValueError: for a limit that is too small or an unknown `fsync`.
@@ -53,7 +73,17 @@ class JournalWriter:
     arguments_cut = 0
     """Events written without their arguments, which were malformed or larger than a frame."""
 
-    def __init__(self, path: Path, *, max_bytes: int = 8 << 30, fsync: Fsync = "never", compress: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_bytes: int = 8 << 30,
+        fsync: Fsync = "never",
+        compression: fmt.Compression = "",
+        max_frame: int = fmt.MAX_PAYLOAD,
+        create: Callable[[Path], Target] = AppendFile,
+        holes: bool = False,
+    ) -> None:
         if max_bytes < MIN_BYTES:
             raise ValueError(f"max_bytes must be at least {MIN_BYTES}, got {max_bytes}")
         if fsync not in ("never", "window", "always"):
@@ -62,9 +92,14 @@ class JournalWriter:
         self._max_bytes = max_bytes
         self._reserve = min(1 << 20, max_bytes // 8)
         self._fsync = fsync
-        self._compress = compress
+        self._compression: fmt.Compression = compression
+        self._max_frame = max_frame
+        self._chunk = min(fmt.CHUNK_BYTES, max_frame // 2)
+        self._create = create
+        self._holes = holes
+        self._full = False
         self._lock = threading.Lock()
-        self._file: AppendFile | None = None
+        self._file: Target | None = None
         self._sync = fmt.new_sync_word()
         self._number = 0
         self._pending: list[fmt.Bytes] = []
@@ -78,6 +113,11 @@ class JournalWriter:
         self._metadata: bytes = b""
 
     @property
+    def sync_word(self) -> bytes:
+        """The mark at the beginning of the file's frames."""
+        return self._sync
+
+    @property
     def is_open(self) -> bool:
         """Whether frames can be appended."""
         return self._file is not None
@@ -89,7 +129,7 @@ class JournalWriter:
             OutputError: if that is not possible.
         """
         with self._lock:
-            self._file = AppendFile(self.path)
+            self._file = self._create(self.path)
             self.path = self._file.path
             self._pending.append(fmt.encode_file_header(self._sync))
             self._control(fmt.FrameType.RUN, records.run_record(run, time.time_ns()))
@@ -106,15 +146,19 @@ class JournalWriter:
             return
         with self._lock:
             self._open_file()
-            for count, flags, parts, cut in fmt.encode_events(batch, self._compress):
+            if self._is_full():
+                self.dropped += len(batch)
+                self._mark_cap()
+                return
+            for count, flags, parts, cut in fmt.encode_events(batch, self._compression, self._chunk):
                 serial, next_track = self._add_tables()
                 opened = batch.window not in self._open_windows
                 if opened:
                     first = fmt.EVENTS_HEADER.unpack_from(parts[0])[0]
                     self._control(fmt.FrameType.WINDOW_OPENED, records.WindowOpened(batch.window, first))
                 self._frame(fmt.FrameType.EVENTS, parts, flags)
-                if self.dropped or not self._has_room(self._reserve):
-                    # Once full, always full: a journal with holes would look complete.
+                if self._full or not self._has_room(self._reserve):
+                    self._full = True
                     self._discard()
                     self.dropped += count
                     self._mark_cap()
@@ -184,6 +228,29 @@ class JournalWriter:
             self._open_file()
             self._records_left_out += not self._record(fmt.FrameType.LEDGER, ledger)
 
+    def write_sync(self, sync: records.ClockSync) -> None:
+        """Appends a comparison with a collector's clock.
+
+        Raises:
+            OutputError: if the file cannot be written.
+            ClosedError: after `close`.
+        """
+        with self._lock:
+            self._open_file()
+            self._records_left_out += not self._record(fmt.FrameType.CLOCK_SYNC, sync)
+
+    def restate(self, run: Run) -> None:
+        """Appends the run again, and lets tables and metadata be written again: what came before was lost.
+
+        Raises:
+            OutputError: if the file cannot be written.
+            ClosedError: after `close`.
+        """
+        with self._lock:
+            self._open_file()
+            self._records_left_out += not self._record(fmt.FrameType.RUN, records.run_record(run, time.time_ns()))
+            self._serial, self._next_track, self._metadata = 0, 1, b""
+
     def write_cap(self, record: records.CapRecord) -> None:
         """Appends the size marker of a journal that is being copied.
 
@@ -218,11 +285,12 @@ class JournalWriter:
     def _add_tables(self) -> tuple[int, int]:
         """Adds frames of the strings and tracks that are new, and returns how far the tables will be written then."""
         serial, pairs = strings.since(self._serial)
-        for at in range(0, len(pairs), fmt.STRINGS_PER_FRAME):
-            self._control(fmt.FrameType.STRINGS, pairs[at : at + fmt.STRINGS_PER_FRAME])
+        per_frame = min(fmt.STRINGS_PER_FRAME, max(self._max_frame // _MOST_PER_ROW, 1))
+        for at in range(0, len(pairs), per_frame):
+            self._control(fmt.FrameType.STRINGS, pairs[at : at + per_frame])
         new = tracks.since(self._next_track)
-        for at in range(0, len(new), fmt.STRINGS_PER_FRAME):
-            part = new[at : at + fmt.STRINGS_PER_FRAME]
+        for at in range(0, len(new), per_frame):
+            part = new[at : at + per_frame]
             rows = [records.TrackRecord(t.id, int(t.kind), t.pid, t.tid, t.parent, t.name) for t in part]
             self._control(fmt.FrameType.TRACKS, rows)
         return serial, new[-1].id + 1 if new else self._next_track
@@ -230,7 +298,7 @@ class JournalWriter:
     def _record(self, kind: fmt.FrameType, record: object, sync: bool = False) -> bool:
         """Writes one control frame; false if it does not fit."""
         payload = records.encode_record(record)
-        if len(payload) > fmt.MAX_PAYLOAD:
+        if len(payload) > self._max_frame:
             return False
         self._frame(kind, [payload])
         if not self._has_room(_END_BYTES):
@@ -252,6 +320,12 @@ class JournalWriter:
         self._pending += fmt.encode_frame(self._sync, kind, self._number + self._pending_frames, parts, flags)
         self._pending_frames += 1
 
+    def _is_full(self) -> bool:
+        """Whether events are left out. A file stays full: a journal with holes would look complete."""
+        if self._full and self._holes and self._has_room(2 * self._reserve):
+            self._full = False
+        return self._full
+
     def _has_room(self, reserve: int) -> bool:
         return self._open_file().size + sum(len(part) for part in self._pending) <= self._max_bytes - reserve
 
@@ -259,7 +333,7 @@ class JournalWriter:
         self._pending.clear()
         self._pending_frames = 0
 
-    def _open_file(self) -> AppendFile:
+    def _open_file(self) -> Target:
         if self._file is None:
             raise ClosedError(f"the journal {self.path} is not open")
         return self._file

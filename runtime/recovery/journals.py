@@ -9,13 +9,13 @@ import msgspec
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.session_note import RECOVERED
 
-RECOVERED = "journal.recovered"
 _MAX_NAMED = 8
 
 
 class Journals(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in a directory, `journal.recovered` apart."""
+    """What is in a directory, recovered ones apart."""
 
     found: tuple[tuple[Path, int | None], ...]
     """Newest first, each with the id of the process that wrote it; `None` = its first frame is damaged."""
@@ -32,7 +32,7 @@ class Journals(msgspec.Struct, frozen=True, kw_only=True):
         found: list[tuple[int, Path, int | None]] = []
         unusable: list[str] = []
         for path in sorted(place.glob("journal*")):
-            if path.name == RECOVERED or not path.is_file():
+            if path.name.endswith(RECOVERED) or not path.is_file():
                 continue
             try:
                 with JournalReader(path) as reader:

@@ -12,7 +12,8 @@ from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.flight.segment import PREFIX
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
-from stepscope.runtime.recovery.session_files import RingContent, SessionFiles
+from stepscope.runtime.recovery.ring_content import RingContent
+from stepscope.runtime.recovery.session_files import SessionFiles
 
 MAX_FILES = 1 << 14
 MAX_BYTES = 64 << 20
@@ -53,12 +54,12 @@ def kept_blocks(session: SessionFiles, profiler: int) -> Iterator[RingContent]:
             frames.close()
 
 
-def complete_windows(run: Path, *, rename: bool) -> tuple[int, list[str]]:
+def complete_windows(run: Path, living: set[str] | None) -> tuple[int, list[str]]:
     """Gives journals of windows that were being saved a name of their own: what they hold can be read up to its end.
 
     Args:
         run: directory of the run.
-        rename: whether the process has ended, so that nobody writes them any more.
+        living: files that others still write; `None` = the run goes on itself, and nothing gets a name.
 
     Returns:
         The first index that no window of the run has, and what there is to say.
@@ -73,7 +74,7 @@ def complete_windows(run: Path, *, rename: bool) -> tuple[int, list[str]]:
         if not index.isdigit() or ".journal" not in name:
             continue
         following = max(following, int(index) + 1)
-        if rename and name.endswith(PART):
+        if living is not None and name.endswith(PART) and os.path.abspath(directory / name) not in living:
             target = directory / f"{name.removesuffix(PART)}-unfinished.journal"
             if target.exists():
                 continue

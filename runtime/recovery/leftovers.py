@@ -16,7 +16,8 @@ from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.ledger import SAMPLED, Ledger, SourceLedger, losses
 from stepscope.runtime.open_window import STEPS, OpenWindow
 from stepscope.runtime.recovery.kept import kept_blocks
-from stepscope.runtime.recovery.session_files import SessionFiles
+from stepscope.runtime.recovery.ring_content import Told
+from stepscope.runtime.recovery.session_files import MAX_RINGS, SessionFiles
 from stepscope.runtime.step_marks import StepMark
 from stepscope.runtime.window import Window
 
@@ -38,6 +39,11 @@ class Leftovers:
         profiler whose kept steps count, 0 = any."""
         self._parts = parts
         self._profiler = profiler
+        self._told: list[dict[int, Told]] = [{} for _ in parts]
+        """By part and ring, the gaps that the spool or the journal has."""
+        self._journaled: list[dict[int, Told]] = [{} for _ in parts]
+        """Those that the journal has."""
+        self._part_of = {_pid_of(files): number for number, (files, _) in enumerate(parts) if number}
         self.last_ns = 0
         """Latest time in the rings and stacks."""
         keys: list[Keys] = []
@@ -67,6 +73,34 @@ class Leftovers:
         keys = keys_of(events)
         both: Keys = keys[_among(keys, self._keys)]
         return both
+
+    def note_gaps(self, events: Block) -> None:
+        """Takes note of gaps that the journal has: rings and spool may still say the same."""
+        self._note_gaps(events, self._journaled)
+        self._note_gaps(events, self._told)
+
+    def _note_gaps(self, events: Block, known: list[dict[int, Told]]) -> None:
+        for gap, told, ring in self._gaps_of_rings(events, known):
+            serial, sampled = told.get(ring, Told())
+            upto = int(gap["self_dur"])
+            of_sampling = int(gap["name"]) == SAMPLED
+            told[ring] = Told(serial, max(sampled, upto)) if of_sampling else Told(max(serial, upto), sampled)
+
+    def _uncount(self, events: Block) -> None:
+        """What the journal counts in a window that was closed is not counted again where a gap of the spool goes on."""
+        for gap, told, ring in self._gaps_of_rings(events, self._journaled):
+            serial, sampled = told.get(ring, Told())
+            if gap["self_dur"] <= (sampled if int(gap["name"]) == SAMPLED else serial):
+                gap["id"] = 0
+
+    def _gaps_of_rings(self, events: Block, known: list[dict[int, Told]]) -> Iterator[tuple[Any, dict[int, Told], int]]:
+        """Each gap that a ring has made, what is known of that process's rings, and the ring's number."""
+        of_rings = (events["kind"] == int(Kind.GAP)) & (events["parent"] > 0) & (events["parent"] <= MAX_RINGS)
+        for index in np.flatnonzero(of_rings) if known else ():
+            gap = events[index]
+            track = tracks.get(int(gap["track"]))
+            part = self._part_of.get(track.pid, 0) if track else 0
+            yield gap, known[part], int(gap["parent"]) - 1
 
     def begin_after(self, at: int) -> int | None:
         """When the first event began that lies wholly after `at`, in ns; `None` if there is none."""
@@ -100,11 +134,13 @@ class Leftovers:
                 found = [known]
                 for piece in pieces:
                     ids.localise(piece.events, piece.args)
+                    self._note_gaps(piece.events, self._told)
+                    self._uncount(piece.events)
                     keys = keys_of(piece.events)
                     found.append(keys)
                     yield piece.events[~_among(keys, known)], bytes(piece.args), piece.gaps, piece.source
                 known = np.unique(np.concatenate(found))
-            for ring in files.rings():
+            for ring in files.rings(self._told[number]):
                 ids.localise(ring.events, ring.args)
                 ids.localise(ring.gaps, bytearray())
                 ring.gaps["name"] = strings.intern("dropped")
@@ -219,6 +255,11 @@ class UnfinishedWindow:
         )
 
 
+def _pid_of(part: SessionFiles) -> int:
+    """The process that had joined with this directory."""
+    return int(part.directory.name.split("-")[0])
+
+
 def _among(keys: Keys, known: Keys) -> Mask:
     """Which of the keys are known; `known` is sorted."""
     if not len(known):
@@ -230,10 +271,15 @@ def _among(keys: Keys, known: Keys) -> Mask:
 def keys_of(events: Block) -> Keys:
     """A number for each event that is the same in the ring and in the journal: of a span, its id.
 
-    A window cuts spans and numbers steps, so times of spans and `step` do not count.
+    A window cuts spans and gaps and numbers steps, so times of spans, times and counts of gaps of a ring, and `step` do
+    not count.
     """
     unsigned = np.uint64
     spans = (events["kind"] == int(Kind.SPAN)) & (events["id"] != 0)
+    gaps = (events["kind"] == int(Kind.GAP)) & (events["parent"] != 0)
+    if gaps.any():
+        events = events.copy()
+        events["ts"][gaps], events["id"][gaps] = 0, events["parent"][gaps]
     # Odd constants, so that equal sums of different fields are as unlikely as 64 bits make them.
     mixed = events["ts"].astype(unsigned) * unsigned(0x9E3779B97F4A7C15)
     for field, factor in (

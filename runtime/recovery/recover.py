@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import errno
+import datetime
 import os
-import stat
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.errors import FormatError, ProfilerStateError, RecoveredError
+from stepscope.runtime.errors import FormatError, RecoveredError
 from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.formats import run_of
 from stepscope.runtime.journal.frames import Damage
@@ -20,35 +19,17 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import CapRecord
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.ledger import Ledger
-from stepscope.runtime.output import SESSION_FILE
 from stepscope.runtime.processes import is_running
-from stepscope.runtime.recovery.journals import RECOVERED, Journals, below
+from stepscope.runtime.recovery.choice import being_written, choose
+from stepscope.runtime.recovery.journals import below
 from stepscope.runtime.recovery.kept import complete_windows
 from stepscope.runtime.recovery.leftovers import Leftovers, UnfinishedWindow
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.run import Run, this_host
+from stepscope.runtime.session_note import SessionNote
+from stepscope.runtime.table import human_count
 from stepscope.runtime.window import Window
 from stepscope.runtime.windows import divide
-
-_MAX_NOTE = 1 << 16
-
-
-class SessionNote(msgspec.Struct, frozen=True):
-    """What a running profiler keeps in its run's directory, in the file `session`."""
-
-    directory: str
-    pid: int
-    start_time: int
-    """Of the process, in clock ticks since boot."""
-    profiler: int = 0
-    """Number that the profiler's step marks bear; 0 = not said."""
-    owner: int = -1
-    """User to whom the note belongs, whatever it says itself."""
-    keep_last: int = 0
-    """Steps that it keeps; 0 = it is no flight recorder."""
-    name: str = ""
-    rank: int | None = None
-    world_size: int | None = None
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,25 +57,30 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     damage: Damage
     """What could not be read of the run's journal."""
     notes: tuple[str, ...] = ()
-    """What else could not be used, and why."""
+    """What else there is to say."""
+    missing: tuple[str, ...] = ()
+    """What should have been read and could not be: events may be lost that were recorded."""
 
     def text(self) -> str:
         """The same in words, some lines."""
         session = self.session or "no session directory"
+        whose = "" if self.windows == 1 else f"{self.unfinished:,} of them "
+        unfinished = f", {whose}unfinished" if self.unfinished else ""
         lines = [
             f"recovered to {self.journal}",
-            f"  {_count(self.windows, 'window')}, {self.unfinished} of them unfinished",
-            f"  {_count(self.events, 'event')} from {self.source or 'no journal'}",
-            f"  {_count(self.from_rings, 'event')} and {_count(self.open_spans, 'open span')} from {session}",
+            f"  {human_count(self.windows, 'window')}{unfinished}",
+            f"  {human_count(self.events, 'event')} from {self.source or 'no journal'}",
+            f"  {human_count(self.from_rings, 'event')} and {human_count(self.open_spans, 'open span')} from {session}",
         ]
-        lines += [f"  {_count(self.processes, 'process', 'es')} had joined"] if self.processes else []
-        lines += [f"  {_count(self.dropped, 'event')} had not fitted the rings"] if self.dropped else []
+        lines += [f"  {human_count(self.processes, 'process', 'es')} had joined"] if self.processes else []
+        lines += [f"  {human_count(self.dropped, 'event')} had not fitted the rings"] if self.dropped else []
         if self.damage:
             lost = ", ".join(
                 f"{name} {value:,}" for name, value in msgspec.structs.asdict(self.damage).items() if value
             )
             lines.append(f"  not readable in the journal: {lost}")
-        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join([*lines, *(f"  MISSING: {what}" for what in self.missing)])
 
 
 def recover(
@@ -111,9 +97,10 @@ def recover(
     closed as incomplete. Memory is bounded by the largest ring; nothing in the files is believed unchecked.
 
     Args:
-        directory: the run's directory, or one journal.
-        out: the new journal; default `journal.recovered` in the run's directory. Replaced if it exists and the
-            session directory, from which it was made, is still there.
+        directory: the run's directory; or one journal, or one note (`session`, `session-2`, ...) if several runs were
+            killed there, of which otherwise the latest is taken.
+        out: the new journal; default `journal.recovered` in the run's directory, or `journal-2.recovered` with the note
+            `session-2`. Replaced if it exists and the session directory, from which it was made, is still there.
         force: recover although the process still runs (what it records meanwhile may be missing), and replace a
             journal that was recovered when there was more to recover from.
         remove_session: delete the run's rings and its `session` file afterwards, which frees the memory they take.
@@ -125,28 +112,18 @@ def recover(
         OSError: if files cannot be read.
         OutputError: if the new journal cannot be written.
     """
-    place = Path(directory)
-    given = place if place.is_file() else None
-    place = place.parent if given else place
-    notes: list[str] = []
-    note = read_note(place / SESSION_FILE, notes)
-    if note is not None and not force and is_running(note.pid, note.start_time):
-        raise ProfilerStateError(
-            f"process {note.pid} that writes {place} still runs; wait for its end, stop it, or force the recovery"
-        )
-    session = _open_session(note, notes)
-    journals = Journals.of(place)
-    notes += journals.unusable
-    journal = given or journals.newest(note.pid if note else None)
-    if given is None and (others := journals.others(journal)):
-        notes.append(f"not used, name one to recover it: {others}")
+    choice = choose(Path(directory), force=force)
+    place, note, journal = choice.place, choice.note, choice.journal
+    notes, missing = list(choice.said), list(choice.missing)
+    session = _open_session(note, missing)
     if journal is None and session is None:
         raise FormatError(
-            f"nothing to recover in {place}: no journal, and no session directory. {' '.join([*notes, below(place)])}".strip()
+            f"nothing to recover in {place}: no journal, and no session directory. "
+            f"{' '.join([*notes, *missing, below(place)])}".strip()
         )
     ids = IdMap()
     parts = _parts(session, ids, notes)
-    target = Path(out) if out is not None else place / RECOVERED
+    target = Path(out) if out is not None else choice.target
     if session is None and not force and target.exists():
         raise RecoveredError(
             f"{target} exists, and the session directory is gone: a new recovery could lose what it holds; "
@@ -160,7 +137,7 @@ def recover(
         profiler = note.profiler if note else 0
         work = _Recovering(writer, run, Leftovers(parts, profiler), profiler)
         if note is not None and note.keep_last:
-            following, said = complete_windows(place, rename=not is_running(note.pid, note.start_time))
+            following, said = complete_windows(place, None if note.running else being_written(place))
             notes += said
             work.keep_last(note.keep_last, following)
         if reader is not None:
@@ -177,17 +154,16 @@ def recover(
     finally:
         if reader is not None:
             reader.close()
-        if session is not None and not remove_session:
-            session.close()
+        for files, _ in parts if not remove_session else ():
+            files.close()
     for files, _ in parts:
-        notes += files.notes
-    if session is not None:
-        if remove_session and note is not None:
-            try:
-                session.remove(note.pid, note.start_time)
-                (place / SESSION_FILE).unlink()
-            except FormatError as error:
-                notes.append(str(error))
+        missing += files.notes
+    if session is not None and remove_session and note is not None and choice.path is not None:
+        try:
+            session.remove(note.pid, note.start_time)
+            choice.path.unlink()
+        except (FormatError, OSError) as error:
+            notes.append(f"the session is not removed: {error}")
     return Recovery(
         journal=target,
         source=journal,
@@ -201,7 +177,15 @@ def recover(
         dropped=work.dropped,
         damage=reader.damage if reader else Damage(),
         notes=tuple(notes),
+        missing=tuple(missing + _unread(reader)),
     )
+
+
+def _unread(reader: JournalReader | None) -> list[str]:
+    """What is lost of a journal, but for its torn end: that is in the spool."""
+    damage = Damage() if reader is None else reader.damage
+    lost = damage.header or any((damage.lost_frames, damage.undecodable_frames, damage.skipped_bytes))
+    return ["parts of the journal are damaged, see above"] if lost else []
 
 
 class _Recovering:
@@ -232,6 +216,7 @@ class _Recovering:
         for item in reader:
             if isinstance(item, EventBatch):
                 self._writer.write_batch(item)
+                self._leftovers.note_gaps(item.events)
                 self.events += len(item)
                 self._last_index = max(self._last_index, item.window)
                 window = self._open.setdefault(item.window, UnfinishedWindow(item.window))
@@ -316,38 +301,6 @@ def _run(place: Path, reader: JournalReader | None, note: SessionNote | None) ->
     )
 
 
-def _count(number: int, what: str, plural: str = "s") -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}{plural}"
-
-
-def read_note(path: Path, notes: list[str]) -> SessionNote | None:
-    """What a `session` file says, `None` if there is none; why it cannot be read is added to `notes`.
-
-    Raises:
-        OSError: if the system refuses.
-    """
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        notes.append(f"{path} is a symbolic link, and was not followed")
-        return None
-    with os.fdopen(file, "rb") as stream:
-        about = os.fstat(file)
-        if not stat.S_ISREG(about.st_mode):
-            notes.append(f"{path} is not a regular file")
-            return None
-        try:
-            note = msgspec.json.decode(stream.read(_MAX_NOTE), type=SessionNote)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            notes.append(f"{path} cannot be read: {error}")
-            return None
-    return msgspec.structs.replace(note, owner=about.st_uid)
-
-
 def _parts(session: SessionFiles | None, ids: IdMap, notes: list[str]) -> list[tuple[SessionFiles, IdMap]]:
     """The directories of a session with the ids that are used in them; those of the owner are `ids`."""
     if session is None:
@@ -363,11 +316,18 @@ def _parts(session: SessionFiles | None, ids: IdMap, notes: list[str]) -> list[t
     return parts
 
 
-def _open_session(note: SessionNote | None, notes: list[str]) -> SessionFiles | None:
+def _open_session(note: SessionNote | None, missing: list[str]) -> SessionFiles | None:
     if note is None:
         return None
     try:
         return SessionFiles(Path(note.directory), note.owner)
     except (FormatError, OSError, ValueError) as error:
-        notes.append(f"the session directory {note.directory} cannot be used: {error}")
+        said = f"the session directory {note.directory} cannot be used: {error}; what no journal has is lost"
+        if (swept := note.swept) is not None:
+            at = datetime.datetime.fromtimestamp(swept.at_ns / 1e9).astimezone().isoformat(" ", "seconds")
+            count = (
+                f"at most {human_count(swept.events, 'event')}" if swept.events >= 0 else "an unknown number of events"
+            )
+            said = f"its session was swept by a later run at {at}, as {swept.why}: {count} that no journal has"
+        missing.append(said)
         return None

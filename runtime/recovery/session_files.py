@@ -6,29 +6,30 @@ are not followed, sizes are bounded, every count is checked against what is ther
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from stepscope.runtime import _core, strings
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events import EVENT_DTYPE, NO_STEP, Block, Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.events import EVENT_DTYPE, Block, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import TrackRecord
+from stepscope.runtime.recovery.ring_content import RingContent, Told, read_ring, waiting_in, written
 from stepscope.runtime.session import PART, is_session_of, remove_files
 from stepscope.runtime.spool import FILES as SPOOL_FILES
 from stepscope.runtime.tracks import TrackKind
 
 MAX_PARTS = 1 << 16
 MAX_RINGS = 4096
-MAX_SLOTS = 1 << 24
 MAX_STACKS = 1 << 16
 MAX_STRINGS_BYTES = 1 << 30
 MAX_TRACKS_BYTES = 32 << 20
@@ -36,17 +37,7 @@ MAX_SPOOLED = 1 << 20
 """Events of one frame of the spool; a drain takes fewer."""
 MAX_SPOOLED_ARGS = 256 << 20
 
-_RING_HEADER = 4096
-_RING_FIELDS = struct.Struct("<8sIIIIq32xQQQQ32xQQ8xQ")
-"""Magic, version, slots, track, alive, thread, head, reserve, produced, sampled, tail, serial of the next event, and how
-many of the sampled were told of."""
-_RING_MAGIC = b"SSRING1\0"
-_RING_VERSION = 1
-_MORE = 255
-_MORE_BYTES = 62
-
-_MOST_UNWRITTEN = 4 << 20
-"""Bytes of a ring that may be missing from its file, as on a file system that was full."""
+_NOTHING_TOLD: Mapping[int, Told] = {}
 
 _SPOOL_HEAD = struct.Struct("<8sII")
 """Magic, events, bytes of arguments."""
@@ -68,19 +59,6 @@ _STACK_DTYPE = np.dtype(
 assert _STACK_DTYPE.itemsize == 4096
 
 
-class RingContent(msgspec.Struct, frozen=True):
-    """What a ring file still holds."""
-
-    events: Block
-    """Oldest first; those that were taken out already and not overwritten since too. Ids are the dead process's."""
-    args: bytearray
-    gaps: Block
-    """Where events were dropped and that was not reported yet: `id` says how many. `ts` 0: after the last event."""
-    source: str = "recorder"
-    sampled: bool = False
-    """Whether the last of the gaps is what sampling left out."""
-
-
 class SessionFiles:
     """One session directory.
 
@@ -99,6 +77,8 @@ class SessionFiles:
         """Files that could not be used, and why."""
         self.process_name = ""
         """Of the process's own track, once that is known."""
+        self.process_track = 0
+        """The number of that track there."""
         self._read_to = {"strings": 0, "tracks": 0}
         owner = os.getuid() if owner is None else owner
         if not directory.is_absolute():
@@ -110,6 +90,8 @@ class SessionFiles:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise FormatError(f"{directory} is not a session directory of this user") from error
             raise
+        with contextlib.suppress(OSError):  # so that no sweep removes it meanwhile; not all file systems know locks
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         found = os.fstat(self._fd)
         if found.st_uid != owner or os.getuid() not in (owner, 0) or found.st_mode & 0o022:
             self.close()
@@ -131,16 +113,26 @@ class SessionFiles:
         for pid, tid, kind, parent, name, number in _TRACK.iter_unpack(data[:whole]):
             records.append(TrackRecord(number, kind & 0xFF, pid, tid, parent, strings.text(ids.name(name))))
             if kind == TrackKind.PROCESS:
-                self.process_name = records[-1].name  # the last one: those of its parents were copied before
+                # The last one: those of its parents were copied before.
+                self.process_name, self.process_track = records[-1].name, number
         if records:
             ids.add_tracks(records)
 
-    def rings(self) -> Iterator[RingContent]:
-        """The rings, one after the other."""
+    def rings(self, told: Mapping[int, Told] = _NOTHING_TOLD) -> Iterator[RingContent]:
+        """The rings, one after the other.
+
+        Args:
+            told: by number, which gaps of a ring are known.
+        """
         for name in sorted(os.listdir(self._fd))[: MAX_RINGS + 16]:
-            if name.startswith("ring-"):
+            number = name.removeprefix("ring-")
+            if number != name and number.isdecimal():
                 try:
-                    content = self._ring(name)
+                    file = self._open(name)
+                    try:
+                        content = read_ring(file, int(number), told.get(int(number), Told()))
+                    finally:
+                        os.close(file)
                 except FormatError as error:
                     self.notes.append(f"{self.directory}/{name}: {error}")
                 else:
@@ -171,6 +163,19 @@ class SessionFiles:
                     yield RingContent(events[known], args, empty_block())
             finally:
                 os.close(file)
+
+    def waiting(self) -> int:
+        """Events that are in no journal, at most: those that were not drained, lost ones included, and those in the spool."""
+        count = 0
+        for name in sorted(os.listdir(self._fd))[: MAX_RINGS + 16]:
+            if name.startswith("ring-"):
+                with contextlib.suppress(FormatError):
+                    file = self._open(name)
+                    try:
+                        count += waiting_in(file)
+                    finally:
+                        os.close(file)
+        return count + sum(len(piece.events) for piece in self.spooled())
 
     def parts(self) -> list[SessionFiles]:
         """The directories of processes that had joined."""
@@ -226,6 +231,12 @@ class SessionFiles:
             said = self._read("process.json", 4096)
             if not is_session_of(said, pid, start_time):
                 raise FormatError(f"{self.directory} is not the session of process {pid}, and is left alone")
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise FormatError(
+                    f"{self.directory} is in use, by another recovery or its process: not removed"
+                ) from error
             remove_files(self._fd)
         finally:
             self.close()
@@ -246,35 +257,6 @@ class SessionFiles:
             self._read_to["strings"] += after - at
             yield number, data[at + _STRING.size : after].decode(errors="replace")
             at = after
-
-    def _ring(self, name: str) -> RingContent:
-        """Reads a ring. Raises `FormatError` if it is none."""
-        file = self._open(name)
-        try:
-            head = os.pread(file, _RING_HEADER, 0)
-            if len(head) < _RING_HEADER:
-                raise FormatError("too short for a ring")
-            magic, version, slots, track, _, _, end, reserve, produced, sampled, tail, serial, told = (
-                _RING_FIELDS.unpack_from(head)
-            )
-            size = os.fstat(file).st_size
-            if magic != _RING_MAGIC or version != _RING_VERSION:
-                raise FormatError("not a ring of this version")
-            if not 0 < slots <= MAX_SLOTS or slots & (slots - 1) or size < _RING_HEADER + slots * EVENT_DTYPE.itemsize:
-                raise FormatError(f"{size} bytes do not hold {slots} slots")
-            # What lies further back was overwritten, or may have been just when the process died.
-            first = max(max(reserve, end) - slots, 0)
-            if not first <= end < 1 << 62 or end - first > slots:
-                raise FormatError("its counters contradict each other")
-            if (end - first) * EVENT_DTYPE.itemsize > _written(file):
-                raise FormatError("its counters claim more than was ever written")
-            raw = _read_slots(file, slots, first, end)
-        finally:
-            os.close(file)
-        if len(raw) != (end - first) * EVENT_DTYPE.itemsize:
-            raise FormatError("it ends early")
-        content = _ring_content(raw, first, track, produced, min(max(tail, first), end), serial)
-        return content if told >= sampled else _with_sampled(content, track, sampled - told)
 
     def _open(self, name: str) -> int:
         """A descriptor of a regular file. Raises `FormatError` if it is none, or cannot be opened."""
@@ -302,71 +284,7 @@ class SessionFiles:
             return b""
         with os.fdopen(file, "rb", buffering=0) as stream:
             stream.seek(at)
-            data = stream.read(max(min(limit - at + 1, _written(file)), 0)) or b""
+            data = stream.read(max(min(limit - at + 1, written(file)), 0)) or b""
         if len(data) > limit - at:
             self.notes.append(f"{self.directory}/{name}: only the first {limit} bytes were read")
         return data[: limit - at]
-
-
-def _written(file: int) -> int:
-    """Bytes of a file that take space, and some more: one that is sparse claims any size, and holds nothing there."""
-    return os.fstat(file).st_blocks * 512 + _MOST_UNWRITTEN
-
-
-def _read_slots(file: int, slots: int, first: int, end: int) -> bytearray:
-    """Slots `first` to `end`, in order."""
-    data = bytearray()
-    while first < end:
-        index = first & (slots - 1)
-        count = min(end - first, slots - index)
-        part = os.pread(file, count * EVENT_DTYPE.itemsize, _RING_HEADER + index * EVENT_DTYPE.itemsize)
-        data += part
-        if len(part) < count * EVENT_DTYPE.itemsize:
-            break
-        first += count
-    return data
-
-
-def _with_sampled(content: RingContent, track: int, count: int) -> RingContent:
-    gap = empty_block(1)
-    gap["id"], gap["track"], gap["kind"] = count & 0xFFFFFFFFFFFF, track, int(Kind.GAP)
-    return msgspec.structs.replace(content, gaps=join_blocks([content.gaps, gap]), sampled=True)
-
-
-def _ring_content(raw: bytearray, first: int, track: int, produced: int, tail: int, serial: int) -> RingContent:
-    slots: Block = np.frombuffer(raw, EVENT_DTYPE)
-    more: Any = slots["kind"] == _MORE
-    # Arguments follow their event, in order and without holes: all of them together are the heap.
-    heap = bytearray(np.frombuffer(raw, np.uint8).reshape(-1, EVENT_DTYPE.itemsize)[more, :_MORE_BYTES].tobytes())
-    before = np.cumsum(more) - more
-    where = np.flatnonzero(~more)
-    events: Block = slots[where].copy()
-    following = np.append(where[1:], len(slots)) - where - 1
-    held = (events["args_len"] > 0) & (events["flags"] & int(Flag.ARG_INLINE) == 0)
-    events["args_len"][held & (events["args_len"] > following * _MORE_BYTES)] = 0
-    events["args_at"][held] = (before[where] * _MORE_BYTES)[held]
-    serials = events["step"].astype(np.int64) & 0xFFFFFFFF
-    marks = events["kind"] == int(Kind.STEP)
-    events["step"] = np.where(marks, events["dur"].astype(np.int32), NO_STEP)
-    events["dur"][marks] = 0
-    events["args_at"][marks] = 0
-    # Slots that never came to the file (`ring_back`), or are damaged, hold no event: their numbers are missing.
-    known = (events["kind"] > 0) & (events["kind"] <= max(Kind))
-    waiting = known & (where + first >= tail)
-    gaps = _gaps(events[waiting], serials[waiting], track, produced, serial)
-    return RingContent(events[known], heap, gaps)
-
-
-def _gaps(waiting: Block, serials: Any, track: int, produced: int, serial: int) -> Block:
-    """Where numbers are missing among the events that were not drained, events were dropped."""
-    expected = np.append([serial & 0xFFFFFFFF], (serials + 1) & 0xFFFFFFFF)
-    missing = (np.append(serials, [produced & 0xFFFFFFFF]) - expected) & 0xFFFFFFFF
-    # A ring cannot lose as many as half the numbers there are: such a distance is a damaged number.
-    at = np.flatnonzero((missing > 0) & (missing < 1 << 31))
-    block = empty_block(len(at))
-    ends = np.append([0], waiting["ts"] + waiting["dur"]) if len(waiting) else np.zeros(1, np.int64)
-    begins = np.append(waiting["ts"], ends[-1:])
-    block["ts"] = np.where(ends[at] > 0, np.minimum(ends[at], begins[at]), begins[at])
-    block["dur"] = begins[at] - block["ts"]
-    block["id"], block["track"], block["kind"] = missing[at], track, int(Kind.GAP)
-    return block

@@ -1,0 +1,65 @@
+/* Bytes for Python that grow while they are written without the GIL. */
+#ifndef STEPSCOPE_OUTPUT_H
+#define STEPSCOPE_OUTPUT_H
+
+#include "core.h"
+
+typedef struct {
+    PyObject *bytes; /* what was written so far, and room; NULL with MemoryError set when there is no more memory */
+    char *at, *end;
+    PyThreadState *released;
+} Output;
+
+/* Makes room and lets go of the GIL; false with an exception, and the GIL, if that cannot be done. */
+static inline bool output_open(Output *o, size_t room) {
+    if (!(o->bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)room))) return false;
+    o->at = PyBytes_AS_STRING(o->bytes), o->end = o->at + room;
+    o->released = PyEval_SaveThread();
+    return true;
+}
+
+/* Takes the GIL again; what was written, or NULL and an exception. */
+static inline PyObject *output_close(Output *o) {
+    PyEval_RestoreThread(o->released);
+    if (o->bytes) _PyBytes_Resize(&o->bytes, o->at - PyBytes_AS_STRING(o->bytes));
+    return o->bytes;
+}
+
+static inline bool output_grow(Output *o, size_t need) {
+    if (!o->bytes) return false;
+    size_t used = (size_t)(o->at - PyBytes_AS_STRING(o->bytes)), size = used + used / 2 + need + 4096;
+    PyEval_RestoreThread(o->released);
+    if (_PyBytes_Resize(&o->bytes, (Py_ssize_t)size) < 0) o->at = o->end = NULL; /* MemoryError stays set */
+    else o->at = PyBytes_AS_STRING(o->bytes) + used, o->end = PyBytes_AS_STRING(o->bytes) + size;
+    o->released = PyEval_SaveThread();
+    return o->at != NULL;
+}
+
+static inline bool output_reserve(Output *o, size_t need) { return (size_t)(o->end - o->at) >= need || output_grow(o, need); }
+
+/* The room was reserved before. */
+static inline void output_put(Output *o, const void *bytes, size_t len) { memcpy(o->at, bytes, len), o->at += len; }
+
+/* The arguments of an event in its heap, one after the other. */
+typedef struct {
+    const char *at, *end;
+    bool good; /* what was read so far lies in the heap */
+} Arguments;
+
+static inline Arguments arguments_of(const Event *e, const char *heap, size_t heap_len) {
+    bool good = (uint64_t)e->args_at + e->args_len <= heap_len;
+    return good ? (Arguments){heap + e->args_at, heap + e->args_at + e->args_len, true} : (Arguments){NULL, NULL, false};
+}
+static inline bool argument_next(Arguments *a, ArgItem *item, const char **value) {
+    if (!a->good || a->at == a->end) return false;
+    size_t left = (size_t)(a->end - a->at);
+    a->good = left >= sizeof *item;
+    if (!a->good) return false;
+    memcpy(item, a->at, sizeof *item);
+    a->good = item->len <= left - sizeof *item;
+    *value = a->at + sizeof *item;
+    if (a->good) a->at += sizeof *item + item->len;
+    return a->good;
+}
+
+#endif

@@ -1,0 +1,450 @@
+/* Perfetto's native format (perfetto.dev, "Synthetic TrackEvent") of blocks of events: packets that stand one after the
+ * other, so a file of them grows by appending and loses only what was cut off. The GIL is released meanwhile.
+ *
+ * Each row is a packet sequence of its own. So its packets need neither say the row, which is the sequence's default, nor
+ * the whole time: its clock counts from packet to packet. Names, categories and argument keys are numbers after
+ * they were used once. Whatever a block or its heap holds, what comes out is a trace. */
+#include "perfetto.h"
+#include "json.h"
+
+enum { /* fields of TracePacket, TrackEvent and what is in them */
+    PACKET = TAG(1, LEN), CLOCK_SNAPSHOT = TAG(6, LEN), TIMESTAMP = TAG(8, VARINT), SEQUENCE = TAG(10, VARINT),
+    TRACK_EVENT = TAG(11, LEN), INTERNED_DATA = TAG(12, LEN), SEQUENCE_FLAGS = TAG(13, VARINT), CLOCK_ID = TAG(58, VARINT),
+    DEFAULTS = TAG(59, LEN),
+    CATEGORY_IID = TAG(3, VARINT), LEGACY = TAG(6, LEN), TYPE = TAG(9, VARINT), NAME_IID = TAG(10, VARINT),
+    TRACK_UUID = TAG(11, VARINT), NAME = TAG(23, LEN), DOUBLE_VALUE = TAG(44, FIXED64),
+    LEGACY_PHASE = TAG(2, VARINT), LEGACY_UNSCOPED_ID = TAG(6, VARINT), LEGACY_LOCAL_ID = TAG(10, VARINT),
+    LEGACY_BIND_TO_ENCLOSING = TAG(12, VARINT)
+};
+enum { SLICE_BEGIN = 1, SLICE_END, INSTANT, COUNTER, LEGACY_PHASES = 0 };
+enum { STATE_CLEARED = 1, STATE_NEEDED = 2 };
+enum { CLOCK_MONOTONIC_ID = 3, CLOCK_OF_SEQUENCE = 64 };
+#define FIRST_SEQUENCE 3 /* 1 and 2 are those of packets that do not come from events */
+
+bool make_room(void **array, uint32_t *room, size_t need, size_t size) {
+    if (need <= *room) return true;
+    size_t more = need + need / 2 + 16;
+    char *grown = more < UINT32_MAX ? realloc(*array, more * size) : NULL;
+    if (!grown) return false;
+    memset(grown + *room * size, 0, (more - *room) * size);
+    *array = grown, *room = (uint32_t)more;
+    return true;
+}
+#define MAKE_ROOM(array, room, need) make_room((void **)&(array), &(room), need, sizeof *(array))
+
+uint64_t mix(uint64_t base, uint64_t kind, uint64_t id) { /* splitmix64's finisher; never 0, which means no row */
+    uint64_t z = base ^ kind << 56 ^ id * 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    z ^= z >> 31;
+    return z ? z : 1;
+}
+
+static Interned *slot_of(const Encoder *c, uint64_t key) {
+    uint32_t at = (uint32_t)(key * 0x9e3779b97f4a7c15u >> 32) & (c->interned_room - 1);
+    while (c->interned[at].key && c->interned[at].key != key) at = (at + 1) & (c->interned_room - 1);
+    return &c->interned[at];
+}
+
+static bool more_interned(Encoder *c) {
+    Interned *old = c->interned;
+    uint32_t n = c->interned_room, room = n ? n * 2 : 1024;
+    Interned *grown = room ? calloc(room, sizeof *grown) : NULL;
+    if (!grown) return false;
+    c->interned = grown, c->interned_room = room;
+    for (uint32_t i = 0; i < n; i++)
+        if (old[i].key) *slot_of(c, old[i].key) = old[i];
+    free(old);
+    return true;
+}
+
+/* What the key stands for so far, 0 = nothing; NULL without memory. */
+static uint32_t *number_of(Encoder *c, uint64_t key) {
+    if (c->interned_used >= c->interned_room / 2 && !more_interned(c)) return c->failed = true, NULL;
+    Interned *slot = slot_of(c, key);
+    if (!slot->key) slot->key = key, slot->iid = 0, c->interned_used++;
+    return &slot->iid;
+}
+
+uint32_t intern(Encoder *c, Row *row, uint32_t kind, uint32_t id) {
+    uint32_t *iid = number_of(c, (uint64_t)(row - c->rows + 1) << 36 | (uint64_t)kind << 32 | id);
+    if (!iid || *iid) return iid ? *iid : 0;
+    if (!MAKE_ROOM(c->fresh, c->fresh_room, c->fresh_used + 1)) return c->failed = true, 0;
+    *iid = ++row->iids[kind];
+    c->fresh[c->fresh_used++] = (Fresh){kind, *iid, id};
+    return *iid;
+}
+
+bool first_time(Encoder *c, uint64_t uuid) {
+    uint32_t *seen = number_of(c, uuid | 1ull << 63);
+    return seen && !(*seen)++;
+}
+
+/* A new sequence for the row: its clock, which is the monotonic one, and what its packets leave out. */
+static void begin_sequence(Encoder *c, Row *row) {
+    Output *o = &c->out;
+    describe_row(c, row);
+    row->sequence = FIRST_SEQUENCE + c->sequences++;
+    row->last = 0;
+    memset(row->iids, 0, sizeof row->iids);
+    size_t packet = proto_open(o, PACKET);
+    if (!o->bytes) return;
+    proto_uint(o, SEQUENCE, row->sequence);
+    proto_uint(o, SEQUENCE_FLAGS, STATE_CLEARED);
+    size_t defaults = proto_open(o, DEFAULTS);
+    if (!o->bytes) return;
+    proto_uint(o, CLOCK_ID, CLOCK_OF_SEQUENCE);
+    size_t event = proto_open(o, TRACK_EVENT);
+    if (!o->bytes) return;
+    proto_uint(o, TRACK_UUID, row->uuid);
+    proto_close(o, event);
+    proto_close(o, defaults);
+    size_t snapshot = proto_open(o, CLOCK_SNAPSHOT);
+    for (int i = 0; i < 2 && o->bytes; i++) {
+        size_t clock = proto_open(o, TAG(1, LEN));
+        if (!o->bytes) return;
+        proto_uint(o, TAG(1, VARINT), i ? CLOCK_MONOTONIC_ID : CLOCK_OF_SEQUENCE);
+        proto_uint(o, TAG(2, VARINT), 0);
+        if (!i) proto_uint(o, TAG(3, VARINT), true);
+        proto_close(o, clock);
+    }
+    if (!o->bytes) return;
+    proto_close(o, snapshot);
+    proto_close(o, packet);
+}
+
+typedef struct { size_t packet, event; } Begun;
+
+/* A packet with a track event of this type, and room for fields of fixed size. */
+static Begun open_event(Encoder *c, Row *row, int64_t ts, uint32_t type) {
+    Output *o = &c->out;
+    if (!row->sequence) begin_sequence(c, row);
+    c->fresh_used = 0;
+    if (!output_reserve(o, 4 * PROTO_SLACK)) return (Begun){0};
+    Begun begun = {.packet = proto_open(o, PACKET)};
+    proto_uint(o, TIMESTAMP, (uint64_t)ts - (uint64_t)row->last);
+    row->last = ts;
+    proto_uint(o, SEQUENCE, row->sequence);
+    proto_uint(o, SEQUENCE_FLAGS, STATE_NEEDED);
+    begun.event = proto_open(o, TRACK_EVENT);
+    if (type) proto_uint(o, TYPE, type);
+    return begun;
+}
+
+static void close_event(Encoder *c, Begun begun) {
+    static const uint32_t tags[] = {TAG(1, LEN), TAG(2, LEN), TAG(3, LEN)}; /* of InternedData, by kind */
+    Output *o = &c->out;
+    if (!o->bytes) return;
+    proto_close(o, begun.event);
+    if (c->fresh_used) {
+        size_t data = proto_open(o, INTERNED_DATA);
+        for (uint32_t i = 0; i < c->fresh_used && o->bytes; i++) {
+            const String *text = strings_get(c->fresh[i].id);
+            size_t entry = proto_open(o, tags[c->fresh[i].kind]);
+            if (!o->bytes) return;
+            proto_uint(o, TAG(1, VARINT), c->fresh[i].iid);
+            proto_text(o, TAG(2, LEN), text->text, text->len);
+            if (o->bytes) proto_close(o, entry);
+        }
+        if (!o->bytes) return;
+        proto_close(o, data);
+    }
+    proto_close(o, begun.packet);
+}
+
+static void put_category(Encoder *c, Row *row, uint32_t category) {
+    uint32_t iid = intern(c, row, INTERN_CATEGORY, category);
+    if (c->out.bytes) proto_uint(&c->out, CATEGORY_IID, iid);
+}
+
+/* Name and category; the name of a step has its number, and is not kept. */
+static void put_identity(Encoder *c, Row *row, const Event *e) {
+    put_category(c, row, e->category);
+    if (e->flags & FLAG_NUMBERED && e->kind == KIND_SPAN) {
+        char text[MAX_NAME + 16];
+        const String *name = strings_get(e->name);
+        memcpy(text, name->text, name->len);
+        proto_text(&c->out, NAME, text, name->len + (size_t)snprintf(text + name->len, 16, "#%d", e->step));
+        return;
+    }
+    uint32_t iid = intern(c, row, INTERN_NAME, e->name);
+    if (c->out.bytes) proto_uint(&c->out, NAME_IID, iid);
+}
+
+static void put_what_is_known(Encoder *c, Row *row, const Event *e) {
+    if (e->flags & FLAG_OPEN) put_annotation_true(c, "had not ended");
+    if (e->flags & FLAG_CLIPPED) put_annotation_true(c, "was cut");
+    if (e->flags & FLAG_ERROR) put_annotation_true(c, "left by exception");
+    put_annotations(c, row, e);
+}
+
+void put_begin(Encoder *c, Row *row, const Event *e) {
+    Begun begun = open_event(c, row, e->ts, SLICE_BEGIN);
+    if (!c->out.bytes) return;
+    put_identity(c, row, e);
+    put_what_is_known(c, row, e);
+    close_event(c, begun);
+}
+
+void put_end(Encoder *c, Row *row, int64_t ts) { close_event(c, open_event(c, row, ts, SLICE_END)); }
+
+static void put_point_named(Encoder *c, Row *row, const Event *e, const char *name, size_t len) {
+    Begun begun = open_event(c, row, e->ts, INSTANT);
+    if (!c->out.bytes) return;
+    if (name) put_category(c, row, e->category), proto_text(&c->out, NAME, name, len);
+    else put_identity(c, row, e);
+    put_annotations(c, row, e);
+    if (e->kind == KIND_MEMORY) {
+        put_annotation_uint(c, "Addr", e->id);
+        if (e->value >= 0 && e->value < 9e18) put_annotation_uint(c, "Total Allocated", (uint64_t)e->value);
+    } else if (e->kind > KIND_GAP) put_annotation_uint(c, "unknown kind", e->kind);
+    close_event(c, begun);
+}
+
+void put_point(Encoder *c, Row *row, const Event *e) {
+    if (e->kind == KIND_MEMORY) put_point_named(c, row, e, "[memory]", 8);
+    else put_point_named(c, row, e, NULL, 0);
+}
+
+/* One end of what does not nest on its row: readers find room for such pairs, told apart by id and category. */
+static void put_half(Encoder *c, Row *row, const Event *e, int64_t ts, char phase, uint64_t id, bool whole) {
+    Begun begun = open_event(c, row, ts, LEGACY_PHASES);
+    if (!c->out.bytes) return;
+    put_identity(c, row, e);
+    if (whole && e->kind == KIND_GAP && e->id) put_annotation_uint(c, "count", e->id);
+    if (whole && e->kind == KIND_SPAN) put_what_is_known(c, row, e);
+    else if (whole) put_annotations(c, row, e);
+    size_t legacy = proto_open(&c->out, LEGACY);
+    if (!c->out.bytes) return;
+    proto_uint(&c->out, LEGACY_PHASE, (uint64_t)phase);
+    proto_uint(&c->out, LEGACY_LOCAL_ID, id);
+    proto_close(&c->out, legacy);
+    close_event(c, begun);
+}
+
+static int64_t end_of(const Event *e) {
+    int64_t end;
+    return e->dur <= 0 || __builtin_add_overflow(e->ts, e->dur, &end) ? e->ts : end;
+}
+
+void put_pair(Encoder *c, Row *row, const Event *e, uint64_t id) {
+    put_half(c, row, e, e->ts, 'b', id, true);
+    put_half(c, row, e, end_of(e), 'e', id, false);
+}
+
+static void put_counter(Encoder *c, Row *row, const Event *e) {
+    if (e->value - e->value != 0) { /* a sample that is no number would spoil the counter's row: said beside it */
+        char text[MAX_NAME + 16];
+        const String *name = strings_get(e->name);
+        const char *what = e->value != e->value ? " is NaN" : e->value > 0 ? " is Infinity" : " is -Infinity";
+        memcpy(text, name->text, name->len);
+        memcpy(text + name->len, what, strlen(what));
+        put_point_named(c, row, e, text, name->len + strlen(what));
+        return;
+    }
+    if (!row->sequence) begin_sequence(c, row);
+    uint64_t uuid = described_counter(c, row, e->name);
+    Begun begun = open_event(c, row, e->ts, COUNTER);
+    if (!c->out.bytes) return;
+    proto_uint(&c->out, TRACK_UUID, uuid);
+    proto_double(&c->out, DOUBLE_VALUE, e->value);
+    close_event(c, begun);
+}
+
+/* Bound to the slice that is open at its time, as its own packets could not be: that slice may come much later. */
+static void put_flow(Encoder *c, Row *row, const Event *e) {
+    Begun begun = open_event(c, row, e->ts, LEGACY_PHASES);
+    if (!c->out.bytes) return;
+    put_identity(c, row, e);
+    put_annotations(c, row, e);
+    size_t legacy = proto_open(&c->out, LEGACY);
+    if (!c->out.bytes) return;
+    proto_uint(&c->out, LEGACY_PHASE, e->kind == KIND_FLOW_START ? 's' : e->kind == KIND_FLOW_STEP ? 't' : 'f');
+    proto_uint(&c->out, LEGACY_UNSCOPED_ID, mix(c->base, 'F', e->id));
+    if (e->kind != KIND_FLOW_START) proto_uint(&c->out, LEGACY_BIND_TO_ENCLOSING, true);
+    proto_close(&c->out, legacy);
+    close_event(c, begun);
+}
+
+/* What is neither a slice nor an instant of a row. */
+static void put_other(Encoder *c, const Event *e) {
+    Row *row = row_of(c, e->track);
+    if (!row) return;
+    switch (e->kind) {
+    case KIND_SPAN: /* does not nest */
+        if (e->flags & FLAG_ASYNC) put_pair(c, row, e, e->id);
+        return;
+    case KIND_COUNTER: put_counter(c, row, e); return;
+    case KIND_FLOW_START: case KIND_FLOW_STEP: case KIND_FLOW_END: put_flow(c, row, e); return;
+    case KIND_ASYNC_BEGIN: put_half(c, row, e, e->ts, 'b', e->id, true); return;
+    case KIND_ASYNC_END: put_half(c, row, e, e->ts, 'e', e->id, true); return;
+    case KIND_GAP: put_pair(c, row, e, (uint64_t)e->ts << 12 ^ e->track); return;
+    }
+}
+
+/* Puts the numbers of slices and instants into `order`, by row; in a row they stay in their order. */
+static bool sort_by_row(Encoder *c) {
+    Event e;
+    c->active_used = 0;
+    for (size_t i = 0; i < c->n; i++) {
+        event_at(c, i, &e);
+        Row *row = row_of(c, e.track);
+        if (!row) return false;
+        if (row->count++ == 0) c->active[c->active_used++] = (uint32_t)(row - c->rows);
+    }
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < c->active_used; i++) {
+        Row *row = &c->rows[c->active[i]];
+        row->at = at, at += row->count, row->count = 0;
+    }
+    for (size_t i = 0; i < c->n; i++) {
+        event_at(c, i, &e);
+        bool slice = e.kind == KIND_SPAN ? !(e.flags & FLAG_ASYNC)
+                                         : e.kind == KIND_INSTANT || e.kind == KIND_MEMORY || e.kind == KIND_METADATA ||
+                                               e.kind == 0 || e.kind > KIND_GAP;
+        Row *row = row_of(c, e.track);
+        if (slice) c->order[row->at + row->count++] = (uint32_t)i;
+    }
+    return true;
+}
+
+static void put_block(Encoder *c) {
+    Event e;
+    if (!sort_by_row(c)) return;
+    for (uint32_t i = 0; i < c->active_used && c->out.bytes && !c->failed; i++) put_slices(c, c->active[i]);
+    /* Flows bind to the slice that is open at their time; readers take what has one time in the order of the file. */
+    for (size_t i = 0; i < c->n && c->out.bytes && !c->failed; i++) {
+        event_at(c, i, &e);
+        put_other(c, &e);
+    }
+}
+
+/* What was held and written is in the file by now, as the exporter did not say otherwise. */
+static void keep_held(Encoder *c) {
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < c->held_used; i++) {
+        if (!c->held[i].written) c->held[kept++] = c->held[i];
+        else free(c->held[i].args);
+    }
+    c->held_used = c->held_kept = kept;
+    c->formerly_numbered = c->numbered;
+    c->call++;
+}
+
+static bool room_for_block(Encoder *c) {
+    if (c->n <= c->room) return true;
+    size_t n = c->n + 1024;
+    free(c->order), free(c->active), free(c->stack), free(c->edges), free(c->nodes);
+    c->order = malloc(n * 4), c->active = malloc(n * 4), c->stack = malloc(n * 4), c->edges = malloc(n * 8);
+    c->nodes = malloc(n * sizeof *c->nodes);
+    c->room = c->order && c->active && c->stack && c->edges && c->nodes ? n : 0;
+    return c->room != 0;
+}
+
+static bool enter(Encoder *c) {
+    if (c->busy) PyErr_SetString(PyExc_RuntimeError, "a PerfettoEncoder is used by two threads; give each its own");
+    else c->busy = true;
+    return !PyErr_Occurred();
+}
+
+static PyObject *finish(Encoder *c) {
+    PyObject *result = output_close(&c->out);
+    c->busy = false;
+    if (!c->failed || !result) return result;
+    c->failed = false;
+    Py_DECREF(result);
+    return PyErr_NoMemory();
+}
+
+static PyObject *encode(Encoder *c, PyObject *args) {
+    Py_buffer events, heap;
+    int window;
+    PyObject *result = NULL;
+    if (!PyArg_ParseTuple(args, "y*y*i:encode", &events, &heap, &window)) return NULL;
+    if (events.len % (Py_ssize_t)sizeof(Event))
+        PyErr_Format(PyExc_ValueError, "a block of %zd bytes is not made of 64-byte events", events.len);
+    else if (enter(c)) {
+        c->events = events.buf, c->n = (size_t)events.len / sizeof(Event), c->heap = heap.buf, c->heap_len = (size_t)heap.len;
+        keep_held(c);
+        if (window != c->window) c->window = window, c->numbered = false;
+        if (!room_for_block(c)) c->busy = false, PyErr_NoMemory();
+        else if (!output_open(&c->out, c->n * 36 + c->heap_len + 4096)) c->busy = false;
+        else put_block(c), result = finish(c);
+    }
+    PyBuffer_Release(&events);
+    PyBuffer_Release(&heap);
+    return result;
+}
+
+static PyObject *release(Encoder *c, PyObject *unused) {
+    if (!enter(c)) return NULL;
+    keep_held(c);
+    c->numbered = false;
+    if (!output_open(&c->out, c->held_used * 128 + 64)) return c->busy = false, NULL;
+    put_held(c, -1);
+    return finish(c);
+}
+
+static PyObject *forget(Encoder *c, PyObject *unused) {
+    if (!enter(c)) return NULL;
+    for (Row *row = c->rows, *end = row + c->rows_used; row < end; row++) {
+        row->sequence = row->count = 0;
+        if (row->call == c->call) row->roots = row->former;
+    }
+    c->numbered = c->formerly_numbered;
+    for (uint32_t i = c->held_kept; i < c->held_used; i++) free(c->held[i].args);
+    c->held_used = c->held_kept;
+    for (uint32_t i = 0; i < c->held_used; i++) c->held[i].written = false;
+    if (c->interned) memset(c->interned, 0, c->interned_room * sizeof *c->interned);
+    c->interned_used = c->sequences = 0;
+    c->busy = false;
+    Py_RETURN_NONE;
+}
+
+static PyObject *process(Encoder *c, PyObject *pid) {
+    long long number = PyLong_AsLongLong(pid);
+    return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLongLong(process_uuid(c, number));
+}
+
+static PyObject *count_held(Encoder *c, void *unused) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < c->held_used; i++) n += !c->held[i].written;
+    return PyLong_FromUnsignedLong(n);
+}
+
+static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    unsigned long long base;
+    long long pid;
+    if (!PyArg_ParseTuple(args, "KL:PerfettoEncoder", &base, &pid)) return NULL;
+    Encoder *c = (Encoder *)type->tp_alloc(type, 0);
+    if (c) c->base = base, c->pid = pid, c->window = -1;
+    return (PyObject *)c;
+}
+
+static void dealloc(Encoder *c) {
+    for (uint32_t i = 0; i < c->held_used; i++) free(c->held[i].args);
+    free(c->rows), free(c->row_of), free(c->interned), free(c->fresh), free(c->held), free(c->order), free(c->edges);
+    free(c->stack), free(c->active), free(c->nodes);
+    Py_TYPE(c)->tp_free((PyObject *)c);
+}
+
+static PyMethodDef methods[] = {
+    {"encode", (PyCFunction)encode, METH_VARARGS, NULL},
+    {"release", (PyCFunction)release, METH_NOARGS, NULL},
+    {"forget", (PyCFunction)forget, METH_NOARGS, NULL},
+    {"process", (PyCFunction)process, METH_O, NULL},
+    {NULL},
+};
+
+static PyGetSetDef getset[] = {{"held", (getter)count_held, NULL, NULL, NULL}, {NULL}};
+
+PyTypeObject PerfettoEncoderType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "stepscope.runtime._core.PerfettoEncoder",
+    .tp_basicsize = sizeof(Encoder),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = new,
+    .tp_dealloc = (destructor)dealloc,
+    .tp_methods = methods,
+    .tp_getset = getset,
+};

@@ -1,0 +1,95 @@
+/* What the parts of Perfetto's encoder share: perfetto.c writes packets, perfetto_rows.c says in which order,
+ * perfetto_arguments.c writes debug annotations. */
+#ifndef STEPSCOPE_PERFETTO_H
+#define STEPSCOPE_PERFETTO_H
+
+#include "proto.h"
+
+#define ROOTS 8 /* outermost spans of a row that are remembered, to see how the next one lies to them */
+
+typedef struct { int64_t begin, end; bool held; } Root;
+typedef struct { uint32_t used; Root at[ROOTS]; } Roots;
+
+/* A row of the viewer: a sequence of packets, with a clock and interned names of its own. */
+typedef struct {
+    uint64_t uuid;
+    int64_t last;      /* time of its last packet: its clock tells differences */
+    uint32_t sequence; /* 0: none yet, or its state was forgotten */
+    uint32_t iids[3];  /* interned so far, by kind */
+    uint32_t track;
+    uint32_t at, count; /* its events in the block under way */
+    Roots roots, former; /* former: before the call that changed them last */
+    uint32_t call;
+} Row;
+
+enum { INTERN_CATEGORY, INTERN_NAME, INTERN_KEY };
+typedef struct { uint64_t key; uint32_t iid; } Interned;
+typedef struct { uint32_t kind, iid, id; } Fresh;
+
+/* A span whose begin is written later, when it is known what encloses it. */
+typedef struct {
+    Event event;
+    char *args;
+    uint32_t row, order;
+    bool written;
+} Held;
+
+/* A span or instant of a row, in a block. */
+typedef struct {
+    int64_t begin, end;
+    uint64_t id, parent;
+    uint32_t event;
+    bool point, hold, root; /* hold: its begin is held; root: nothing of this block encloses it */
+} Node;
+
+typedef struct {
+    PyObject_HEAD
+    Output out;
+    uint64_t base;     /* tells the rows of one run from those of others */
+    int64_t pid;       /* of the run, whose process is described by others */
+    uint64_t serial;   /* ids of spans that do not nest and have none */
+    int32_t window;
+    uint32_t call;     /* number of the call under way */
+    bool numbered, formerly_numbered; /* a step of this window was seen; before the last call */
+    bool busy, failed; /* failed: no memory */
+    const char *events, *heap;
+    size_t n, heap_len;
+    Row *rows;
+    uint32_t rows_used, rows_room, sequences;
+    uint32_t *row_of, row_of_room; /* by track: 1 + its row */
+    Interned *interned;
+    uint32_t interned_used, interned_room;
+    Fresh *fresh;      /* interned by the packet under way */
+    uint32_t fresh_used, fresh_room;
+    Held *held;
+    uint32_t held_used, held_kept, held_room; /* kept: those from before the last call */
+    uint32_t *order, *edges, *stack, *active, active_used;
+    Node *nodes;
+    size_t room;       /* events that the arrays above are made for */
+} Encoder;
+
+/* perfetto.c */
+static inline void event_at(const Encoder *c, size_t i, Event *e) { memcpy(e, c->events + i * sizeof *e, sizeof *e); }
+bool make_room(void **array, uint32_t *room, size_t need, size_t size); /* zeroed; false without memory */
+uint32_t intern(Encoder *c, Row *row, uint32_t kind, uint32_t id);      /* 0 without memory */
+bool first_time(Encoder *c, uint64_t uuid);                             /* since the state was forgotten */
+uint64_t mix(uint64_t base, uint64_t kind, uint64_t id);
+void put_begin(Encoder *c, Row *row, const Event *e);
+void put_end(Encoder *c, Row *row, int64_t ts);
+void put_point(Encoder *c, Row *row, const Event *e);
+void put_pair(Encoder *c, Row *row, const Event *e, uint64_t id);
+
+/* perfetto_rows.c */
+Row *row_of(Encoder *c, uint32_t track);                                /* NULL without memory */
+void describe_row(Encoder *c, Row *row);
+uint64_t described_counter(Encoder *c, const Row *row, uint32_t name);  /* its uuid */
+uint64_t process_uuid(const Encoder *c, int64_t pid);
+void put_slices(Encoder *c, uint32_t row);
+void put_held(Encoder *c, int64_t row); /* of one row, or of all: -1 */
+
+/* perfetto_arguments.c */
+void put_annotations(Encoder *c, Row *row, const Event *e);
+void put_annotation_uint(Encoder *c, const char *name, uint64_t value);
+void put_annotation_true(Encoder *c, const char *name);
+
+#endif

@@ -1,0 +1,114 @@
+"""The fanout: gives every batch and every end of a window to all exporters, each of which takes it at its own speed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import anyio
+
+from stepscope.runtime import clock
+from stepscope.runtime.consumer import Exporter
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.ledger import OutputLedger
+from stepscope.runtime.outlet import Outlet
+from stepscope.runtime.run import Run
+from stepscope.runtime.shedding import Shedding
+from stepscope.runtime.window import Window
+
+log = logging.getLogger("stepscope")
+
+SILENT = 1.0
+"""Seconds for which closing waits for exporters without a word."""
+
+
+class Fanout:
+    """The outlets of one pipeline; on the pipeline's loop, but for accounts."""
+
+    def __init__(self, exporters: list[Exporter], run: Run, max_bytes: int, order: Shedding) -> None:
+        """Args: the exporters; the run; limit of each queue in bytes; what goes first when one is full."""
+        self.outlets = [Outlet(exporter, run, max_bytes, clock.now, self.outputs, order) for exporter in exporters]
+        self.batches = 0
+        self.offered = 0
+        """Events that were offered to each exporter."""
+        self._name = run.name
+
+    def start(self, enter: Callable[[], object]) -> None:
+        """Starts the exporters, each on a thread of its own, where `enter` is called first."""
+        for outlet in self.outlets:
+            outlet.start(enter)
+
+    def offer(self, batch: EventBatch) -> None:
+        """Queues a batch for all; an empty one is nothing."""
+        if len(batch):
+            self.batches += 1
+            self.offered += len(batch)
+            for outlet in self.outlets:
+                outlet.offer(batch)
+
+    def close_window(self, window: Window) -> None:
+        """Queues the end of a window."""
+        for outlet in self.outlets:
+            outlet.close_window(window)
+
+    def discard_window(self, index: int) -> None:
+        """Queues the deletion of a window."""
+        for outlet in self.outlets:
+            outlet.discard_window(index)
+
+    def behind(self) -> bool:
+        """Whether an exporter has much to do and gets on with it: what is not urgent is better held back."""
+        return any(outlet.behind() for outlet in self.outlets)
+
+    def unwritten(self) -> int:
+        """Windows that are closed and that not even the fastest exporter has written."""
+        return min((outlet.windows_waiting for outlet in self.outlets), default=0)
+
+    def outputs(self, window: int) -> dict[str, OutputLedger]:
+        """Accounts of a window at each exporter that keeps them still, as they are now."""
+        return {outlet.name: outlet.ledger(window) for outlet in self.outlets if outlet.keeps(window)}
+
+    async def relieve(self) -> None:
+        """Lets exporters that are behind catch up, so that a burst does not overflow their queues."""
+        for outlet in self.outlets:
+            await outlet.relieve()
+
+    async def drained(self) -> None:
+        """Returns when no exporter has anything left to do."""
+        for outlet in self.outlets:
+            await outlet.drained()
+
+    @property
+    def ended(self) -> bool:
+        """Whether every exporter is closed."""
+        return all(outlet.ended for outlet in self.outlets)
+
+    async def wait(self) -> None:
+        """Returns when every exporter is closed."""
+        for outlet in self.outlets:
+            await outlet.wait()
+
+    async def finish(self, seconds: Callable[[], float]) -> None:
+        """Lets the exporters end what they have, and close; says whom it waits for if that takes long.
+
+        Args:
+            seconds: how long there is still, by which it is cancelled from outside.
+        """
+        for outlet in self.outlets:
+            outlet.finish()
+        with anyio.move_on_after(SILENT) as soon:
+            await self.wait()
+        if soon.cancelled_caught and not self.ended:
+            late = ", ".join(outlet.name for outlet in self.outlets if not outlet.ended)
+            log.warning("closing %r: waiting for %s, %.1f s at most", self._name, late, max(seconds(), 0.0))
+            await self.wait()
+
+    def cancel(self) -> None:
+        """The deadline has passed."""
+        for outlet in self.outlets:
+            outlet.cancel()
+
+    def abandon(self) -> None:
+        """Nothing more is waited for; what was not written is counted."""
+        for outlet in self.outlets:
+            outlet.abandon()

@@ -1,0 +1,31 @@
+"""A signal that ends the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepscope.runtime.checked import Checked
+from stepscope.runtime.flight.trigger import Evaluator, Finding, News
+
+
+class Terminated(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fires when SIGTERM is about to end the process, and when KeyboardInterrupt leaves the profiler's `with`.
+
+    It saves at once, whatever the cool-down, as `terminated by SIGTERM` or `terminated by KeyboardInterrupt`. SIGTERM is
+    seen where `Options.handle_sigterm` has a handler; one that the program has itself calls `Profiler.save`. In asyncio
+    Ctrl-C is a cancellation, and no reason to save.
+    """
+
+    @property
+    def name(self) -> str:
+        """`terminated`."""
+        return "terminated"
+
+    def evaluator(self) -> Evaluator:
+        """Finds nothing by looking: the profiler is told."""
+        return _Evaluator()
+
+
+class _Evaluator:
+    def look(self, news: News) -> Sequence[Finding]:
+        return ()

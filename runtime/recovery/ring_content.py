@@ -1,0 +1,183 @@
+"""The content of a ring file of `core/ring.c`: what it still holds, and what it says was lost."""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.events import EVENT_DTYPE, NO_STEP, Block, Flag, Kind, empty_block, join_blocks
+
+MAX_SLOTS = 1 << 24
+
+_HEADER = 4096
+_FIELDS = struct.Struct("<8sIIIIq32xQQQQ32xQQ8xQ")
+"""Magic, version, slots, track, alive, thread, head, reserve, produced, sampled, tail, serial of the next event, and how
+many of the sampled were told of."""
+_MAGIC = b"SSRING1\0"
+_VERSION = 1
+_MORE = 255
+_MORE_BYTES = 62
+
+_MOST_UNWRITTEN = 4 << 20
+"""Bytes of a ring that may be missing from its file, as on a file system that was full."""
+
+
+class Told(NamedTuple):
+    """How far gaps of a ring go that are elsewhere: in the journal or the spool."""
+
+    serial: int = 0
+    """What was lost of the events below this number is known."""
+    sampled: int = 0
+    """So many of those that sampling left out are known."""
+
+
+class RingContent(msgspec.Struct, frozen=True):
+    """What a ring file still holds."""
+
+    events: Block
+    """Oldest first; those that were taken out already and not overwritten since too. Ids are the dead process's."""
+    args: bytearray
+    gaps: Block
+    """Where events were dropped and that was not reported yet: `id` says how many. `ts` 0: after the last event."""
+    source: str = "recorder"
+    sampled: bool = False
+    """Whether the last of the gaps is what sampling left out."""
+
+
+class _Header(NamedTuple):
+    magic: bytes
+    version: int
+    slots: int
+    track: int
+    alive: int
+    thread: int
+    head: int
+    reserve: int
+    produced: int
+    sampled: int
+    tail: int
+    serial: int
+    sampled_seen: int
+
+
+def read_ring(file: int, number: int, told: Told) -> RingContent:
+    """Reads a ring; every count is checked against what is there.
+
+    Args:
+        file: descriptor of the file.
+        number: of the ring.
+        told: which of its gaps are known already.
+
+    Raises:
+        FormatError: if it is none, or contradicts itself.
+    """
+    head = os.pread(file, _HEADER, 0)
+    if len(head) < _HEADER:
+        raise FormatError("too short for a ring")
+    ring = _Header(*_FIELDS.unpack_from(head))
+    slots, end, size = ring.slots, ring.head, os.fstat(file).st_size
+    if ring.magic != _MAGIC or ring.version != _VERSION:
+        raise FormatError("not a ring of this version")
+    if not 0 < slots <= MAX_SLOTS or slots & (slots - 1) or size < _HEADER + slots * EVENT_DTYPE.itemsize:
+        raise FormatError(f"{size} bytes do not hold {slots} slots")
+    # What lies further back was overwritten, or may have been just when the process died.
+    first = max(max(ring.reserve, end) - slots, 0)
+    if not first <= end < 1 << 62 or end - first > slots:
+        raise FormatError("its counters contradict each other")
+    if (end - first) * EVENT_DTYPE.itemsize > written(file):
+        raise FormatError("its counters claim more than was ever written")
+    raw = _read_slots(file, slots, first, end)
+    if len(raw) != (end - first) * EVENT_DTYPE.itemsize:
+        raise FormatError("it ends early")
+    content = _content(raw, first, number, ring, told)
+    seen = max(ring.sampled_seen, told.sampled)
+    return content if seen >= ring.sampled else _with_sampled(content, number, ring, ring.sampled - seen)
+
+
+def waiting_in(file: int) -> int:
+    """Events of a ring that were not drained, lost ones included; 0 if its header makes no sense."""
+    head = os.pread(file, _HEADER, 0)
+    if len(head) < _HEADER:
+        return 0
+    ring = _Header(*_FIELDS.unpack_from(head))
+    waiting = ring.produced - ring.serial + ring.sampled - ring.sampled_seen
+    return waiting if ring.magic == _MAGIC and 0 < waiting < 1 << 48 else 0
+
+
+def written(file: int) -> int:
+    """Bytes of a file that take space, and some more: one that is sparse claims any size, and holds nothing there."""
+    return os.fstat(file).st_blocks * 512 + _MOST_UNWRITTEN
+
+
+def _read_slots(file: int, slots: int, first: int, end: int) -> bytearray:
+    """Slots `first` to `end`, in order."""
+    data = bytearray()
+    while first < end:
+        index = first & (slots - 1)
+        count = min(end - first, slots - index)
+        part = os.pread(file, count * EVENT_DTYPE.itemsize, _HEADER + index * EVENT_DTYPE.itemsize)
+        data += part
+        if len(part) < count * EVENT_DTYPE.itemsize:
+            break
+        first += count
+    return data
+
+
+def _with_sampled(content: RingContent, number: int, ring: _Header, count: int) -> RingContent:
+    gap = empty_block(1)
+    gap["id"], gap["track"], gap["kind"] = count & 0xFFFFFFFFFFFF, ring.track, int(Kind.GAP)
+    gap["parent"], gap["self_dur"] = number + 1, ring.sampled & _MOST
+    return msgspec.structs.replace(content, gaps=join_blocks([content.gaps, gap]), sampled=True)
+
+
+def _content(raw: bytearray, first: int, number: int, ring: _Header, told: Told) -> RingContent:
+    slots: Block = np.frombuffer(raw, EVENT_DTYPE)
+    more: Any = slots["kind"] == _MORE
+    # Arguments follow their event, in order and without holes: all of them together are the heap.
+    heap = bytearray(np.frombuffer(raw, np.uint8).reshape(-1, EVENT_DTYPE.itemsize)[more, :_MORE_BYTES].tobytes())
+    before = np.cumsum(more) - more
+    where = np.flatnonzero(~more)
+    events: Block = slots[where].copy()
+    following = np.append(where[1:], len(slots)) - where - 1
+    held = (events["args_len"] > 0) & (events["flags"] & int(Flag.ARG_INLINE) == 0)
+    events["args_len"][held & (events["args_len"] > following * _MORE_BYTES)] = 0
+    events["args_at"][held] = (before[where] * _MORE_BYTES)[held]
+    serials = events["step"].astype(np.int64) & 0xFFFFFFFF
+    marks = events["kind"] == int(Kind.STEP)
+    events["step"] = np.where(marks, events["dur"].astype(np.int32), NO_STEP)
+    events["dur"][marks] = 0
+    events["args_at"][marks] = 0
+    # Slots that never came to the file (`ring_back`), or are damaged, hold no event: their numbers are missing.
+    known = (events["kind"] > 0) & (events["kind"] <= max(Kind))
+    # A drain that was copied to the spool may not have been given free; those of a joined process are one drain late.
+    expected = max(ring.serial, told.serial)
+    waiting = known & (where + first >= min(max(ring.tail, first), ring.head))
+    waiting &= (serials - (expected & 0xFFFFFFFF)) & 0xFFFFFFFF < _FAR
+    gaps = _gaps(events[waiting], serials[waiting], expected, ring.produced)
+    gaps["track"], gaps["parent"] = ring.track, number + 1
+    return RingContent(events[known], heap, gaps)
+
+
+_FAR = 1 << 31
+"""A ring cannot lose as many as half the numbers there are: such a distance is a damaged number, or lies behind."""
+_MOST = (1 << 63) - 1
+
+
+def _gaps(waiting: Block, serials: Any, expected: int, produced: int) -> Block:
+    """Where numbers are missing from `expected` on, events were dropped."""
+    after = np.append(serials, [produced & 0xFFFFFFFF])
+    missing = (after - np.append([expected & 0xFFFFFFFF], (serials + 1) & 0xFFFFFFFF)) & 0xFFFFFFFF
+    at = np.flatnonzero((missing > 0) & (missing < _FAR))
+    block = empty_block(len(at))
+    ends = np.append([0], waiting["ts"] + waiting["dur"]) if len(waiting) else np.zeros(1, np.int64)
+    begins = np.append(waiting["ts"], ends[-1:])
+    block["ts"] = np.where(ends[at] > 0, np.minimum(ends[at], begins[at]), begins[at])
+    block["dur"] = begins[at] - block["ts"]
+    block["id"], block["kind"] = missing[at], int(Kind.GAP)
+    block["self_dur"] = (expected & (_MOST >> 1)) + ((after[at] - (expected & 0xFFFFFFFF)) & 0xFFFFFFFF)
+    return block

@@ -1,0 +1,187 @@
+"""The sweep: removes sessions that killed processes left, when nobody needs them or their memory is needed.
+
+Sessions lie in memory. A job that crashes and restarts for ever must not fill it, and what was not recovered yet must
+not go while there is room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from stepscope.runtime.errors import FormatError, SessionError
+from stepscope.runtime.recovery.session_files import SessionFiles
+from stepscope.runtime.session import PREFIX, Identity, in_use, lock, parts, read_identity, remove_session, runs_of
+from stepscope.runtime.session_note import SessionNote, Swept, is_note, read_note, recovered_of, replace_note
+
+log = logging.getLogger("stepscope")
+
+DAY = 86_400.0
+"""Seconds for which a session is kept that there is memory for, needed or not."""
+MOST_SHARE = 1 / 4
+MOST_BYTES = 16 << 30
+"""What left sessions that are older than a day may take together: this share of the file system, or of the memory if that is
+less, and not more than this."""
+FREE_SHARE = 1 / 8
+FREE_BYTES = 4 << 30
+"""What is left free for a new run, if younger sessions have to go for it: this share, and not more than this."""
+
+
+MEMORY = Path("/dev/shm")
+_MEMINFO = re.compile(r"^(\w+): +(\d+) kB$", re.MULTILINE)
+
+
+class LeftSession(msgspec.Struct, frozen=True):
+    """A session whose process was killed."""
+
+    path: Path
+    identity: Identity
+    used: float
+    """When it was written to, as far as can be seen, in seconds since 1970."""
+    bytes: int
+    wanted: tuple[tuple[Path, SessionNote], ...]
+    """Notes of runs that it has events of and that were not recovered."""
+
+    @classmethod
+    def of(cls, path: Path) -> LeftSession | None:
+        """Looks at a directory; `None` if its process, or one that had joined, still runs.
+
+        Raises:
+            SessionError: if it is not a private directory of this user that says whose session it is.
+            OSError: if it cannot be read.
+        """
+        identity = read_identity(path)
+        if identity.running or in_use(path):
+            return None
+        for part in parts(path):
+            with contextlib.suppress(SessionError):
+                if read_identity(part).running:
+                    return None
+        files = [entry.stat(follow_symlinks=False) for entry in os.scandir(path)]
+        used = max([path.lstat().st_mtime, *(file.st_mtime for file in files)])
+        size = sum(file.st_blocks for file in files) * 512
+        size += sum(
+            entry.stat(follow_symlinks=False).st_blocks * 512 for part in parts(path) for entry in os.scandir(part)
+        )
+        wanted = tuple(
+            (note, said) for note in runs_of(path) if (said := _needs(note, path, identity, used)) is not None
+        )
+        return cls(path, identity, used, size, wanted)
+
+
+def sweep(place: Path) -> None:
+    """Removes sessions of killed processes from a directory, oldest first, those that nobody needs before others.
+
+    Those that no run needs go after a day. Those that one needs go after a day when all together take more than
+    `MOST_BYTES` or `MOST_SHARE`; only where less than `FREE_BYTES` and `FREE_SHARE` are free, younger ones go as well. The
+    note of each such run says so from then on, and so does the log. Only private directories of this user go that say
+    whose session they are, and of those only a session's files; none that is locked.
+    """
+    left: list[LeftSession] = []
+    for directory in place.glob(f"{PREFIX}*"):
+        try:
+            found = LeftSession.of(directory)
+        except (OSError, ValueError, SessionError) as error:
+            log.debug("%s is left alone: %s", directory, error)
+        else:
+            left += [] if found is None else [found]
+    left.sort(key=lambda session: (bool(session.wanted), session.used))
+    old = [session for session in left if session.used < time.time() - DAY]
+    for session in [session for session in old if not session.wanted]:
+        _remove(session, left, "no run needs it")
+    for session in old:
+        if sum(each.bytes for each in left) > min(MOST_BYTES, Room.of(place).size * MOST_SHARE):
+            _remove(session, left, f"sessions of killed processes filled {place}")
+    for session in list(left):
+        room = Room.of(place)
+        if room.free >= min(FREE_BYTES, room.size * FREE_SHARE):
+            break
+        _remove(session, left, f"{place} was full")
+
+
+def _needs(path: Path, session: Path, identity: Identity, used: float) -> SessionNote | None:
+    """What the note of a run says, if it needs this session still. What is written in the session is not believed."""
+    if not path.is_absolute() or not is_note(path):
+        return None
+    try:
+        note = read_note(path, [])
+    except OSError:
+        return None
+    if note is None or note.owner != os.geteuid() or note.directory != str(session):
+        return None
+    if (note.pid, note.start_time) != (identity.pid, identity.start_time):
+        return None
+    with contextlib.suppress(OSError):
+        if recovered_of(path).lstat().st_mtime >= used:
+            return None
+    return note
+
+
+def _remove(session: LeftSession, left: list[LeftSession], why: str) -> None:
+    if session not in left:
+        return
+    try:
+        locked = lock(session.path, alone=True)
+    except OSError as error:
+        log.debug("%s is left alone, it is in use: %s", session.path, error)
+        return
+    try:
+        # The notes first: a session that is there is used, whatever they say.
+        events = _events(session) if session.wanted else 0
+        for path, note in session.wanted:
+            with contextlib.suppress(OSError):  # the log says it as well
+                replace_note(path, msgspec.structs.replace(note, swept=Swept(time.time_ns(), events, why)))
+        remove_session(session.path)
+    except OSError as error:
+        log.debug("%s is not removed: %s", session.path, error)
+        return
+    finally:
+        os.close(locked)
+    left.remove(session)
+    if not session.wanted:
+        log.info("removed the session %s of process %d: %s", session.path, session.identity.pid, why)
+    for path, _ in session.wanted:
+        log.warning(
+            "removed the session of process %d, which was killed and not recovered, because %s: at most %d events of %s are "
+            "lost that no journal has",
+            *(session.identity.pid, why, events, path.parent),
+        )
+
+
+def _events(session: LeftSession) -> int:
+    """Events that it holds, or says were lost, and that may be in no journal; a part of them may be."""
+    try:
+        files = SessionFiles(session.path)
+    except (OSError, FormatError):
+        return -1
+    each = [files, *files.parts()]
+    try:
+        return sum(part.waiting() for part in each)
+    finally:
+        for part in each:
+            part.close()
+
+
+class Room(NamedTuple):
+    """How much there is, in bytes."""
+
+    size: int
+    free: int
+
+    @classmethod
+    def of(cls, place: Path) -> Room:
+        """Of a directory's file system; of one in memory, no more than there is memory."""
+        about = os.statvfs(place)
+        size, free = about.f_blocks * about.f_frsize, about.f_bavail * about.f_frsize
+        if not MEMORY.is_dir() or place.stat().st_dev != MEMORY.stat().st_dev:
+            return cls(size, free)
+        said = dict(_MEMINFO.findall(Path("/proc/meminfo").read_text()))
+        kib = {name: int(said.get(name, 1 << 50)) for name in ("MemTotal", "MemAvailable")}
+        return cls(min(size, kib["MemTotal"] << 10), min(free, kib["MemAvailable"] << 10))

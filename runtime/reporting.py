@@ -1,0 +1,136 @@
+"""Reporting: what a profiler says of itself, its tables and its accounts."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from stepscope.runtime import clock
+from stepscope.runtime.audit import audit
+from stepscope.runtime.diagnostics import explain
+from stepscope.runtime.flight.settings import FlightRecorder
+from stepscope.runtime.kept_errors import kept_errors
+from stepscope.runtime.output import Output
+from stepscope.runtime.recorder_accounts import RecorderAccounts
+from stepscope.runtime.saving import Saving
+from stepscope.runtime.schedule import ScheduleFunction
+from stepscope.runtime.statistics import ProfilerStatistics
+from stepscope.runtime.summary import Summary
+from stepscope.runtime.table import human_count
+from stepscope.runtime.trust import TrustReport
+
+
+class Reporting(Saving):
+    """The half of a profiler that is asked; it changes nothing, and may be called from any thread."""
+
+    def __init__(self, name: str, schedule: ScheduleFunction, keep_last: FlightRecorder | None, output: Output) -> None:
+        super().__init__(name, schedule, keep_last)
+        self.output = output
+        self._accounts: RecorderAccounts | None = None
+        self._anchor: clock.ClockAnchor | None = None
+
+    def summary(
+        self, sort_by: str = "self", top: int | None = 20, format: Literal["table", "markdown", "json"] = "table"
+    ) -> str:
+        """The aggregate table of all closed windows, spans of one name and category in a row.
+
+        Self time is what was not spent in child spans. Steps have none: they are drawn around what the program does, whose
+        rows have that time.
+
+        Args:
+            sort_by: a column: `self`, `total`, `count`, `min`, `max`, `mean`, `p50`, `p95`, `p99`, `name` or `category`.
+            top: rows to show; `None` for all.
+            format: `table` for a terminal, `markdown` with full names, `json` in ns.
+
+        Raises:
+            ValueError: if a value is not one of these.
+            TypeError: if `top` is no whole number.
+        """
+        return self.output.total().render(sort_by, top, format)
+
+    def aggregates(self) -> Summary:
+        """The same as data."""
+        return self.output.total()
+
+    def statistics(self) -> ProfilerStatistics:
+        """A frozen snapshot of every stage."""
+        flight = None if self._pipeline is None else self._pipeline.flight
+        return ProfilerStatistics(
+            state=self._state,
+            steps=self._steps_before + (self._step - self._first_step if self._live else 0),
+            steps_ignored=self._ignored,
+            windows=self._windows if flight is None else flight.windows.statistics().opened,
+            windows_left_out=self._windows_left_out,
+            pauses_untold=self._pauses_untold,
+            training_thread_ns=self._cost_ns,
+            recorder=self._accounts.statistics() if self._accounts else None,
+            pipeline=self._pipeline.statistics() if self._pipeline else None,
+        )
+
+    def diagnostics(self) -> tuple[str, ...]:
+        """Why nothing, or less than the schedule wanted, was recorded; empty if all is well."""
+        notes: tuple[str, ...] = (
+            () if self.schedule_error is None else (f"the schedule failed: {self.schedule_error!r}",)
+        )
+        if self._state == "inert":
+            return (*notes, f"inert: {self._inert_because}")
+        if self._state in ("stopped", "closed"):
+            notes += self._explain()
+        if self._pipeline is not None:
+            notes += tuple(self._pipeline.notes)
+            notes += self._flight_notes(self._pipeline)
+        notes += tuple(self._accounts.statistics().notes()) if self._accounts else ()
+        if self._state != "closed":
+            notes += tuple(note for source in self._bound() if (note := source.unsettled()))
+        if self._ignored:
+            notes += (f"steps ignored: step() was called {self._ignored} times while the profiler was not running",)
+        return notes
+
+    def audit(self) -> tuple[str, ...]:
+        """Every account of this run that does not balance, in words; empty if all do.
+
+        An account that seems wrong is looked at again: the loop goes on counting meanwhile.
+        """
+        found: tuple[str, ...] = ()
+        for _ in range(5):
+            found = audit(self.statistics())
+            if not found:
+                break
+            time.sleep(0.005)
+        return found
+
+    def report(self) -> TrustReport:
+        """What was recorded, what was dropped, by which clock, at what cost, and what could not be had."""
+        reports = {} if self._pipeline is None else {source.name: source.report() for source in self._pipeline.sources}
+        return TrustReport(
+            name=self.name,
+            statistics=self.statistics(),
+            imbalances=self.audit(),
+            output_dir=str(self.output.path),
+            anchor=self._anchor,
+            anchor_now=clock.ClockAnchor.read(),
+            backends=reports,
+            diagnostics=self.diagnostics(),
+        )
+
+    def raise_errors(self) -> None:
+        """Raises what backends, exporters, callbacks and the schedule raised so far, if anything.
+
+        Raises:
+            ExceptionGroup: of `BackendError` and `ExporterError`, each with the original as its cause.
+        """
+        errors: list[Exception] = [*self._calls.errors, *kept_errors(self._pipeline)]
+        errors += [] if self.schedule_error is None else [self.schedule_error]
+        if errors:
+            raise ExceptionGroup(f"profiler {self.name!r} kept {human_count(len(errors), 'error')}", errors)
+
+    def _explain(self) -> tuple[str, ...]:
+        """Why less was recorded than the schedule wanted, by what is known of the run's last step."""
+        steps, open_steps, recorded = self._step - self._first_step, self._open_steps, self._recorded_steps
+        if self._pipeline is not None:
+            ending = self._pipeline.ending
+            open_steps = open_steps or ending.cut_steps
+            if ending.unended:  # it was a step, though nobody called step() at its end
+                steps, recorded = steps + 1, recorded + 1
+                open_steps += not ending.complete
+        return explain(self.schedule, steps, recorded=recorded, open_steps=open_steps, first=self._first_step)
