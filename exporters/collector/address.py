@@ -1,0 +1,92 @@
+"""Where a collector is, and what is shown to it."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+from stepscope.exporters.collector import protocol
+
+TOKEN_VARIABLE = "STEPSCOPE_TOKEN"
+
+Token = str | Path | Callable[[], str] | None
+"""A token, the file that holds it, a function that gives it, or `None`: that of the environment, if there is one."""
+
+
+class Address:
+    """A collector's URL and the token for it, which no message and no `repr` shows.
+
+    Args:
+        url: `ws://`, `wss://`, `http://` or `https://`, with or without a path.
+        token: what the collector asks for; a file or function is read again for each connection.
+        insecure: whether a token may go to another machine without TLS.
+
+    Raises:
+        ValueError: for a URL that is none of these or holds a password, and for a token that others could read on its way.
+    """
+
+    def __init__(self, url: str, token: Token = None, *, insecure: bool = False) -> None:
+        parts = _checked(url)
+        scheme = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}[parts.scheme]
+        self.url = urlunsplit((scheme, parts.netloc, parts.path.rstrip("/") or protocol.PATH, "", ""))
+        """Where it takes streams."""
+        self.is_local = is_local(parts.hostname or "")
+        self._token = token
+        if not insecure and scheme == "ws" and not self.is_local and (token or os.environ.get(TOKEN_VARIABLE)):
+            raise ValueError(
+                f"a token would go to {parts.hostname} where others can read it; use wss://, or say insecure=True"
+            )
+
+    def headers(self) -> dict[str, str]:
+        """What is sent with the request for a connection.
+
+        Raises:
+            OSError: if the token's file cannot be read.
+            ValueError: if the token's function fails, or the token cannot be part of a header.
+        """
+        if callable(self._token):
+            try:
+                token = self._token()
+            except Exception as error:
+                # Its text may hold the token.
+                raise ValueError(f"the function that gives the token raised {type(error).__name__}") from None
+        elif isinstance(self._token, Path):
+            token = self._token.read_text(encoding="utf-8").strip()
+        else:
+            token = os.environ.get(TOKEN_VARIABLE, "") if self._token is None else self._token
+        if not isinstance(token, str) or not all("!" <= char <= "~" for char in token):
+            raise ValueError(
+                "the token holds characters that a header cannot: it must be printable ASCII without spaces"
+            )
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def __repr__(self) -> str:
+        return f"Address({self.url!r})"
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine can be there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _checked(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("ws", "wss", "http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        parts, known = urlsplit(""), False
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("the collector's url must not hold a user or a password; give token=...")
+    if not known:
+        raise ValueError(f"the collector's url must be such as ws://host:7788 or wss://host, got {url[:200]!r}")
+    if parts.query or parts.fragment:
+        raise ValueError("the collector's url must have no ?query and no #fragment; a token is given as token=...")
+    return parts

@@ -1,0 +1,182 @@
+"""The backlog: frames that the collector has not confirmed, in order, in bounded memory and then on disk."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from itertools import islice
+
+from stepscope.exporters.collector.piece import OVERHEAD, Piece
+from stepscope.exporters.collector.spool import Spool
+from stepscope.runtime.consumer import Settled
+
+MERGED = 256 << 10
+"""Bytes up to which pieces that lie next to each other on disk are one: there may be many small ones."""
+
+
+class Backlog:
+    """Keeps what was written until it is confirmed, and knows what is to be sent next.
+
+    The oldest pieces are on disk, the others in memory. While any are on disk, what is put goes there as well, so that
+    the spool has all that is not confirmed.
+    """
+
+    def __init__(self, max_bytes: int, spool: Spool | None = None) -> None:
+        """Args: bytes that it may keep in memory; where more goes."""
+        self._max = max_bytes
+        self._spool = spool
+        self._pieces: deque[Piece] = deque()
+        self._sent = 0
+        """How many of the pieces were sent since the last `resume`."""
+        self._outcomes: dict[int, Settled] = {}
+        self.next = 0
+        """Number of the next frame."""
+        self.on_disk = 0
+        """How many of the pieces, the oldest, are on disk."""
+        self.memory = 0
+        """Bytes in memory."""
+        self.sent_bytes = 0
+        """Bytes of those that were sent and not confirmed."""
+        self.error = ""
+        """Why the spool could not be used, the last time that it was tried; empty if it could."""
+
+    @classmethod
+    def of(cls, pieces: Iterable[Piece]) -> Backlog:
+        """One of pieces that are in files already. The collector may have frames that follow them."""
+        made = cls(0)
+        made._pieces.extend(pieces)
+        made.on_disk = len(made._pieces)
+        made.next = 1 << 62
+        return made
+
+    @property
+    def oldest(self) -> int:
+        """Number of the oldest frame that is kept, or of the next one."""
+        return self._pieces[0].first if self._pieces else self.next
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that are kept."""
+        return sum(piece.size for piece in self._pieces)
+
+    @property
+    def room(self) -> int:
+        """Bytes that can be put."""
+        spool = 0 if self._spool is None or self.error else max(self._spool.room, 0)
+        return max(self._max - self.memory, 0) + spool
+
+    def put(self, piece: Piece) -> None:
+        """Adds a piece; it follows those that were put before."""
+        self._pieces.append(piece)
+        self.next = piece.next
+        self.memory += piece.size + OVERHEAD
+        if self.on_disk or self.memory > self._max:
+            self.spill()
+
+    def spill(self) -> None:
+        """Moves everything to disk, as far as that takes it; why not all is in `error`."""
+        if self._spool is None:
+            return
+        self.error = ""
+        try:
+            while self.on_disk < len(self._pieces):
+                piece = self._pieces[self.on_disk]
+                self._spool.append(piece)
+                self.memory -= piece.size + OVERHEAD
+                self.on_disk += 1
+                self._merge()
+        except OSError as error:
+            self.error = str(error)
+
+    def _merge(self) -> None:
+        """Makes the last two pieces on disk one, if they are small, adjacent and not sent."""
+        last = self.on_disk - 1
+        if last <= self._sent:
+            return
+        one, other = self._pieces[last - 1], self._pieces[last]
+        if (
+            other.segment is not None
+            and one.segment is other.segment
+            and one.at + one.size == other.at
+            and one.size + other.size <= MERGED
+        ):
+            one.events.update(other.events)
+            one.count += other.count
+            one.size += other.size
+            other.segment.pieces -= 1
+            del self._pieces[last]
+            self.on_disk -= 1
+
+    def take(self, max_bytes: int) -> list[Piece]:
+        """What to send next: as many pieces as fit `max_bytes`, but one at least if there is any."""
+        taken: list[Piece] = []
+        size = 0
+        for piece in islice(self._pieces, self._sent, None):
+            if taken and size + piece.size > max_bytes:
+                break
+            taken.append(piece)
+            size += piece.size
+        self._sent += len(taken)
+        self.sent_bytes += size
+        return taken
+
+    def confirm(self, next: int) -> None:
+        """Forgets the frames below `next`.
+
+        Raises:
+            OSError: if a file that is not needed any more cannot be deleted.
+        """
+        while self._pieces and self._pieces[0].next <= next:
+            piece = self._pieces.popleft()
+            if self._sent:
+                self._sent -= 1
+                self.sent_bytes -= piece.size
+            for window, count in piece.events.items():
+                self._settle(window, count, "")
+            if piece.segment is None:
+                self.memory -= piece.size + OVERHEAD
+                continue
+            self.on_disk -= 1
+            if self._spool is not None:
+                self._spool.forget(piece)
+
+    def resume(self, next: int) -> None:
+        """Begins again at the first piece that holds a frame from `next` on."""
+        self._sent = self.sent_bytes = 0
+        self.confirm(next)
+
+    def leave(self, reason: str) -> Counter[str]:
+        """Nothing is sent any more: what is on disk stays there, and counts as exported; what is not is given up.
+
+        Returns:
+            Events: `kept` and `lost`.
+        """
+        self.spill()
+        found: Counter[str] = Counter()
+        for index, piece in enumerate(self._pieces):
+            for window, count in piece.events.items():
+                self._settle(window, count, "" if index < self.on_disk else reason)
+            found["kept" if index < self.on_disk else "lost"] += piece.events.total()
+        self._pieces.clear()
+        self._sent = self.sent_bytes = self.memory = self.on_disk = 0
+        return found
+
+    def refuse(self, window: int, count: int, reason: str) -> None:
+        """So many events of a window were given to the exporter and not put here."""
+        self._settle(window, count, reason)
+
+    def _settle(self, window: int, count: int, reason: str) -> None:
+        known = self._outcomes.get(window, Settled(window))
+        dropped = dict(known.dropped)
+        if reason:
+            dropped[reason] = dropped.get(reason, 0) + count
+        self._outcomes[window] = Settled(window, known.exported + (0 if reason else count), dropped)
+
+    def outcomes(self) -> list[Settled]:
+        """What became of events since the last call."""
+        found = list(self._outcomes.values())
+        self._outcomes.clear()
+        return found
+
+    def __len__(self) -> int:
+        return len(self._pieces)

@@ -1,0 +1,247 @@
+"""Delivers later what a run left: its spool, its recovered journal, or any journal."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import ssl
+import stat
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from stepscope.exporters.collector import protocol
+from stepscope.exporters.collector.address import Address
+from stepscope.exporters.collector.backlog import MERGED, Backlog
+from stepscope.exporters.collector.link import Link
+from stepscope.exporters.collector.piece import Piece, Segment, events_in
+from stepscope.exporters.collector.settings import LinkSettings
+from stepscope.exporters.collector.spool import DIRECTORY, NOTE, SUFFIX, StreamNote, remove
+from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError, RecoveredError
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.records import RunRecord, decode_record
+from stepscope.runtime.processes import is_running
+from stepscope.runtime.recovery.journals import Journals
+from stepscope.runtime.recovery.recover import recover
+from stepscope.runtime.session_note import JOURNAL, RECOVERED, SESSION_FILE
+
+_MAX_NOTE = 1 << 20
+
+
+class Parcel(msgspec.Struct, frozen=True):
+    """A stream, or the rest of one, that lies in files."""
+
+    hello: protocol.Hello
+    pieces: list[Piece]
+    events: int
+    what: str
+    """In words, for messages."""
+    spool: Path | None = None
+    """The directory that is not needed any more once it is delivered."""
+
+    def close(self) -> None:
+        """Closes the files. Idempotent."""
+        for piece in self.pieces:
+            if piece.segment is not None:
+                piece.segment.close()
+
+
+def parcels(place: Path) -> list[Parcel]:
+    """What there is to deliver of a run's directory, of a spool or of one journal.
+
+    A stream whose process ended in order goes on where the collector has nothing. Of one that was killed the journal has
+    more than the stream: it is recovered and sent as a stream that takes the other's place. Without a journal, what is in
+    the spool is sent.
+
+    Args:
+        place: the directory or file.
+
+    Raises:
+        ProfilerStateError: if the process still runs.
+        FormatError: if there is nothing to deliver, or a file is damaged.
+        OSError: if files cannot be read.
+    """
+    if not place.is_dir() and (place.parent / NOTE).exists() and place.suffix == SUFFIX:
+        place = place.parent
+    if not place.is_dir():
+        return [_whole_journal(place, "", f"the journal {place}")]
+    if (place / NOTE).exists():
+        found = [place]
+    else:
+        found = sorted(path.parent for path in place.glob(f"{DIRECTORY}/*/{NOTE}"))
+    made = [parcel for directory in found if (parcel := _of_stream(directory)) is not None]
+    if not found:
+        raise FormatError(f"nothing to deliver in {place}: it has no {DIRECTORY}/*/{NOTE}; name a journal to send that")
+    return made
+
+
+async def deliver(
+    parcel: Parcel, address: Address, settings: LinkSettings, tls: ssl.SSLContext | None, patience: float
+) -> None:
+    """Sends a parcel; returns when the collector has written all of it. May be repeated: nothing is written twice.
+
+    Args:
+        parcel: what to send.
+        address: of the collector.
+        settings: times and sizes.
+        tls: how to check the collector's certificate; `None`: as usual.
+        patience: seconds without any progress after which it is given up.
+
+    Raises:
+        OutputError: if the collector refuses it, or there is no progress.
+    """
+    backlog = Backlog.of(parcel.pieces)
+    link = Link(address, settings, tls, backlog, lambda: msgspec.structs.replace(parcel.hello, oldest=backlog.oldest))
+    link.start()
+    try:
+        while True:
+            before = len(backlog)
+            try:
+                async with asyncio.timeout(patience):
+                    if await link.progressed(before):
+                        continue
+            except TimeoutError:
+                pass
+            break
+        if len(backlog) or not link.statistics().connections:
+            error = link.statistics().last_error or f"nothing was confirmed for {patience:g} s"
+            raise OutputError(f"the collector at {address.url} does not take {parcel.what}: {error}")
+        await link.close()
+    finally:
+        link.abort()
+    if parcel.spool is not None:
+        remove(parcel.spool, sorted(parcel.spool.glob(f"*{SUFFIX}")))
+
+
+def _of_stream(directory: Path) -> Parcel | None:
+    note = _note(directory)
+    if is_running(note.pid, note.start_time):
+        raise ProfilerStateError(f"process {note.pid} that sends {directory} itself still runs; wait for its end")
+    segments = sorted(directory.glob(f"*{SUFFIX}"))
+    pieces, ended = _rest(segments, note.sync)
+    if not ended:
+        journal = _recovered(directory.parent.parent)
+        if journal is not None:
+            what = f"the journal of {directory.parent.parent}, whose process was killed"
+            for piece in pieces:
+                assert piece.segment is not None
+                piece.segment.close()
+            return msgspec.structs.replace(_whole_journal(journal, note.stream, what), spool=directory)
+        if not pieces:
+            remove(directory, segments)
+            return None
+    hello = protocol.Hello(note.stream, note.sync, pieces[0].first, note.run)
+    return Parcel(hello, pieces, _events(pieces), f"the rest of a stream in {directory}", directory)
+
+
+def _note(directory: Path) -> StreamNote:
+    file = os.open(directory / NOTE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(file, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise FormatError(f"{directory / NOTE} is not a regular file")
+        try:
+            return msgspec.json.decode(stream.read(_MAX_NOTE), type=StreamNote)
+        except msgspec.MsgspecError as error:
+            raise FormatError(f"{directory / NOTE} does not say whose frames these are: {error}") from error
+
+
+def _recovered(run: Path) -> Path | None:
+    """The complete journal of a run that was killed, recovered if need be; `None` if it kept none."""
+    journal = Journals.of(run).newest()
+    if journal is None and not (run / (JOURNAL + RECOVERED)).exists():
+        return None
+    if (run / SESSION_FILE).exists() or not (run / (JOURNAL + RECOVERED)).exists():
+        try:
+            return recover(run).journal
+        except RecoveredError:
+            return run / (JOURNAL + RECOVERED)
+        except FormatError:
+            # It was closed in order: the process died later.
+            return journal
+    return run / (JOURNAL + RECOVERED)
+
+
+def _whole_journal(path: Path, supersedes: str, what: str) -> Parcel:
+    """A journal as a stream of its own, the same one each time."""
+    segment = _opened(path)
+    reader = FrameReader(path, follow=False)
+    try:
+        first = reader.peek()
+        record = None if first is None or first[0] != fmt.FrameType.RUN else decode_record(first[0], first[2])
+        if not isinstance(record, RunRecord) or reader.sync_word is None:
+            raise FormatError(f"{path} does not say whose journal it is; `stepscope recover` it first")
+        pieces, ended = _pieces(segment, reader, 0)
+    except BaseException:
+        segment.close()
+        raise
+    finally:
+        reader.close()
+    if not ended:
+        segment.close()
+        raise FormatError(f"{path} is not complete; `stepscope recover` it first")
+    assert first is not None
+    stream = hashlib.sha256(reader.sync_word + first[2]).hexdigest()[:32]
+    hello = protocol.Hello(stream, reader.sync_word, 0, protocol.short(record), supersedes)
+    return Parcel(hello, pieces, _events(pieces), what)
+
+
+def _rest(segments: Sequence[Path], sync: bytes) -> tuple[list[Piece], bool]:
+    """The pieces of a spool, and whether the last frame ends the journal."""
+    pieces: list[Piece] = []
+    ended = False
+    for path in segments:
+        if path.stat().st_size <= fmt.FILE_HEADER.size:
+            continue
+        segment = _opened(path)
+        reader = FrameReader(path, follow=False)
+        try:
+            first = int(path.stem) if path.stem.isdecimal() else -1
+            if reader.sync_word != sync or first < 0 or pieces and first != pieces[-1].next:
+                raise FormatError(f"{path} does not belong where it is")
+            more, ended = _pieces(segment, reader, first)
+            pieces += more
+        finally:
+            reader.close()
+    return pieces, ended
+
+
+def _pieces(segment: Segment, reader: FrameReader, expected: int) -> tuple[list[Piece], bool]:
+    """The pieces of a file from frame `expected` on, and whether the last frame ends the journal."""
+    pieces: list[Piece] = []
+    ended = False
+    for kind, payload, number, at, end in _frames(reader):
+        if number != expected & 0xFFFFFFFF:
+            raise FormatError(f"{segment.path} is damaged: frame {expected} is missing")
+        last = pieces[-1] if pieces else None
+        if last is not None and last.at + last.size == at and last.size + end - at <= MERGED:
+            last.count += 1
+            last.size += end - at
+            last.events.update(events_in(kind, payload))
+        else:
+            pieces.append(Piece(expected, 1, end - at, events_in(kind, payload), None, segment, at))
+        expected += 1
+        ended = kind == fmt.FrameType.END
+    return pieces, ended
+
+
+def _frames(reader: FrameReader) -> Iterator[tuple[int, bytes, int, int, int]]:
+    """(type, payload, number, where it begins, where it ends) of the whole frames."""
+    while (frame := reader.next()) is not None:
+        next, end = reader.position
+        kind, _, payload = frame
+        yield kind, payload, (next - 1) & 0xFFFFFFFF, end - len(payload) - fmt.FRAME_HEADER.size, end
+
+
+def _opened(path: Path) -> Segment:
+    return Segment(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), str(path))
+
+
+def _events(pieces: Sequence[Piece]) -> int:
+    total: Counter[int] = Counter()
+    for piece in pieces:
+        total.update(piece.events)
+    return total.total()

@@ -1,0 +1,281 @@
+"""The connection to a collector: it is made, lost and made again, and sends the backlog until that is confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Callable
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.typing import Subprotocol
+
+from stepscope.exporters.collector import protocol
+from stepscope.exporters.collector.address import Address
+from stepscope.exporters.collector.backlog import Backlog
+from stepscope.exporters.collector.connecting import LinkStatistics
+from stepscope.exporters.collector.settings import LinkSettings
+from stepscope.runtime import clock
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal.records import ClockSync
+
+log = logging.getLogger("stepscope")
+
+IN_FLIGHT = 16 << 20
+"""Bytes that may be sent and not confirmed."""
+REFUSALS = frozenset({400, 401, 403, 404, 405, 410, 426})
+"""HTTP answers that somebody has to do something about."""
+SMALLEST = 16 << 10
+"""Bytes of a message that is sent to a collector which did not confirm larger ones in time."""
+MOST_PATIENCE = 16
+"""How many times `timeout` a collector may take to confirm the smallest messages."""
+CLOSING = 1.0
+"""Seconds for a collector to answer that the connection ends."""
+FIRST_SYNCS = 8
+
+
+class Link:
+    """Runs on the exporter's loop, beside its calls. What a collector does wrong ends a connection, and nothing else."""
+
+    def __init__(
+        self,
+        address: Address,
+        settings: LinkSettings,
+        tls: ssl.SSLContext | None,
+        backlog: Backlog,
+        hello: Callable[[], protocol.Hello],
+        *,
+        synced: Callable[[ClockSync], object] = lambda _: None,
+        missed: Callable[[], object] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            address: of the collector.
+            settings: times and sizes.
+            tls: how to check the collector's certificate; `None`: as usual.
+            backlog: what to send.
+            hello: the first message.
+            synced: is given each comparison of the clocks.
+            missed: is called when the collector lacks frames that are nowhere any more.
+        """
+        self._address, self._settings, self._tls = address, settings, tls
+        self._backlog, self._hello, self._synced, self._missed = backlog, hello, synced, missed
+        self._news, self._changed = asyncio.Event(), asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._socket: ClientConnection | None = None
+        self._connected = self._refused = False
+        self._connections = self._frames = 0
+        self._last_error = ""
+        self._most_bytes = self._message_bytes = settings.message_bytes
+        self._patience = 1
+        self._heard = 0.0
+
+    def start(self) -> None:
+        """Begins to connect."""
+        self._task = asyncio.create_task(self._run(), name="stepscope collector link")
+
+    def wake(self) -> None:
+        """There is something to send."""
+        self._news.set()
+
+    async def settled(self) -> bool:
+        """Waits until everything is confirmed; false as soon as the collector refuses it."""
+        while len(self._backlog) and not self._refused:
+            self._changed.clear()
+            await self._changed.wait()
+        return not len(self._backlog)
+
+    async def progressed(self, before: int) -> bool:
+        """Waits until fewer than `before` pieces are left; false if none is, or the collector refuses them."""
+        while len(self._backlog) >= before and not self._refused:
+            self._changed.clear()
+            await self._changed.wait()
+        return bool(len(self._backlog)) and not self._refused
+
+    async def close(self) -> None:
+        """Ends the connection in order. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    def abort(self) -> None:
+        """Ends it at once. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if self._socket is not None:
+            self._socket.transport.abort()
+
+    async def _run(self) -> None:
+        delay = self._settings.first_delay
+        while True:
+            before = self._frames
+            refused = False
+            try:
+                await self._connection()
+                error = ""
+            except InvalidStatus as failure:
+                status = failure.response.status_code
+                error, refused = f"it answered {status} to the connection", status in REFUSALS
+            except _Refusal as failure:
+                error, refused = f"it refuses this stream: {failure}", not failure.retry
+            except (OSError, WebSocketException, TimeoutError, FormatError, ValueError) as failure:
+                error = f"{type(failure).__name__}: {failure}"
+            except Exception as failure:  # what others' code may raise, a proxy's for one, without its text
+                error = type(failure).__name__
+            self._note(error[:500], refused)
+            if self._frames > before:
+                delay = self._settings.first_delay
+            # By chance, so that a thousand ranks do not come back at the same moment.
+            await asyncio.sleep((self._settings.longest_delay if refused else delay) * random.uniform(0.5, 1.0))
+            delay = min(2 * delay, self._settings.longest_delay)
+
+    def _note(self, error: str, refused: bool) -> None:
+        self._connected = False
+        if refused and not self._refused or error and not self._last_error:
+            level = logging.ERROR if refused else logging.WARNING
+            log.log(level, "the collector at %s is tried again later: %r", self._address.url, error)
+        self._last_error, self._refused = error or self._last_error, refused
+        self._changed.set()
+
+    async def _connection(self) -> None:
+        async with connect(
+            self._address.url,
+            additional_headers=self._address.headers(),
+            subprotocols=[Subprotocol(protocol.SUBPROTOCOL)],
+            compression=None,  # frames are compressed already
+            proxy=None if self._address.is_local else True,
+            max_size=protocol.MAX_HEADER + 4,
+            open_timeout=self._settings.timeout,
+            close_timeout=min(CLOSING, self._settings.timeout),
+            ping_interval=None,  # confirmations and the comparisons of the clocks are the signs of life
+            ssl=(self._tls or True) if self._address.url.startswith("wss:") else None,
+        ) as socket:
+            self._socket = socket
+            try:
+                await self._converse(socket)
+            except BaseException:
+                # Who has not kept to the protocol, or does not answer, is not waited for.
+                socket.transport.abort()
+                raise
+            finally:
+                self._socket = None
+
+    async def _converse(self, socket: ClientConnection) -> None:
+        if socket.subprotocol != protocol.SUBPROTOCOL:
+            raise FormatError(f"it does not speak {protocol.SUBPROTOCOL}")
+        async with asyncio.timeout(self._settings.timeout * self._patience):
+            await socket.send(protocol.encode(self._hello()))
+            welcome = await _receive(socket)
+        if isinstance(welcome, protocol.Refused):
+            raise _Refusal(welcome)
+        if not isinstance(welcome, protocol.Welcome):
+            raise FormatError(f"the collector answered {type(welcome).__name__} to Hello")
+        self._check(welcome.next)
+        if welcome.next < self._backlog.oldest:
+            self._missed()
+        self._connected, self._refused, self._last_error = True, False, ""
+        self._connections += 1
+        self._heard = asyncio.get_running_loop().time()
+        self._most_bytes = max(min(self._settings.message_bytes, welcome.max_message), SMALLEST)
+        self._message_bytes = min(self._message_bytes, self._most_bytes)
+        self._backlog.resume(welcome.next)
+        self._changed.set()
+        parts = (self._send, self._listen, self._compare_clocks, self._watch)
+        tasks = [asyncio.ensure_future(part(socket)) for part in parts]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send(self, socket: ClientConnection) -> None:
+        while True:
+            self._news.clear()
+            room = self._backlog.sent_bytes < IN_FLIGHT
+            pieces = self._backlog.take(self._message_bytes) if room else []
+            if not pieces:
+                await self._news.wait()
+                continue
+            first, last = pieces[0].first, pieces[-1].next
+            await socket.send(
+                protocol.encode(protocol.Frames(first, last - first), *(piece.read() for piece in pieces))
+            )
+
+    async def _listen(self, socket: ClientConnection) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            header = await _receive(socket)
+            self._heard = loop.time()
+            match header:
+                case protocol.Ack():
+                    self._confirm(header.next)
+                case protocol.Pong():
+                    self._synced(
+                        ClockSync(
+                            sent=header.sent,
+                            arrived=header.arrived,
+                            answered=header.answered,
+                            returned=clock.now(),
+                            clock=header.clock,
+                        )
+                    )
+                case protocol.Refused():
+                    raise _Refusal(header)
+                case _:
+                    raise FormatError(f"the collector sent {type(header).__name__}")
+
+    def _confirm(self, next: int) -> None:
+        self._check(next)
+        self._frames = max(self._frames, next)
+        self._patience = 1
+        self._message_bytes = min(2 * self._message_bytes, self._most_bytes)
+        self._backlog.confirm(next)
+        self._news.set()
+        self._changed.set()
+
+    def _check(self, next: int) -> None:
+        if next > self._backlog.next:
+            raise FormatError(f"the collector has frame {next - 1}, the last is {self._backlog.next - 1}")
+
+    async def _watch(self, socket: ClientConnection) -> None:
+        loop = asyncio.get_running_loop()
+        while (left := self._heard + self._settings.timeout * self._patience - loop.time()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(left)
+        # It may be slow: less is sent at once next time, and it has longer to answer.
+        self._message_bytes = max(self._message_bytes // 4, SMALLEST)
+        self._patience = min(2 * self._patience, MOST_PATIENCE)
+        raise TimeoutError("the collector gives no sign of life")
+
+    async def _compare_clocks(self, socket: ClientConnection) -> None:
+        count = 0
+        while True:
+            await socket.send(protocol.encode(protocol.Ping(clock.now())))
+            count += 1
+            early = count < FIRST_SYNCS
+            await asyncio.sleep(self._settings.first_sync if early else self._settings.sync_interval)
+
+    def statistics(self) -> LinkStatistics:
+        """What it has been through so far."""
+        return LinkStatistics(self._connected, self._connections, self._frames, self._refused, self._last_error)
+
+
+class _Refusal(Exception):
+    """The collector said no."""
+
+    def __init__(self, refusal: protocol.Refused) -> None:
+        super().__init__(refusal.reason[:200])
+        self.retry = refusal.retry
+
+
+async def _receive(socket: ClientConnection) -> protocol.Header:
+    message = await socket.recv()
+    if isinstance(message, str):
+        raise FormatError("the collector sent text")
+    return protocol.decode(message)[0]

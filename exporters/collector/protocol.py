@@ -1,0 +1,140 @@
+"""What exporters and collectors tell each other over a WebSocket. `docs/collector-protocol.md` describes it.
+
+A message is the length of its header (four bytes, little-endian), the header in MessagePack, and a payload. Only `Frames`
+has one: whole frames of a journal, one after the other, as they stand in the collector's file in the end. Their
+numbers are the sequence numbers of the protocol.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated
+
+import msgspec
+
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal.records import Int64, RunRecord
+
+VERSION = 1
+"""Changes when old collectors could no longer read new exporters, or the other way round."""
+SUBPROTOCOL = f"stepscope.v{VERSION}"
+PATH = "/v1/stream"
+"""Where the collector takes streams."""
+MAX_HEADER = 1 << 16
+"""Bytes."""
+MAX_NAME = 255
+"""Characters of a name in a header."""
+MAX_MESSAGE = 80 << 20
+"""Bytes: the largest frame of a journal, and what is before it."""
+MAX_FRAME = 12 << 20
+"""Bytes of a frame of a stream: every collector takes messages in which it fits."""
+MIN_MAX_MESSAGE = 16 << 20
+"""Bytes of a message that every collector takes at least."""
+
+_LENGTH = struct.Struct("<I")
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+StreamId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+NoneOrStreamId = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")]
+SyncWord = Annotated[bytes, msgspec.Meta(min_length=4, max_length=4)]
+Reason = Annotated[str, msgspec.Meta(max_length=1000)]
+
+ClockId = Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class Hello(msgspec.Struct, frozen=True, tag=1, array_like=True):
+    """The first message of an exporter: which stream this is, and from which frame on it has everything."""
+
+    stream: StreamId
+    """Drawn at random for each run of a profiler; names its file."""
+    sync: SyncWord
+    """Of the journal's frames."""
+    oldest: Count
+    """Number of the oldest frame that the exporter still has."""
+    run: RunRecord
+    supersedes: NoneOrStreamId = ""
+    """The stream of a process that was killed, whose recovered journal this is; it is to be left out once this has ended."""
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=2, array_like=True):
+    """The answer: from which frame on the collector has nothing."""
+
+    next: Count
+    max_message: Count
+    """Bytes that a message should have at most; a single frame may be larger, up to `MAX_FRAME`."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=3, array_like=True):
+    """The collector does not go on with this connection."""
+
+    reason: Reason
+    retry: bool
+    """Whether it may be otherwise later."""
+
+
+class Frames(msgspec.Struct, frozen=True, tag=4, array_like=True):
+    """Frames `first` to `first + count - 1`; the payload."""
+
+    first: Count
+    count: Count
+
+
+class Ack(msgspec.Struct, frozen=True, tag=5, array_like=True):
+    """All frames below `next` are written."""
+
+    next: Count
+
+
+class Ping(msgspec.Struct, frozen=True, tag=6, array_like=True):
+    """Asks for the collector's clock; `sent` is the exporter's, in ns."""
+
+    sent: Int64
+
+
+class Pong(msgspec.Struct, frozen=True, tag=7, array_like=True):
+    """The answer to `Ping`: what the collector's clock was when it came, and when this was sent, in ns of Unix time."""
+
+    sent: Int64
+    arrived: Int64
+    answered: Int64
+    clock: ClockId
+    """Names the collector's clock: readings of two clocks do not compare."""
+
+
+Header = Hello | Welcome | Refused | Frames | Ack | Ping | Pong
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Header).decode
+
+
+def encode(header: Header, *payload: bytes | bytearray | memoryview) -> bytes:
+    """A message."""
+    packed = _encode(header)
+    return b"".join((_LENGTH.pack(len(packed)), packed, *payload))
+
+
+def decode(message: bytes) -> tuple[Header, memoryview]:
+    """The header and the payload of a message.
+
+    Raises:
+        FormatError: if it is no message of this protocol.
+    """
+    if len(message) < _LENGTH.size:
+        raise FormatError(f"a message of {len(message)} bytes has no header")
+    (length,) = _LENGTH.unpack_from(message)
+    end = _LENGTH.size + length
+    if length > MAX_HEADER or end > len(message):
+        raise FormatError(f"a message of {len(message)} bytes claims a header of {length}")
+    view = memoryview(message)
+    try:
+        header = _decode(view[_LENGTH.size : end])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise FormatError(f"the header of a message cannot be read: {error}") from error
+    if end < len(message) and not isinstance(header, Frames):
+        raise FormatError(f"{type(header).__name__} has a payload of {len(message) - end} bytes, and should have none")
+    return header, view[end:]
+
+
+def short(run: RunRecord) -> RunRecord:
+    """A run with names that fit a header."""
+    return msgspec.structs.replace(run, name=run.name[:MAX_NAME], host=run.host[:MAX_NAME])

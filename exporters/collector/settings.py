@@ -1,0 +1,39 @@
+"""Times and sizes of a connection to a collector."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from stepscope.runtime.checked import Checked
+from stepscope.runtime.options import PositiveFloat
+
+SyncInterval = Annotated[float, msgspec.Meta(gt=0, le=15)]
+
+
+class LinkSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds and bytes. Unknown fields are refused.
+
+    Raises:
+        ValueError: naming the field, the value and what it should be.
+    """
+
+    memory_bytes: Annotated[int, msgspec.Meta(ge=1 << 16)] = 64 << 20
+    """What may wait in memory for the collector."""
+    spool_bytes: Annotated[int, msgspec.Meta(ge=0)] = 1 << 30
+    """What may wait on disk besides, in the run's directory; 0: nothing is written there."""
+    message_bytes: Annotated[int, msgspec.Meta(ge=1 << 12, le=8 << 20)] = 1 << 20
+    """Frames are sent together up to this size."""
+    timeout: PositiveFloat = 10.0
+    """For a connection to be made, and for a collector to give a sign of life."""
+    first_delay: PositiveFloat = 0.1
+    """Until a lost connection is made again; doubled each time."""
+    longest_delay: PositiveFloat = 10.0
+    """No longer than this."""
+    first_sync: SyncInterval = 0.25
+    """Between the first comparisons of the clocks."""
+    sync_interval: SyncInterval = 5.0
+    """Between the later ones."""
+    insecure: bool = False
+    """Whether a token may go to another machine without TLS."""

@@ -1,0 +1,1 @@
+"""Streaming through NATS JetStream, for clusters that outgrow one collector."""
