@@ -1,0 +1,1 @@
+"""OTLP over HTTP: what was recorded as traces and metrics of OpenTelemetry."""

@@ -1,0 +1,202 @@
+"""The OTLP exporter: steps, spans and counters to any receiver of OpenTelemetry, while the run goes on."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from stepscope.exporters.otlp import target as targets
+from stepscope.exporters.otlp.options import OtlpOptions
+from stepscope.exporters.otlp.outcomes import Outcomes
+from stepscope.exporters.otlp.target import Signal, Target
+from stepscope.runtime.consumer import Settled
+from stepscope.runtime.errors import BrokenError, ClosedError, OutputError
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.run import Run
+from stepscope.runtime.window import Window
+
+if TYPE_CHECKING:
+    from stepscope.exporters.otlp.conversion import Conversion
+    from stepscope.exporters.otlp.request import Request
+    from stepscope.exporters.otlp.sender import Sender
+
+
+class OtlpExporter:
+    """Sends steps, spans and counters by OTLP over HTTP, as protobuf, to Jaeger, Tempo, Phoenix and the like.
+
+    Every step is a trace of its own, whose root is the step, with spans at their places and times to the nanosecond. The
+    run has one more, with its windows and with what lasts longer than a step. Counters are gauges, and the durations of
+    steps a histogram.
+
+    Stores take hundreds to thousands of spans a second, so `OtlpOptions` limits what is sent to the longest spans; what
+    is left out by filter, rate or number is counted by reason in the ledger, as is what did not arrive. A request that
+    fails in a way that may pass is tried again. The training program waits for nothing of this.
+
+    Args:
+        endpoint: URL of the receiver without `/v1/traces`; default: the variables OTEL_EXPORTER_OTLP_..., which have the
+            meaning that OpenTelemetry specifies, else `http://localhost:4318`.
+        headers: sent with every request, such as an API key; never shown. They go before those of the environment. Over
+            `http:` whoever is between can read them.
+        options: all other settings.
+
+    Raises:
+        ValueError: an argument or variable cannot be used; says which, why and what to do.
+        ImportError: the packages of the extra `stepscope[otlp]` are missing.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        options: OtlpOptions | None = None,
+    ) -> None:
+        self._options = options or OtlpOptions()
+        self._targets = targets.both(endpoint, headers, self._options)
+        self.name = f"otlp:{self._targets['traces']}"
+        require_extra()
+        self._outcomes = Outcomes()
+        self._senders: dict[Signal, Sender] = {}
+        self._conversion: Conversion | None = None
+        self._waiting: deque[Iterator[Request]] = deque()
+        self._in_hand: Request | None = None
+        self._no_metrics = False
+
+    def __repr__(self) -> str:
+        return f"OtlpExporter({str(self._targets['traces'])!r})"
+
+    async def open(self, run: Run) -> None:
+        """Prepares to send; a receiver that is not there yet is waited for when there is something to send.
+
+        Raises:
+            OutputError: if certificates cannot be read; says which.
+        """
+        from stepscope.exporters.otlp.conversion import Conversion
+        from stepscope.exporters.otlp.sender import Sender
+
+        for signal, target in self._targets.items():
+            sender = Sender(target, self._options)
+            try:
+                await sender.open()
+            except OSError as error:
+                await self._close_senders()
+                raise OutputError(f"cannot use the certificates for {target}: {_files(target)}: {error}") from error
+            self._senders[signal] = sender
+        self._conversion = Conversion(run, self._options, self._outcomes)
+
+    async def export(self, batch: EventBatch) -> None:
+        """Takes a batch, and sends what is complete by it.
+
+        Raises:
+            ClosedError: before `open` or after `aclose`.
+            BrokenError: if something could not be sent; it is counted.
+        """
+        conversion = self._opened()
+        self._waiting.append(conversion.add(batch))
+        await self._send()
+
+    async def close_window(self, window: Window) -> None:
+        """Sends what is left of a window, and its own span.
+
+        Raises:
+            BrokenError: if something could not be sent; it is counted.
+        """
+        self._waiting.append(self._opened().close_window(window))
+        await self._send()
+
+    async def aclose(self) -> None:
+        """Sends what is left. What a cancelled call could not send is not told of, and so counts as `closed`."""
+        conversion, self._conversion = self._conversion, None
+        try:
+            if conversion is not None:
+                self._waiting.append(conversion.close())
+            await self._send()
+        finally:
+            self._waiting.clear()
+            self._in_hand = None
+            await self._close_senders()
+
+    def settle(self) -> Iterable[Settled]:
+        """What became of events since the last call."""
+        return self._outcomes.take()
+
+    def _opened(self) -> Conversion:
+        if self._conversion is None:
+            raise ClosedError(f"{self.name} is not open")
+        return self._conversion
+
+    async def _send(self) -> None:
+        """Sends what waits, in order. Goes on where a cancelled call was: that request is sent once more."""
+        first: BrokenError | None = None
+        while (request := self._next()) is not None:
+            try:
+                await self._post(request)
+            except BrokenError as error:
+                first = first or error
+            self._in_hand = None
+        if first is not None:
+            raise first
+
+    async def _post(self, request: Request) -> None:
+        if request.signal == "metrics" and self._no_metrics:
+            self._drop(request, "rejected")
+            return
+        try:
+            rejected = await self._senders[request.signal].send(request)
+        except BrokenError as error:
+            status = getattr(error, "status", None)
+            self._drop(request, "unsent" if status is None else "rejected")
+            if request.signal == "metrics" and status in (404, 405, 415, 501):
+                self._no_metrics = True
+                raise BrokenError(
+                    f"{error}; no more metrics are sent: OtlpOptions(metrics=False) avoids this"
+                ) from None
+            raise
+        self._outcomes.export(self._without(request.events, rejected))
+
+    def _without(self, events: Counter[int], rejected: int) -> Counter[int]:
+        """What is left when the receiver has rejected so many, which are counted."""
+        left = Counter(events)
+        for window in sorted(left):
+            some = min(rejected, left[window])
+            self._outcomes.drop(window, "rejected", some)
+            left[window] -= some
+            rejected -= some
+        return left
+
+    def _drop(self, request: Request, reason: str) -> None:
+        for window, count in request.events.items():
+            self._outcomes.drop(window, reason, count)
+
+    def _next(self) -> Request | None:
+        while self._in_hand is None and self._waiting:
+            self._in_hand = next(self._waiting[0], None)
+            if self._in_hand is None:
+                self._waiting.popleft()
+        return self._in_hand
+
+    async def _close_senders(self) -> None:
+        for sender in self._senders.values():
+            await sender.aclose()
+
+
+def require_extra() -> None:
+    """Sees that the packages are there that only this exporter needs.
+
+    Raises:
+        ImportError: saying how to install them.
+    """
+    for module in ("aiohttp", "opentelemetry.proto.trace.v1.trace_pb2"):
+        try:
+            import_module(module)
+        except ImportError as error:
+            raise ImportError(
+                f"OtlpExporter needs {module.partition('.')[0]}: {error}; install it with: pip install 'stepscope[otlp]'"
+            ) from error
+
+
+def _files(target: Target) -> str:
+    named = (target.certificate, target.client_certificate, target.client_key)
+    return ", ".join(file for file in named if file) or "the system's"

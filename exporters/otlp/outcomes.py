@@ -1,0 +1,34 @@
+"""What became of the events that the OTLP exporter was given."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from stepscope.runtime.consumer import Settled
+
+
+class Outcomes:
+    """Adds up by window until somebody asks."""
+
+    def __init__(self) -> None:
+        self._exported: Counter[int] = Counter()
+        self._dropped: dict[int, Counter[str]] = {}
+
+    def export(self, events: Counter[int]) -> None:
+        """So many events of each window have arrived."""
+        self._exported.update(events)
+
+    def drop(self, window: int, reason: str, count: int) -> None:
+        """So many of a window are not sent."""
+        if count:
+            self._dropped.setdefault(window, Counter())[reason] += count
+
+    def take(self) -> list[Settled]:
+        """What was counted since the last call."""
+        windows = sorted({*self._exported, *self._dropped})
+        taken = [
+            Settled(window, self._exported[window], dict(self._dropped.get(window, Counter()))) for window in windows
+        ]
+        self._exported.clear()
+        self._dropped.clear()
+        return taken

@@ -1,0 +1,58 @@
+"""The resource: who sends. Names are those of OpenTelemetry's semantic conventions, where they have one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from urllib.parse import unquote
+
+from stepscope.exporters.otlp.options import OtlpOptions
+from stepscope.runtime.run import Run, this_host
+
+JOB_IDS = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID")
+"""Where launchers say which job this is, in this order."""
+
+
+def our_version() -> str:
+    """Version of the package, empty where it is not installed."""
+    try:
+        return version("stepscope")
+    except PackageNotFoundError:
+        return ""
+
+
+def resource(run: Run, instance: str, options: OtlpOptions) -> dict[str, str | bool | int | float]:
+    """Attributes of the resource.
+
+    Args:
+        run: who recorded.
+        instance: tells this run from all others.
+        options: the settings, whose attributes count before those of the environment.
+    """
+    found: dict[str, str | bool | int | float | None] = {
+        "service.name": run.name,
+        "service.instance.id": instance,
+        "host.name": run.host,
+        "process.pid": run.pid,
+        "telemetry.sdk.name": "stepscope",
+        "telemetry.sdk.language": "python",
+        "telemetry.sdk.version": our_version() or "unknown",
+        "stepscope.run": run.name,
+        "stepscope.rank": run.rank,
+        "stepscope.world_size": run.world_size,
+    }
+    if (run.pid, run.host) == (os.getpid(), this_host()):  # a journal's run was another job
+        found["stepscope.job.id"] = next(filter(None, map(os.environ.get, JOB_IDS)), None)
+    found |= _from_environment()
+    name = os.environ.get("OTEL_SERVICE_NAME")
+    found |= {"service.name": name} if name else {}
+    found |= dict(options.resource)
+    found |= {"service.name": options.service_name} if options.service_name else {}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _from_environment() -> Mapping[str, str]:
+    """OTEL_RESOURCE_ATTRIBUTES: `key=value,key=value`, percent-encoded; what is malformed is left out, as specified."""
+    pairs = (part.partition("=") for part in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","))
+    return {unquote(key.strip()): unquote(value.strip()) for key, equals, value in pairs if equals and key.strip()}

@@ -1,0 +1,192 @@
+"""Posts requests, and posts them again where that may help."""
+
+from __future__ import annotations
+
+import gzip
+import ssl
+import time
+import urllib.request
+from http import HTTPStatus
+
+import aiohttp
+import anyio
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+from stepscope.exporters.otlp.options import OtlpOptions
+from stepscope.exporters.otlp.request import Request
+from stepscope.exporters.otlp.resource import our_version
+from stepscope.exporters.otlp.retry import RETRYABLE, Backoff, retry_after
+from stepscope.exporters.otlp.target import Target
+from stepscope.runtime.errors import BrokenError
+from stepscope.runtime.table import printable
+
+MOST_ANSWER = 65_536
+"""Bytes that are read of an answer; a receiver says less."""
+
+PROTOBUF = "application/x-protobuf"
+
+
+class Refused(BrokenError):
+    """Raised when a receiver will not take a request, however often it is sent."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Unreached(BrokenError):
+    """Raised when a request could not be delivered in the time that there is for trying."""
+
+
+class _Later(Exception):
+    """An attempt failed in a way that may pass."""
+
+    def __init__(self, why: str, wait: float | None = None) -> None:
+        super().__init__(why)
+        self.wait = wait
+
+
+class Sender:
+    """Posts to one target, one request at a time, on the loop that runs it.
+
+    What it raises names the target without secrets, and no answer is believed to hold none.
+    """
+
+    def __init__(self, target: Target, options: OtlpOptions) -> None:
+        self.target = target
+        self._options = options
+        self._backoff = Backoff()
+        self._not_before = 0.0
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Prepares to connect; connects later, and again whenever need be.
+
+        Raises:
+            OSError: if files of certificates cannot be read.
+        """
+        context = _tls(self.target, self._options) if self.target.encrypted else None
+        headers = {
+            "User-Agent": f"stepscope-otlp/{our_version() or 'unknown'}",
+            "Content-Type": PROTOBUF,
+            "Accept": PROTOBUF,
+            "Accept-Encoding": "identity",
+            **({"Content-Encoding": "gzip"} if self.target.gzip else {}),
+            **self.target.headers,
+        }
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=1, ssl=context if context is not None else True),
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=self.target.timeout),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
+
+    async def aclose(self) -> None:
+        """Closes connections; may be called twice."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def send(self, request: Request) -> int:
+        """Posts until the receiver has it.
+
+        Returns:
+            How many spans or points of it the receiver says that it rejected.
+
+        Raises:
+            Refused: if the receiver answered that it does not want it.
+            Unreached: if it did not get through within `OtlpOptions.retry_seconds`.
+        """
+        body = gzip.compress(request.body, 4, mtime=0) if self.target.gzip else request.body
+        deadline = anyio.current_time() + self._options.retry_seconds
+        while True:
+            # What a receiver asked for holds for what comes after the request, too.
+            await anyio.sleep(max(min(self._not_before, deadline) - anyio.current_time(), 0))
+            try:
+                answer = await self._post(body)
+            except _Later as failure:
+                wait = self._backoff.delay() if failure.wait is None else failure.wait
+                self._not_before = anyio.current_time() + wait
+                if self._not_before >= deadline:
+                    tried = f"given up after {self._options.retry_seconds:g} s of trying"
+                    raise Unreached(f"{self.target}: {failure}; {tried}") from None
+            else:
+                self._backoff.reset()
+                return min(_rejected(request, answer), request.parts)
+
+    async def _post(self, body: bytes) -> bytes:
+        if self._session is None:
+            raise _Later("closed")
+        failure: Exception
+        try:
+            async with self._session.post(
+                self.target.url, data=body, allow_redirects=False, proxy=_proxy(self.target.url)
+            ) as response:
+                answer = await response.content.read(MOST_ANSWER)
+                if not response.content.at_eof():
+                    response.close()  # the connection is of no further use
+                status, wait = response.status, retry_after(response.headers.get("Retry-After"), time.time())
+        except aiohttp.ClientConnectorCertificateError:
+            failure = Refused(
+                0, f"{self.target}: its certificate is not trusted; name yours in OtlpOptions.certificate"
+            )
+        except aiohttp.ClientSSLError as error:
+            failure = Refused(0, f"{self.target}: no TLS with it: {self._said(error)}")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            failure = _Later(self._said(error))
+        else:
+            if 200 <= status < 300:
+                return answer
+            said = f"{status} {_phrase(status)}{_detail(self.target.redact(answer.decode('latin-1')))}"
+            failure = _Later(said, wait) if status in RETRYABLE else Refused(status, f"{self.target}: {said}")
+        raise failure from None  # errors of the client may hold headers
+
+    def _said(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError):
+            return f"no answer within {self.target.timeout:g} s"
+        if isinstance(error, aiohttp.ClientResponseError):  # its text has the URL of a proxy, perhaps with a password
+            return self.target.redact(printable(f"{error.status} {error.message}")[:200])
+        return self.target.redact(printable(str(error) or type(error).__name__)[:200])
+
+
+def _rejected(request: Request, answer: bytes) -> int:
+    """What an answer says was rejected; one that is no answer of the protocol says nothing."""
+    try:
+        if request.signal == "traces":
+            return max(ExportTraceServiceResponse.FromString(answer).partial_success.rejected_spans, 0)
+        return max(ExportMetricsServiceResponse.FromString(answer).partial_success.rejected_data_points, 0)
+    except DecodeError:
+        return 0
+
+
+def _detail(answer: str) -> str:
+    words = "".join(c if c.isprintable() and c.isascii() else " " for c in answer).split()
+    text = " ".join(words)[:200]
+    return f": {text}" if text else ""
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "unknown"
+
+
+def _tls(target: Target, options: OtlpOptions) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=target.certificate)
+    if not options.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if target.client_certificate is not None:
+        context.load_cert_chain(target.client_certificate, target.client_key)
+    return context
+
+
+def _proxy(url: str) -> str | None:
+    """The proxy that the environment names for a URL (`HTTPS_PROXY`, `NO_PROXY`, ...)."""
+    scheme, _, rest = url.partition("://")
+    host = rest.partition("/")[0]
+    return None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
