@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.runtime.consumer import Consumer as Exporter
+from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window

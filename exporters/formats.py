@@ -6,6 +6,8 @@ from pathlib import Path
 
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.journal import JournalExporter
+from stepscope.exporters.parquet import ParquetExporter
+from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.runtime.formats import register
 
 
@@ -20,4 +22,6 @@ def _tensorboard(path: Path) -> ChromeTraceExporter:
 register("chrome", (".json", ".json.gz"), ChromeTraceExporter)
 register("journal", (".journal", ".ssj"), JournalExporter)
 register("kineto", (".kineto.json", ".kineto.json.gz"), _kineto)
+register("perfetto", (".pftrace", ".pftrace.gz", ".perfetto-trace", ".perfetto-trace.gz"), PerfettoExporter)
+register("parquet", (".parquet",), ParquetExporter)
 register("tensorboard", (".pt.trace.json", ".pt.trace.json.gz"), _tensorboard)

@@ -41,7 +41,9 @@ class JournalExporter:
         compress: bool = False,
     ) -> None:
         self._default_name = path is None
-        self._writer = JournalWriter(Path(path or "journal"), max_bytes=max_bytes, fsync=fsync, compress=compress)
+        self._writer = JournalWriter(
+            Path(path or "journal"), max_bytes=max_bytes, fsync=fsync, compression="zlib" if compress else ""
+        )
         self._run: Run | None = None
         self._metadata: dict[str, Any] = {}
 
@@ -64,6 +66,7 @@ class JournalExporter:
             self._writer.path = run.output_dir / "journal"
         self._writer.open(run)
         self._run = run
+        run.note_output(self.path, True)
 
     async def export(self, batch: EventBatch) -> None:
         self._write_news()
@@ -83,6 +86,7 @@ class JournalExporter:
             self._writer.write_ledger(self._run.ledger())
         finally:
             self._writer.close()
+            self._run.note_output(self.path, False)
 
     def _write_news(self) -> None:
         """Writes the run's metadata if it has changed since the last time: a crash may come before the window's end."""

@@ -126,6 +126,8 @@ class OutputFile:
     def __init__(self, path: Path, file: AsyncFileIO, gzip: bool) -> None:
         self.path = path
         """Where the file is now."""
+        self.pieces = 0
+        """Pieces written."""
         self._file = file
         self._at = 0  # where the next piece goes
         self._end = b""  # what follows the last piece
@@ -231,6 +233,7 @@ class OutputFile:
             raise output_error(error, self.path, "write") from error
         self._at += len(packed)
         self._end = end
+        self.pieces += 1
         return True
 
     async def look(self) -> None:

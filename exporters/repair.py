@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import msgspec
 
-from stepscope.exporters.output import GZIP_LEVEL, output_error
 from stepscope.exporters.plainjson import dumps
+from stepscope.exporters.rewriting import Copy, Repair, rewrite
 from stepscope.exporters.rotation import PART
 from stepscope.exporters.salvage import Salvage
 from stepscope.runtime.errors import FormatError
@@ -30,15 +28,6 @@ _events = msgspec.json.Decoder(list[dict[str, Any]])
 _event = msgspec.json.Decoder(dict[str, Any])
 
 
-class Repair(msgspec.Struct, frozen=True):
-    """What became of a file."""
-
-    path: Path
-    """The complete file."""
-    lost: int
-    """Bytes of unfinished or damaged events that were cut out; -1: the file was complete already."""
-
-
 def repair_chrome(path: Path) -> Repair:
     """Makes valid JSON of a trace that was cut or damaged anywhere, with every whole event.
 
@@ -53,49 +42,7 @@ def repair_chrome(path: Path) -> Repair:
         FormatError: it is not such a file.
         OutputError: it cannot be read or replaced.
     """
-    target = path.with_name(path.name.removesuffix(PART))
-    made = path.with_name(path.name + ".repaired")
-    try:
-        source = Salvage(path)
-        try:
-            zipped = source.zipped or (source.empty and target.name.endswith(".gz"))
-            with _create(made, source.mode, zipped) as file:
-                trace = _Trace(source, file.write)
-                trace.copy()
-        finally:
-            source.close()
-        if trace.complete:
-            path.replace(target)
-        else:
-            made.replace(target)
-            if path != target:
-                path.unlink()
-    except OSError as error:
-        raise output_error(error, path, "repair") from error
-    finally:
-        made.unlink(missing_ok=True)
-    return Repair(target, -1 if trace.complete else trace.lost)
-
-
-def _create(path: Path, mode: int, zipped: bool) -> IO[bytes]:
-    """A new file of these rights; what has its name is removed, and never written to."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    os.fchmod(descriptor, mode & 0o666)
-    file = os.fdopen(descriptor, "wb")
-    return cast(IO[bytes], _OwnedGzip(file)) if zipped else file
-
-
-class _OwnedGzip(gzip.GzipFile):
-    """Closes the file below as well."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__(fileobj=file, mode="wb", compresslevel=GZIP_LEVEL)
-        self._below = file
-
-    def close(self) -> None:
-        super().close()
-        self._below.close()
+    return rewrite(path, lambda source, write: _Trace(source, write))
 
 
 def _next_line(piece: bytes, at: int) -> tuple[int, bytes]:
@@ -103,7 +50,7 @@ def _next_line(piece: bytes, at: int) -> tuple[int, bytes]:
     return end, piece[at:end]
 
 
-class _Trace:
+class _Trace(Copy):
     """Copies what is whole of a trace, line by line: each holds one event or one key of the object form."""
 
     def __init__(self, source: Salvage, write: Callable[[bytes], object]) -> None:

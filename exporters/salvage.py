@@ -60,7 +60,7 @@ class Salvage:
         """Pieces of whole lines, each ended by a line break but perhaps the last."""
         rest: list[bytes] = []
         held = 0
-        for data in self._inflated() if self.zipped else self._raw():
+        for data in self.pieces():
             whole, ended, tail = data.rpartition(b"\n")
             if ended:
                 yield b"".join([*rest, whole, ended])
@@ -72,6 +72,10 @@ class Salvage:
                 rest, held = [b"\0"], 0  # what follows on this line is no event
         if held:
             yield b"".join(rest)
+
+    def pieces(self) -> Iterator[bytes]:
+        """What the file holds, inflated; where something was passed over, there is a NUL in its place."""
+        return self._inflated() if self.zipped else self._raw()
 
     def _raw(self) -> Iterator[bytes]:
         at, size = 0, os.fstat(self._file).st_size

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from stepscope.exporters.chrome_file import ChromeFile, Layout, about_run, about_window
+from stepscope.exporters.chrome_file import ChromeFile, Layout
 from stepscope.exporters.completion import complete_all
 from stepscope.exporters.output import check_directory, delete_files
+from stepscope.exporters.trace_file import about_run, about_window
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.run import Run
@@ -85,7 +86,7 @@ class TensorBoardExporter:
         if batch.window not in self._open:
             path = self._path(self._run, batch.window)
             self._open[batch.window] = await ChromeFile.create(path, self._run, self._layout)
-        await self._open[batch.window].add(batch.events, batch.args)
+        await self._open[batch.window].add(batch.events, batch.args, batch.window)
 
     async def close_window(self, window: Window) -> None:
         """Completes the window's file and shows it to TensorBoard."""

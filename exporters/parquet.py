@@ -1,0 +1,155 @@
+"""Parquet files, for DuckDB, Polars, pandas and whatever else reads columns."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from stepscope.exporters.completion import complete_all
+from stepscope.exporters.output import open_for_writing, output_error
+from stepscope.exporters.parquet_rows import ParquetRows
+from stepscope.exporters.plainjson import dumps
+from stepscope.exporters.rotation import part
+from stepscope.exporters.trace_file import about_run, about_window
+from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.presence import make_directories
+from stepscope.runtime.run import Run
+from stepscope.runtime.window import Window
+
+ROW_GROUP = 1 << 17
+"""Events that are held back to be written together."""
+
+
+class ParquetExporter:
+    """Writes one row for each event, by columns; names and other repeated texts are dictionaries.
+
+    Columns: `rank`, `host`, `window`, `step`, `ts` (ns of Unix time), `dur` and `self_dur` (ns), `value` (of counters and
+    memory events), `kind`, `category`, `name`, `process`, `thread`, `pid`, `tid`, `id`, `parent`, `args` (JSON), `source`,
+    `error_ns` (what `ts` may be off the collector's clock; null: unknown, or not merged). What does not apply is null. The
+    run's metadata and windows are in the file's metadata, under the key `stepscope`. Memory does not depend on the size of
+    the trace.
+
+    The file grows under the name with `.part` behind it: a Parquet file can be read when it is complete, and not before.
+
+    Args:
+        path: file to write; one that is there is replaced. Missing directories are made.
+
+    Raises:
+        ImportError: if pyarrow is not installed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.name = f"parquet:{os.fspath(path)}"
+        self._path = Path(path)
+        try:
+            self._arrow: Any = import_module("pyarrow")
+            self._parquet: Any = import_module("pyarrow.parquet")
+        except ImportError as error:
+            raise ImportError("Parquet files need a package: pip install 'stepscope[parquet]'") from error
+        self._rows = ParquetRows(self._arrow)
+        self._lock = threading.Lock()
+        self._run: Run | None = None
+        self._member: Run | None = None
+        self._file: Any = None
+        self._writer: Any = None
+        self._waiting: list[Any] = []
+        self._count = 0
+        self._windows: dict[str, Any] = {}
+
+    async def open(self, run: Run) -> None:
+        """Begins the file.
+
+        Raises:
+            OutputError: if it cannot be written.
+        """
+        await asyncio.to_thread(self._begin)
+        self._run = self._member = run
+
+    async def begin_member(self, run: Run) -> None:
+        """The batches that follow are of this run, until it is called again: a trace of several ranks is written."""
+        self._opened()
+        self._member = run
+
+    async def export(self, batch: EventBatch) -> None:
+        """Takes a batch; writes when there are enough rows.
+
+        Raises:
+            OutputError: if the system refused.
+            ClosedError: before `open` or after `aclose`.
+        """
+        await asyncio.to_thread(self._add, batch, self._opened())
+
+    async def close_window(self, window: Window) -> None:
+        """Keeps what there is to say of the window for the end of the file."""
+        self._opened()
+        self._windows[str(window.index)] = about_window(window)
+
+    async def aclose(self) -> None:
+        """Completes the file. A cancelled call still does so if half a second is enough."""
+        await complete_all(lambda: () if self._run is None else (0,), self._complete)
+
+    def _opened(self) -> Run:
+        if self._run is None or self._member is None:
+            raise ClosedError(f"{self.name} is not open")
+        return self._member
+
+    async def _complete(self, key: int) -> None:
+        try:
+            await asyncio.to_thread(self._finish)
+        finally:
+            if self._file is None:
+                self._run = None
+
+    def _begin(self) -> None:
+        try:
+            make_directories(self._path.parent)
+            self._file = open(part(self._path), "wb", opener=open_for_writing)
+        except OSError as error:
+            raise output_error(error, self._path, "create the file") from error
+        self._writer = self._parquet.ParquetWriter(
+            self._file, self._rows.schema, compression="zstd", compression_level=1
+        )
+
+    def _add(self, batch: EventBatch, run: Run) -> None:
+        # A cancelled call goes on in its thread: the next one must wait.
+        with self._lock:
+            if self._file is None:
+                return
+            for first in range(0, len(batch), ROW_GROUP):
+                table = self._rows.table(batch.events[first : first + ROW_GROUP], batch, run)
+                self._waiting.append(table)
+                self._count += len(table)
+                if self._count >= ROW_GROUP:
+                    self._write()
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        table = self._arrow.concat_tables(self._waiting).unify_dictionaries()
+        self._waiting, self._count = [], 0
+        try:
+            self._writer.write_table(table, row_group_size=2 * ROW_GROUP)
+        except OSError as error:
+            raise output_error(error, self._path, "write") from error
+
+    def _finish(self) -> None:
+        with self._lock:
+            run, file = self._run, self._file
+            if run is None or file is None:
+                return
+            try:
+                self._write()
+                self._writer.add_key_value_metadata({"stepscope": dumps({**about_run(run), "windows": self._windows})})
+                self._writer.close()
+                file.close()
+                os.replace(part(self._path), self._path)
+            except OSError as error:
+                raise output_error(error, self._path, "complete the file") from error
+            finally:
+                file.close()
+                self._file = None

@@ -1,0 +1,133 @@
+"""One file in Perfetto's native format while it is written."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from stepscope.exporters.output import OutputFile
+from stepscope.exporters.plainjson import plain
+from stepscope.exporters.protobuf import field
+from stepscope.exporters.trace_file import TAIL, TraceFile, begin
+from stepscope.runtime import _core
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.events import Block
+from stepscope.runtime.run import Run
+
+DESCRIBING, SAYING = 1, 2
+"""Packet sequences: of descriptors, and of what is said of the run and its windows. The encoder uses others."""
+
+REALTIME, MONOTONIC = 1, 3
+"""Numbers of clocks (perfetto/common/builtin_clock.proto)."""
+
+INSTANT = 3
+
+
+def base_of(run: Run) -> int:
+    """What tells the rows of this run from those of other ranks, processes and runs: 64 bits."""
+    text = repr((run.host, run.pid, run.rank, run.anchor.monotonic_ns, run.anchor.wall_ns))
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).digest(), "little")
+
+
+class PerfettoFile(TraceFile):
+    """A `.pftrace` being written. It can be read after every piece, but for begins of spans that are still held."""
+
+    def __init__(self, path: Path, run: Run, output: OutputFile, limit: int | None) -> None:
+        super().__init__(path, run, output, limit)
+        self._encoder = _core.PerfettoEncoder(base_of(run), run.pid)
+        self._process = self._encoder.process(run.pid)
+        self._unsure = False  # whether the encoder's last bytes may be missing in the file
+        self._pieces: int = 0  # in the file before these
+
+    @classmethod
+    async def create(cls, path: Path, run: Run, gzip: bool, limit: int | None) -> PerfettoFile:
+        """Creates the file and writes its head.
+
+        Raises:
+            OutputError: if it cannot be written.
+        """
+        output = await begin(path, run, gzip=gzip)
+        file = cls(path, run, output, limit)
+        await output.write(file._head())
+        return file
+
+    async def settle(self) -> int:
+        """Writes the begins that were held."""
+        held = self._encoder.held
+        if self._ended or not (held or self._unsure):
+            return 0
+        limit = None if self._limit is None else self._limit + TAIL // 4
+        return 0 if await self._put(self._encoder.release, limit) else held
+
+    async def _write(self, events: Block, args: bytes, window: int) -> bool:
+        return await self._put(lambda: self._encoder.encode(events, args, window), self._limit)
+
+    async def _put(self, encode: Callable[[], bytes], limit: int | None) -> bool:
+        if self._unsure:
+            await self._output.look()  # returns when the write that was cancelled has ended
+            if self._output.pieces == self._pieces:
+                self._encoder.forget()
+        self._pieces = self._output.pieces
+        self._unsure = True
+        written = await self._output.write(encode(), limit)
+        self._unsure = not written
+        return written
+
+    def _instant(self, name: str, at: int, args: Mapping[str, Any]) -> bytes:
+        said = b"".join(
+            field(4, _annotation(key, value)) for key, value in cast(dict[str, object], plain(args)).items()
+        )
+        event = field(9, INSTANT) + field(11, self._process) + field(22, "stepscope") + field(23, name) + said
+        return packet(SAYING, field(8, at) + field(58, MONOTONIC) + field(11, event))
+
+    def _head(self) -> bytes:
+        run = self._run
+        about = {
+            "schemaVersion": 1,
+            "clock": run.anchor,
+            "host_name": run.host,
+            "rank": run.rank,
+            "world_size": run.world_size,
+        }
+        label = run.host if run.rank is None else f"rank {run.rank} on {run.host}"
+        process = field(1, run.pid) + field(6, plain(run.name)) + field(8, plain(label))
+        if run.rank is not None:
+            process += field(3, run.rank)
+        descriptor = field(1, self._process) + field(3, process)
+        return (
+            packet(SAYING, _snapshot(run.anchor))
+            + packet(DESCRIBING, field(60, descriptor))
+            + self._instant("run", self._last, about)
+        )
+
+
+def packet(sequence: int, fields: bytes) -> bytes:
+    """A whole packet of a sequence."""
+    return field(1, field(10, sequence) + fields)
+
+
+def _snapshot(anchor: ClockAnchor) -> bytes:
+    """The monotonic clock is that of the trace; what it was when the wall clock showed what."""
+    read = ((MONOTONIC, anchor.monotonic_ns), (REALTIME, anchor.wall_ns))
+    clocks = b"".join(field(1, field(1, clock) + field(2, time)) for clock, time in read)
+    return field(6, clocks + field(2, MONOTONIC))
+
+
+def _annotation(name: str | None, value: object) -> bytes:
+    """A debug annotation of what JSON can say; without a name, an element of a list."""
+    said = b"" if name is None else field(10, name)
+    if isinstance(value, dict) and value:
+        entries = cast(dict[str, object], value)
+        return said + b"".join(field(11, _annotation(key, item)) for key, item in entries.items())
+    if isinstance(value, list) and value:
+        items = cast(list[object], value)
+        return said + b"".join(field(12, _annotation(None, item)) for item in items)
+    if isinstance(value, bool):
+        return said + field(2, value)
+    if isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
+        return said + field(4, value)
+    if isinstance(value, float):
+        return said + field(5, value)
+    return said + field(6, "null" if value is None else str(cast(Any, value)))

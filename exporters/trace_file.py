@@ -1,0 +1,163 @@
+"""One trace file while it is written, of any format that grows by pieces."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepscope.exporters.output import OutputFile
+from stepscope.runtime.errors import OutputError
+from stepscope.runtime.events import Block
+from stepscope.runtime.run import Run
+from stepscope.runtime.window import Window
+
+SLICE = 16_384
+"""Events that are encoded at a time: about a millisecond of the loop's time."""
+
+TAIL = 16_384
+"""Bytes below the size limit that events leave free: one half for marks, one for the end of the file."""
+
+
+class TraceFile(ABC):
+    """A trace being written, from its first event to its end.
+
+    Args:
+        path: where the complete file will be.
+        run: whose trace it is.
+        output: the file, whose head is written already.
+        limit: size in bytes that it must not exceed.
+    """
+
+    def __init__(self, path: Path, run: Run, output: OutputFile, limit: int | None) -> None:
+        self.path = path
+        """Where the complete file will be."""
+        self.events = 0
+        """Events written."""
+        self._run = run
+        self._output = output
+        self._noted = output.path
+        self._limit = None if limit is None else max(limit - TAIL, 0)
+        self._slice = SLICE
+        self._last = run.anchor.monotonic_ns
+        self._ended = False
+
+    @property
+    def size(self) -> int:
+        """Bytes written."""
+        return self._output.size
+
+    async def add(self, events: Block, args: bytes, window: int) -> int:
+        """Writes events of a window.
+
+        Returns:
+            How many were written: fewer than were given when the file is full.
+
+        Raises:
+            OutputError: if the system refused; the file ends with the last whole slice then.
+        """
+        done = 0
+        while done < len(events):
+            some = events[done : done + self._slice]
+            if await self._write(some, args, window):
+                done += len(some)
+                self.events += len(some)
+            elif len(some) > 1:
+                self._slice = len(some) // 2
+            else:
+                break
+        return done
+
+    async def settle(self) -> int:
+        """Writes what was kept back because more had to be known.
+
+        Returns:
+            Events that could not be written whole, as the file is full.
+
+        Raises:
+            OutputError: if the system refused.
+        """
+        return 0
+
+    async def mark(self, name: str, at: int, args: Mapping[str, Any]) -> bool:
+        """Writes an instant event of the whole process, such as the end of a window, if there is room.
+
+        Args:
+            name: what is shown.
+            at: monotonic time in ns.
+            args: JSON-like values.
+        """
+        self._last = max(self._last, at)
+        await self._output.look()
+        limit = None if self._limit is None else self._limit + TAIL // 2
+        return await self._output.write(self._instant(name, at, args), limit)
+
+    async def finish(self, args: Mapping[str, Any]) -> None:
+        """Writes the end, closes the file and gives it its name; goes on where a cancelled call was.
+
+        Args:
+            args: JSON-like values for the last event, which is called `stepscope`.
+
+        Raises:
+            OutputError: if the system refused. A file that grew under another name keeps that then.
+        """
+        if not self._ended:
+            self._ended = True  # also if this call is cancelled: what was begun is written
+            end = self._end(args)
+            if self._limit is not None and len(end) > TAIL // 2:
+                end = self._end({"left out": "more than the size limit allows"})
+            try:
+                await self._output.write(end)
+            except OutputError:
+                await self._output.close()
+                raise
+        await self._output.close()
+        # One that grew under its own name and was saved under another keeps that: its own is another's now.
+        if self._noted != self.path and self._output.path != self.path:
+            await self._output.rename(self.path)
+        await asyncio.to_thread(self._run.note_output, self._noted, False)
+
+    @abstractmethod
+    async def _write(self, events: Block, args: bytes, window: int) -> bool:
+        """Writes these events, or none of them if the file is full."""
+
+    @abstractmethod
+    def _instant(self, name: str, at: int, args: Mapping[str, Any]) -> bytes:
+        """An instant event of the process."""
+
+    def _end(self, args: Mapping[str, Any]) -> bytes:
+        """The last event, and what follows it."""
+        return self._instant("stepscope", self._last, args)
+
+
+async def begin(path: Path, run: Run, *, gzip: bool) -> OutputFile:
+    """Creates a file for a trace; what a crash leaves of it is found by the note of the run.
+
+    Raises:
+        OutputError: if that cannot be done.
+    """
+    await asyncio.to_thread(run.note_output, path, True)
+    return await OutputFile.create(path, gzip=gzip)
+
+
+def about_run(run: Run) -> dict[str, Any]:
+    """What a file says of the run at its end: the facts that were added, and its accounts."""
+    return {"run": run.name, "metadata": dict(run.metadata()), "ledger": run.ledger()}
+
+
+def about_window(window: Window) -> dict[str, Any]:
+    """What a file says of a window: its steps, what was lost, and why it may be empty or partial."""
+    return {
+        "window": window.index,
+        "profiler": window.profiler,
+        "steps": [step.number for step in window.steps],
+        "start_ns": window.start_ns,
+        "end_ns": window.end_ns,
+        "wall_start_ns": window.wall_start_ns,
+        "complete": window.complete,
+        "diagnostics": window.diagnostics,
+        "ledger": window.ledger,
+        "metadata": window.metadata,
+    }

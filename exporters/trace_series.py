@@ -1,0 +1,207 @@
+"""Trace files of any format: one for the run or one for each window, and further ones where they grow too large."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from stepscope.exporters.completion import complete_all
+from stepscope.exporters.output import check_directory, delete_files
+from stepscope.exporters.rotation import fill, numbered
+from stepscope.exporters.trace_file import TraceFile, about_run, about_window
+from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.events import Block, EventBatch
+from stepscope.runtime.run import Run
+from stepscope.runtime.window import Window
+
+OnFull: TypeAlias = Literal["rotate", "stop"]
+"""What happens at the size limit: the next file is begun, or events are dropped and counted."""
+
+SMALLEST = 65_536
+"""Smallest size limit in bytes: room for the head, the end and some events."""
+
+
+Create: TypeAlias = Callable[[Path], Awaitable[TraceFile]]
+"""Creates a file and writes its head."""
+
+
+class TraceSeries:
+    """A trace and the files that follow it when it grows too large."""
+
+    def __init__(self, path: Path, create: Create, limit: int | None, on_full: OnFull) -> None:
+        self.dropped = 0
+        """Events that the size limit kept out."""
+        self._path = path
+        self._create = create
+        self._limit = limit
+        self._on_full = on_full
+        self._number = 0
+        self._file: TraceFile | None = None
+        self._stopped = False
+
+    async def begin(self) -> TraceFile:
+        """The file that is written now.
+
+        Raises:
+            OutputError: if it cannot be created.
+        """
+        if self._file is None:
+            self._file = await self._create(numbered(self._path, self._number))
+        return self._file
+
+    async def add(self, events: Block, args: bytes, window: int) -> None:
+        """Writes events, to further files if need be, or counts them as dropped.
+
+        Raises:
+            OutputError: if the system refused.
+        """
+        while len(events) and not self._stopped:
+            file = await self.begin()
+            fresh = file.events == 0
+            events = events[await file.add(events, args, window) :]
+            if not len(events):
+                return
+            if self._on_full == "stop":
+                self._stopped = True
+                await file.mark("stopped: the file is full", int(events["ts"][0]), {"limit": self._limit})
+            elif fresh and file.events == 0:
+                events = events[1:]  # larger than a whole file
+                self.dropped += 1
+            else:
+                await self._next({"continued in": numbered(self._path, self._number + 1).name})
+        self.dropped += len(events)
+
+    async def mark(self, name: str, at: int, args: Mapping[str, Any]) -> None:
+        """Writes an instant event about the process; in a file that is full, only if another file may follow."""
+        self.dropped += await (await self.begin()).settle()
+        if not await (await self.begin()).mark(name, at, args) and self._on_full == "rotate":
+            await self._next({"continued in": numbered(self._path, self._number + 1).name})
+            await (await self.begin()).mark(name, at, args)
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files written so far, in their order."""
+        return [numbered(self._path, number) for number in range(self._number + 1)]
+
+    async def finish(self, args: Mapping[str, Any]) -> None:
+        """Writes the end of the last file."""
+        file = await self.begin()
+        self.dropped += await file.settle()
+        await file.finish({**args, "dropped by size limit": self.dropped})
+
+    async def _next(self, args: Mapping[str, Any]) -> None:
+        assert self._file is not None
+        self.dropped += await self._file.settle()
+        await self._file.finish(args)
+        self._file = None
+        self._number += 1
+
+
+class TraceExporter(ABC):
+    """What exporters of trace files share; see those for their arguments."""
+
+    def __init__(
+        self, kind: str, path: str | os.PathLike[str], gzip: bool | None, max_bytes: int | None, on_full: OnFull
+    ) -> None:
+        if on_full not in ("rotate", "stop"):
+            raise ValueError(f"on_full must be 'rotate' or 'stop', got {on_full!r}")
+        if max_bytes is not None and max_bytes < SMALLEST:
+            raise ValueError(f"max_bytes must be at least {SMALLEST}, got {max_bytes}")
+        self.name = f"{kind}:{os.fspath(path)}"
+        self._path = Path(path)
+        self._gzip = self._path.name.endswith(".gz") if gzip is None else gzip
+        self._limit = max_bytes
+        self._on_full: OnFull = on_full
+        self._by_window = "{window}" in str(path)
+        self._run: Run | None = None
+        self._open: dict[int, TraceSeries] = {}
+        self._complete_files: dict[int, list[Path]] = {}
+        self._dropped = 0
+
+    @property
+    def dropped_cap(self) -> int:
+        """Events that `max_bytes` kept out so far."""
+        return self._dropped + sum(series.dropped for series in self._open.values())
+
+    async def open(self, run: Run) -> None:
+        """Begins the file; sees that it can be written, if every window has its own.
+
+        Raises:
+            OutputError: if it cannot.
+        """
+        if self._by_window:
+            await check_directory(fill(self._path, run, 0).parent)
+            self._run = run
+            return
+        series = self._begin(run, None)
+        await series.begin()
+        self._open[0] = series
+        self._run = run
+
+    async def export(self, batch: EventBatch) -> None:
+        """Appends a batch.
+
+        Raises:
+            OutputError: if the system refused; the file keeps what was written whole.
+            ClosedError: before `open` or after `aclose`.
+        """
+        await self._series(batch.window).add(batch.events, batch.args, batch.window)
+
+    async def close_window(self, window: Window) -> None:
+        """Writes what there is to say of the window, and completes its file if it has its own."""
+        series = self._series(window.index)
+        if self._by_window:
+            await self._complete(window.index, about_window(window))
+        else:
+            await series.mark(f"window {window.index}", window.end_ns, about_window(window))
+
+    async def discard_window(self, window: int) -> None:
+        """Deletes the files of a window, if every window has its own; from a file of all windows none is taken out.
+
+        Raises:
+            OutputError: if the system refused.
+        """
+        await delete_files(self._complete_files.pop(window, ()))
+
+    async def aclose(self) -> None:
+        """Completes what is open. A cancelled call still completes what it can within half a second."""
+        run = self._run
+        if run is None:
+            return
+        about = about_run(run)
+        try:
+            await complete_all(lambda: self._open, lambda key: self._complete(key, about))
+        finally:
+            self._run = None
+
+    def _series(self, window: int) -> TraceSeries:
+        if self._run is None:
+            raise ClosedError(f"{self.name} is not open")
+        key = window if self._by_window else 0
+        if key not in self._open:
+            self._open[key] = self._begin(self._run, window if self._by_window else None)
+        return self._open[key]
+
+    def _begin(self, run: Run, window: int | None) -> TraceSeries:
+        return TraceSeries(
+            fill(self._path, run, window), lambda path: self._create(path, run), self._limit, self._on_full
+        )
+
+    @abstractmethod
+    async def _create(self, path: Path, run: Run) -> TraceFile:
+        """Creates a file and writes its head.
+
+        Raises:
+            OutputError: if it cannot be written.
+        """
+
+    async def _complete(self, key: int, args: Mapping[str, Any]) -> None:
+        series = self._open[key]
+        await series.finish(args)
+        self._dropped += series.dropped
+        if self._by_window:
+            self._complete_files[key] = series.paths
+        del self._open[key]
