@@ -1,0 +1,1 @@
+"""The collector: takes the streams of many ranks, and keeps each as a journal."""

@@ -1,0 +1,298 @@
+"""The HTTP interface under `/v1`, and what goes with it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from stepscope.collector import charts, metrics, openapi
+from stepscope.collector.downloads import Download, Downloads, Source
+from stepscope.collector.operation import NoParameters, Operation, answer, body, parameters
+from stepscope.collector.problems import ProblemError
+from stepscope.collector.streamed import Streamed
+from stepscope.collector.streams import Rank
+from stepscope.collector.tables import Table, Tables
+from stepscope.collector.tickets import SECONDS
+from stepscope.collector.views import (
+    Chart,
+    Health,
+    JobView,
+    RankDetail,
+    RankView,
+    Snapshot,
+    Ticket,
+    TicketRequest,
+    WindowDetail,
+    WindowView,
+)
+from stepscope.runtime.errors import FormatError
+
+if TYPE_CHECKING:
+    from stepscope.collector.app import Collector
+
+_STREAM = "/v1/streams/{stream}"
+
+
+class ChartQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which step times to tell."""
+
+    range: charts.Range = "recent"
+    ranks: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    """Ids of ranks to tell one by one, with commas between them."""
+
+
+class WindowsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many windows to tell."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
+
+
+class Api:
+    """Answers requests from the live state and the files."""
+
+    def __init__(self, collector: Collector) -> None:
+        """Args: whose state it is."""
+        self._collector = collector
+        self._tables = Tables()
+        self.operations = self._operations()
+        self._document = msgspec.json.encode(openapi.document(self.operations))
+
+    def routes(self) -> list[Route]:
+        """For the web application."""
+        return [Route(one.path, one.handler, methods=[one.method]) for one in self.operations]
+
+    def _operations(self) -> list[Operation]:
+        window = _STREAM + "/windows/{window:int}"
+        return [
+            Operation(path="/v1/job", name="job", summary="All ranks together", handler=self._job, answer=JobView),
+            Operation(path="/v1/ranks", name="ranks", summary="Every rank", handler=self._ranks, answer=list[RankView]),
+            Operation(
+                path="/v1/ranks/{rank}",
+                name="rank",
+                summary="A rank with its starts and windows",
+                handler=self._rank,
+                answer=RankDetail,
+                problems=(404,),
+            ),
+            Operation(
+                path="/v1/steps",
+                name="steps",
+                summary="Step times over time",
+                handler=self._steps,
+                query=ChartQuery,
+                answer=Chart,
+            ),
+            Operation(
+                path="/v1/windows",
+                name="windows",
+                summary="The newest windows",
+                handler=self._windows,
+                query=WindowsQuery,
+                answer=list[WindowView],
+            ),
+            Operation(
+                path="/v1/windows/{window:int}",
+                name="window",
+                summary="A window, rank by rank",
+                handler=self._window,
+                answer=WindowDetail,
+                problems=(404,),
+            ),
+            Operation(
+                path=window + "/statistics",
+                name="statistics",
+                summary="What a window holds, per name and category",
+                handler=self._statistics,
+                answer=Table,
+                problems=(404, 500),
+            ),
+            Operation(
+                path=_STREAM + "/journal",
+                name="journal",
+                summary="The file of a stream, as far as it is written",
+                handler=self._journal,
+                media_type="application/octet-stream",
+                problems=(404,),
+            ),
+            Operation(
+                path=window + "/{kind}",
+                name="window_file",
+                summary="A window of a stream as a file, such as `chrome`",
+                handler=self._window_file,
+                media_type="application/octet-stream",
+                problems=(404, 500, 503),
+            ),
+            Operation(
+                path="/v1/windows/{window:int}/{kind}",
+                name="merged_file",
+                summary="A window of all ranks as a file",
+                handler=self._merged_file,
+                media_type="application/octet-stream",
+                problems=(404, 500, 503),
+            ),
+            Operation(
+                path="/v1/events",
+                name="events",
+                summary="The live state once a second: events `snapshot`, whose data are of this type",
+                handler=self._events,
+                answer=Snapshot,
+                media_type="text/event-stream",
+                problems=(503,),
+            ),
+            Operation(
+                path="/v1/tickets",
+                name="ticket",
+                summary="A ticket for one download, for the parameter `ticket` of its address",
+                handler=self._ticket,
+                body=TicketRequest,
+                answer=Ticket,
+                problems=(413,),
+            ),
+            Operation(
+                path="/metrics",
+                name="metrics",
+                summary="For Prometheus",
+                handler=self._metrics,
+                media_type="text/plain",
+            ),
+            Operation(
+                path="/healthz", name="health", summary="Whether it answers", handler=self._health, answer=Health
+            ),
+            Operation(
+                path="/openapi.json",
+                name="openapi",
+                summary="This document",
+                handler=self._openapi,
+                answer=dict[str, Any],
+            ),
+        ]
+
+    async def _job(self, request: Request) -> Response:
+        parameters(request, NoParameters)
+        return answer(self._collector.live.snapshot().job)
+
+    async def _ranks(self, request: Request) -> Response:
+        parameters(request, NoParameters)
+        return answer(self._collector.live.snapshot().ranks)
+
+    async def _rank(self, request: Request) -> Response:
+        parameters(request, NoParameters)
+        found = self._collector.live.rank(request.path_params["rank"])
+        if found is None:
+            raise ProblemError(404, "no rank of this id was seen; /v1/ranks has those that were")
+        return answer(found)
+
+    async def _steps(self, request: Request) -> Response:
+        query = parameters(request, ChartQuery)
+        ids = [id for id in query.ranks.split(",") if id]
+        return answer(await charts.chart(self._collector.streams, query.range, ids))
+
+    async def _windows(self, request: Request) -> Response:
+        return answer(await self._collector.live.windows(parameters(request, WindowsQuery).limit))
+
+    async def _window(self, request: Request) -> Response:
+        parameters(request, NoParameters)
+        index: int = request.path_params["window"]
+        found = self._collector.live.window(index)
+        if found is None:
+            raise ProblemError(404, f"no rank has window {index}, or it is not among the newest any more")
+        return answer(found)
+
+    async def _statistics(self, request: Request) -> Response:
+        parameters(request, NoParameters)
+        id, path = self._file(request)
+        window: int = request.path_params["window"]
+        stream = self._collector.streams.all.get(id)
+        known = () if stream is None else stream.windows
+        closed = any(one.index == window and not one.open for one in known)
+        return Response(await self._tables.get(path, window, closed=closed), media_type="application/json")
+
+    async def _journal(self, request: Request) -> Response:
+        parameters(request, NoParameters)
+        id, path = self._file(request)
+        self._note(request, "download")
+        return FileResponse(path, media_type="application/octet-stream", filename=f"{id}.journal")
+
+    async def _window_file(self, request: Request) -> Response:
+        parameters(request, NoParameters)
+        downloads = self._collector.downloads
+        kind = _kind(downloads.of_rank, request)
+        id, path = self._file(request)
+        stream = self._collector.streams.all.get(id)
+        name = id if stream is None else f"rank{stream.run.rank}" if stream.run.rank is not None else id
+        return self._send(request, downloads, kind, [Source(name, path)], name)
+
+    async def _merged_file(self, request: Request) -> Response:
+        parameters(request, NoParameters)
+        downloads = self._collector.downloads
+        kind = _kind(downloads.of_all, request)
+        window: int = request.path_params["window"]
+        ranks = [rank for rank in self._collector.streams if _has(rank, window)]
+        if not ranks:
+            raise ProblemError(404, f"no rank has window {window}")
+        sources = [Source(rank.id, self._collector.store.streams / rank.latest.id / "journal") for rank in ranks]
+        return self._send(request, downloads, kind, sources, "all")
+
+    def _send(
+        self, request: Request, downloads: Downloads, kind: Download, sources: list[Source], name: str
+    ) -> Response:
+        window: int = request.path_params["window"]
+        self._note(request, "download")
+        disposition = f'attachment; filename="{name}-window{window}{kind.suffix}"'
+        chunks = downloads.send(kind, sources, window)
+        return Streamed(chunks, kind.media_type, {"Content-Disposition": disposition})
+
+    async def _events(self, request: Request) -> Response:
+        parameters(request, NoParameters)
+        events = self._collector.events
+        if events.full:
+            raise ProblemError(503, "too many listen already", {"Retry-After": "10"})
+        return Streamed(events.listen(), "text/event-stream")
+
+    async def _ticket(self, request: Request) -> Response:
+        wanted = await body(request, TicketRequest)
+        self._note(request, "ticket")
+        return answer(Ticket(ticket=self._collector.tickets.issue(wanted.path), seconds=SECONDS))
+
+    async def _metrics(self, request: Request) -> Response:
+        collector = self._collector
+        text = await asyncio.to_thread(metrics.exposition, collector.live.snapshot(), collector.audit.refused)
+        return Response(text, media_type=metrics.CONTENT_TYPE)
+
+    async def _health(self, request: Request) -> Response:
+        return answer(Health())
+
+    async def _openapi(self, request: Request) -> Response:
+        return Response(self._document, media_type="application/json")
+
+    def _file(self, request: Request) -> tuple[str, Path]:
+        """The id and the file of the stream that is asked for."""
+        id: str = request.path_params["stream"]
+        try:
+            path = self._collector.store.existing(id)
+        except FormatError as error:
+            raise ProblemError(404, str(error)) from error
+        if path is None:
+            raise ProblemError(404, "there is no stream of this id")
+        return id, path
+
+    def _note(self, request: Request, action: str) -> None:
+        client = request.client
+        self._collector.audit.line(action, client.host if client else "", path=request.url.path)
+
+
+def _kind(known: dict[str, Download], request: Request) -> Download:
+    name: str = request.path_params["kind"]
+    if name not in known:
+        raise ProblemError(404, f"known kinds are {', '.join(sorted(known)) or 'none'}")
+    return known[name]
+
+
+def _has(rank: Rank, window: int) -> bool:
+    return any(one.index == window for one in rank.latest.windows)

@@ -1,0 +1,198 @@
+"""A collector: everything behind its web application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket
+
+from stepscope.collector import page
+from stepscope.collector.api import Api
+from stepscope.collector.audit import Audit
+from stepscope.collector.connection import Connection
+from stepscope.collector.downloads import Command, Download, Downloads, converted
+from stepscope.collector.guard import Guard
+from stepscope.collector.live import Live
+from stepscope.collector.live_events import LiveEvents
+from stepscope.collector.lock import DirectoryLock
+from stepscope.collector.merge.command import merge_command
+from stepscope.collector.problems import ProblemError, problem
+from stepscope.collector.reference import Reference
+from stepscope.collector.restoring import Restoring
+from stepscope.collector.server import Server
+from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.storage import Storage, StoragePolicy
+from stepscope.collector.store import Store
+from stepscope.collector.streams import Streams
+from stepscope.collector.tickets import Tickets
+from stepscope.exporters import formats as formats
+from stepscope.exporters.collector import protocol
+from stepscope.runtime.formats import known
+
+log = logging.getLogger("stepscope.collector")
+
+_MEDIA = {"chrome": "application/gzip", "perfetto": "application/octet-stream"}
+
+
+class Collector:
+    """Takes streams, keeps them as journals and shows them: `async with Collector(settings).serving() as url: ...`.
+
+    One that was stopped is not started again.
+    """
+
+    def __init__(self, settings: CollectorSettings) -> None:
+        """
+        Raises:
+            ExposureError: if others could reach it without a token and TLS.
+            OutputError: if its directory cannot be made.
+        """
+        settings.check_exposure()
+        self.settings = settings
+        self.store = Store(settings)
+        self.streams = Streams(settings.max_streams)
+        self.reference = Reference()
+        self.audit = Audit(settings.directory)
+        self.tickets = Tickets()
+        self.downloads = Downloads(settings.directory)
+        self.downloads.of_rank.update({kind.name: kind for kind in _of_rank()})
+        self.downloads.of_all.update({kind.name: kind for kind in _of_all()})
+        self.live = Live(self.streams, self.downloads, exposed=settings.exposed)
+        self.events = LiveEvents(self.live)
+        self._lock = DirectoryLock(settings.directory)
+        self.server: Server | None = None
+        routes = [
+            WebSocketRoute(protocol.PATH, self._stream),
+            *Api(self).routes(),
+            *page.routes(),
+        ]
+        app = Starlette(
+            routes=routes,
+            exception_handlers={ProblemError: _told, 404: _unknown, 405: _unknown, Exception: _failed},
+        )
+        self.app = Guard(app, settings, self.tickets, self.audit)
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncGenerator[str]:
+        """Listens inside; gives the address. At the end all who are connected are told, and it is over within five seconds.
+
+        Raises:
+            DirectoryInUseError: if another collector has the directory.
+            ListenError: if the address is taken, or the certificate cannot be used.
+            OSError: if the directory cannot be read.
+        """
+        self._lock.take()
+        try:
+            self.server = Server(self.app, self.settings, self.events.stop)
+            await asyncio.to_thread(self.downloads.clear)
+            restoring = Restoring(self.store, self.streams)
+            await asyncio.to_thread(restoring.look)
+            tasks = [asyncio.create_task(work, name="stepscope collector") for work in self._beside(restoring)]
+            for task in tasks:
+                task.add_done_callback(_ended)
+            try:
+                async with self.server.listening(self.settings) as url:
+                    self.audit.line("start", "", url=url, pid=os.getpid())
+                    yield url
+                self.audit.line("stop", "", pid=os.getpid())
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+        finally:
+            self._lock.release()
+
+    def _beside(self, restoring: Restoring) -> Iterator[Coroutine[Any, Any, None]]:
+        """What runs as long as it serves."""
+        yield restoring.run()
+        policy = StoragePolicy(
+            max_bytes=self.settings.disk_bytes, newest=self.settings.keep_newest, slowest=self.settings.keep_slowest
+        )
+        if policy.max_bytes:
+            yield Storage(self.store, policy).run()
+        if self.settings.nats:
+            from stepscope.collector.nats_source import NatsSource
+
+            yield NatsSource(list(self.settings.nats), self.store, self.streams).run()
+
+    async def run(self, listening: Callable[[str], object]) -> None:
+        """Serves until SIGTERM or SIGINT comes; on the main thread. A second signal does not wait for anybody.
+
+        Args:
+            listening: called with the address.
+
+        Raises:
+            DirectoryInUseError, ListenError, OSError: as `serving`.
+        """
+        loop = asyncio.get_running_loop()
+        over = asyncio.Event()
+
+        def stop() -> None:
+            over.set()
+            if self.server is not None:
+                self.server.stop()
+
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, stop)
+        try:
+            async with self.serving() as url:
+                listening(url)
+                await over.wait()
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    async def _stream(self, socket: WebSocket) -> None:
+        await Connection(socket, self.settings, self.store, self.streams, self.reference).serve()
+
+
+def _of_rank() -> list[Download]:
+    return [
+        Download(name=one.name, suffix=suffix, media_type=_MEDIA[one.name], command=converted(one.name))
+        for one in known()
+        if one.name in _MEDIA
+        for suffix in [max(one.suffixes, key=len)]
+    ]
+
+
+def _of_all() -> list[Download]:
+    """All ranks in one file, on one clock."""
+
+    def command(format: str) -> Command:
+        return lambda sources, window, target: merge_command(
+            [source.path for source in sources], target, format=format, window=window
+        )
+
+    return [
+        Download(name="perfetto", suffix=".pftrace", media_type=_MEDIA["perfetto"], command=command("perfetto")),
+        Download(name="chrome", suffix=".json.gz", media_type=_MEDIA["chrome"], command=command("chrome")),
+    ]
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ProblemError)
+    return problem(error.status, error.detail, error.headers)
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    status: int = getattr(error, "status_code", 404)
+    return problem(status, "there is nothing here; /openapi.json has what there is")
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return problem(500, "something went wrong; the collector's log has more")
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the collector does not go on with a part of its work: %s", error, exc_info=error)

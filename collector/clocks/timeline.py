@@ -1,0 +1,168 @@
+"""One reference for all ranks, whichever collectors they were connected to."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from stepscope.collector.clocks.limits import ClockLimits
+from stepscope.collector.clocks.model import ClockModel, Placed
+from stepscope.collector.clocks.piece import Piece, pieces_of
+from stepscope.collector.clocks.round_trips import RoundTrips
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.journal.records import ClockSync
+
+
+class Readings(msgspec.Struct, frozen=True):
+    """What one rank's clock was compared with."""
+
+    syncs: Sequence[ClockSync]
+    anchor: ClockAnchor
+    """Its wall clock."""
+
+
+class Fitted(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's clock, and what it was made from."""
+
+    model: ClockModel
+    trips: int
+    refused: int
+    """Round trips that contradict themselves, or fit no clock."""
+    unsteady: int
+    """How often the rank's clock was found not to keep its rate, or to step."""
+
+
+class _Link(msgspec.Struct):
+    """How far one collector's clock is ahead of another, in ns."""
+
+    low: int
+    high: int
+
+    @property
+    def width(self) -> int:
+        return self.high - self.low
+
+
+class Timeline:
+    """The reference: the collector's clock that most round trips were made to.
+
+    A collector that was started again has another clock. Ranks that have seen both tell how far these are apart, which
+    holds for all ranks; it is taken to be constant, since both go on by one machine's monotonic clock.
+    """
+
+    def __init__(self, readings: Mapping[str, Readings], limits: ClockLimits | None = None) -> None:
+        """Args: what each clock of a rank was compared with; what is assumed of them."""
+        limits = limits or ClockLimits()
+        found = {key: _by_clock(reading, limits) for key, reading in readings.items()}
+        trips: Counter[str] = Counter()
+        for its in found.values():
+            trips.update({clock: sum(piece.trips for piece in fit.pieces) for clock, fit in its.items() if fit.pieces})
+        self.reference = min(trips, key=lambda clock: (-trips[clock], clock)) if trips else ""
+        """Name of the collector's clock that counts; empty if no rank was ever compared with one."""
+        self.clocks = len(trips)
+        """How many collector's clocks there are."""
+        places = _places(self.reference, found)
+        self.unplaced = sorted(set(trips) - set(places))
+        """Clocks that no rank connects with the reference."""
+        self._fitted = {key: _fitted(found[key], places, reading.anchor) for key, reading in readings.items()}
+
+    def __getitem__(self, key: str) -> Fitted:
+        return self._fitted[key]
+
+
+class _Fit(msgspec.Struct, frozen=True):
+    pieces: list[Piece]
+    trips: int
+    refused: int
+    unsteady: int
+
+
+def _by_clock(reading: Readings, limits: ClockLimits) -> dict[str, _Fit]:
+    syncs: dict[str, list[ClockSync]] = {}
+    for sync in reading.syncs:
+        syncs.setdefault(sync.clock, []).append(sync)
+    fits: dict[str, _Fit] = {}
+    for clock, its in syncs.items():
+        trips = RoundTrips.of(its)
+        pieces, unsteady = pieces_of(trips, limits)
+        lost = len(trips) - sum(piece.trips for piece in pieces)
+        fits[clock] = _Fit(pieces, len(its), trips.refused + lost, unsteady)
+    return fits
+
+
+def _fitted(fits: Mapping[str, _Fit], places: Mapping[str, _Link], anchor: ClockAnchor) -> Fitted:
+    placed = [
+        Placed(piece, places[clock].low, places[clock].high)
+        for clock, fit in fits.items()
+        if clock in places
+        for piece in fit.pieces
+    ]
+    known = bool(placed)
+    if not known:
+        # Unix time of a collector that nothing connects with the reference is still a better guess than none.
+        clock = max(fits, key=lambda name: len(fits[name].pieces), default="")
+        placed = [Placed(piece, 0, 0) for piece in fits[clock].pieces] if clock else []
+    return Fitted(
+        model=ClockModel(placed, anchor, known=known),
+        trips=sum(fit.trips for fit in fits.values()),
+        refused=sum(fit.refused for fit in fits.values()),
+        unsteady=sum(fit.unsteady for fit in fits.values()),
+    )
+
+
+def _places(reference: str, found: Mapping[str, Mapping[str, _Fit]]) -> dict[str, _Link]:
+    """How far each clock that can be reached is ahead of the reference: by the chain of links that says it best."""
+    links: dict[tuple[str, str], _Link] = {}
+    for fits in found.values():
+        for one, other, link in _links_of(fits):
+            known = links.get((one, other))
+            links[one, other] = link if known is None else _both(known, link)
+    places = {reference: _Link(0, 0)} if reference else {}
+    waiting = set(places)
+    while waiting:
+        here = waiting.pop()
+        for (one, other), link in links.items():
+            for start, end, low, high in ((one, other, -link.high, -link.low), (other, one, link.low, link.high)):
+                if start != here:
+                    continue
+                place = _Link(places[here].low + low, places[here].high + high)
+                if end not in places or place.width < places[end].width:
+                    places[end] = place
+                    waiting.add(end)
+    return places
+
+
+def _links_of(fits: Mapping[str, _Fit]) -> list[tuple[str, str, _Link]]:
+    """(one, other, how far `one` is ahead of `other`) of the clocks that follow one another at one rank."""
+    rows = sorted(
+        ((piece.start, clock, piece) for clock, fit in fits.items() for piece in fit.pieces), key=lambda row: row[:2]
+    )
+    found: list[tuple[str, str, _Link]] = []
+    for (_, clock, piece), (_, next_clock, following) in zip(rows, rows[1:], strict=False):
+        if clock == next_clock:
+            continue
+        (one, first), (other, second) = sorted(((clock, piece), (next_clock, following)), key=lambda pair: pair[0])
+        times = (piece.end, (piece.end + following.start) // 2, following.start)
+        link = _difference(first, second, times[0])
+        for at in times[1:]:
+            link = _both(link, _difference(first, second, at))
+        found.append((one, other, link))
+    return found
+
+
+def _difference(one: Piece, other: Piece, at: int) -> _Link:
+    when = np.array([at], np.int64)
+    (one_low,), (one_high,) = (values.tolist() for values in one.reach(when))
+    (other_low,), (other_high,) = (values.tolist() for values in other.reach(when))
+    base = one.base - other.base
+    return _Link(base + math.floor(one_low - other_high), base + math.ceil(one_high - other_low))
+
+
+def _both(one: _Link, other: _Link) -> _Link:
+    """What two measurements leave possible; all that either does, if they contradict each other."""
+    low, high = max(one.low, other.low), min(one.high, other.high)
+    return _Link(low, high) if low <= high else _Link(min(one.low, other.low), max(one.high, other.high))

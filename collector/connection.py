@@ -1,0 +1,129 @@
+"""One exporter's connection: who it is, what it sends, and what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from starlette.responses import Response
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from stepscope.collector.reference import Reference
+from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.store import FullError, Store
+from stepscope.collector.stream import Stream
+from stepscope.collector.stream_file import StreamFile
+from stepscope.collector.streams import Streams
+from stepscope.exporters.collector import protocol
+from stepscope.runtime.errors import FormatError
+
+log = logging.getLogger("stepscope.collector")
+
+PARTING = 2.0
+"""Seconds in which a refusal must have been sent."""
+TAKEN_OVER = "another connection of this stream came"
+
+
+class Connection:
+    """Serves one WebSocket until either side ends it. What a client does wrong ends its own connection only."""
+
+    def __init__(
+        self, socket: WebSocket, settings: CollectorSettings, store: Store, streams: Streams, reference: Reference
+    ) -> None:
+        self._socket, self._settings, self._store, self._streams = socket, settings, store, streams
+        self._reference = reference
+        self._task: asyncio.Task[object] | None = None
+        self._left = False
+
+    async def serve(self) -> None:
+        """Takes what comes until the connection is closed."""
+        if protocol.SUBPROTOCOL not in self._socket.scope.get("subprotocols", ()):
+            audit(self._socket, f"it does not speak {protocol.SUBPROTOCOL}")
+            await self._socket.send_denial_response(
+                Response(f"this collector speaks {protocol.SUBPROTOCOL}\n", status_code=426)
+            )
+            return
+        await self._socket.accept(subprotocol=protocol.SUBPROTOCOL)
+        self._task = asyncio.current_task()
+        try:
+            async with asyncio.timeout(self._settings.hello_timeout):
+                hello = await self._receive()
+            if not isinstance(hello[0], protocol.Hello):
+                raise FormatError(f"the first message must be Hello, not {type(hello[0]).__name__}")
+            await self._stream(hello[0])
+        except WebSocketDisconnect:
+            return
+        except asyncio.CancelledError:
+            if not self._left or self._task is None or self._task.uncancel():
+                raise
+            await self._refuse(TAKEN_OVER, retry=True)
+        except FormatError as error:
+            await self._refuse(str(error), retry=False)
+        except TimeoutError:
+            await self._refuse("nothing came in time", retry=True)
+        except FullError as error:
+            await self._refuse(str(error), retry=True)
+        except OSError as error:
+            log.error("a stream cannot be written: %s", error)
+            await self._refuse(f"the collector cannot write: {error.strerror}", retry=True)
+
+    def leave(self) -> None:
+        """Ends it, for another connection of its stream is there."""
+        if self._task is not None and not self._left:
+            self._left = True
+            self._task.cancel()
+
+    async def _stream(self, hello: protocol.Hello) -> None:
+        async with self._store.stream(hello, self.leave) as file:
+            with self._streams.connected(hello, self) as stream:
+                await self._send(protocol.Welcome(file.next, self._store.message_bytes))
+                if file.next < hello.oldest:
+                    stream.missed(hello.oldest - file.next)
+                    file.skip(hello.oldest)
+                while True:
+                    async with asyncio.timeout(self._settings.idle_timeout):
+                        header, payload = await self._receive()
+                    if isinstance(header, protocol.Frames):
+                        await self._take(file, header, payload, stream, hello)
+                    elif isinstance(header, protocol.Ping):
+                        arrived = self._reference.now()
+                        await self._send(protocol.Pong(header.sent, arrived, self._reference.now(), self._reference.id))
+                    else:
+                        raise FormatError(f"{type(header).__name__} is not for the collector")
+
+    async def _take(
+        self, file: StreamFile, header: protocol.Frames, payload: memoryview, stream: Stream, hello: protocol.Hello
+    ) -> None:
+        addition = file.check(header.first, header.count, payload)
+        await self._store.write(file, addition, hello)
+        stream.took(addition.frames, len(addition.data), file.next)
+        await self._send(protocol.Ack(file.next))
+
+    async def _receive(self) -> tuple[protocol.Header, memoryview]:
+        message = await self._socket.receive()
+        if message["type"] != "websocket.receive":
+            raise WebSocketDisconnect(message.get("code", 1006))
+        data = message.get("bytes")
+        if data is None:
+            raise FormatError("messages are binary")
+        return protocol.decode(data)
+
+    async def _send(self, header: protocol.Header) -> None:
+        async with asyncio.timeout(self._settings.idle_timeout):
+            await self._socket.send_bytes(protocol.encode(header))
+
+    async def _refuse(self, reason: str, *, retry: bool) -> None:
+        audit(self._socket, reason)
+        try:
+            async with asyncio.timeout(PARTING):
+                await self._socket.send_bytes(protocol.encode(protocol.Refused(reason[:500], retry)))
+                await self._socket.close(1008)
+        except (RuntimeError, WebSocketDisconnect, TimeoutError):
+            return  # it has gone
+
+
+def audit(socket: WebSocket, reason: str) -> None:
+    """Writes down who was refused, and why; nothing that was sent is in it unescaped."""
+    client = socket.client
+    peer = f"{client.host}:{client.port}" if client is not None else "unknown"
+    log.warning("refused a stream from %s: %s", peer, ascii(reason[:300])[1:-1])

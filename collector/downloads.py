@@ -1,0 +1,177 @@
+"""Downloads: a file is made by a process of its own, and sent while it grows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sys
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from stepscope.collector.problems import ProblemError
+from stepscope.runtime.presence import make_directories
+
+CHUNK = 1 << 18
+AT_ONCE = 2
+"""Files that are made at once: making one takes a core."""
+WAITING = 16
+"""Downloads that may wait for their turn."""
+_LOOK_EVERY = 0.05
+_HELD_BACK = 1 << 16
+"""Bytes before which nothing is sent, unless it is all: what goes wrong by then can still be told."""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A stream's file, and whose it is."""
+
+    rank: str
+    path: Path
+
+
+Command = Callable[[Sequence[Source], int | None, Path], Sequence[str]]
+
+
+class Download(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of file that can be downloaded."""
+
+    name: str
+    """In addresses, such as `chrome`."""
+    suffix: str
+    """Of the file's name, such as `.json.gz`."""
+    media_type: str
+    command: Command
+    """The arguments of Python that write it: of the streams, the window's index (`None`: all) and the file to write."""
+    grows: bool = True
+    """Whether what was written stays as it is, so that it can be sent while it grows."""
+
+
+def converted(format: str) -> Command:
+    """What `stepscope convert` makes of a window of one stream."""
+
+    def command(sources: Sequence[Source], window: int | None, target: Path) -> Sequence[str]:
+        chosen = [] if window is None else ["--window", str(window)]
+        return ["-m", "stepscope", "convert", str(sources[0].path), str(target), "--format", format, *chosen]
+
+    return command
+
+
+class Downloads:
+    """The kinds of files there are, and the making of them.
+
+    A process of its own keeps the collector's memory and its tables of names as they are, whatever is in the file; it is
+    killed when nobody waits for it any more. Its file lies in the collector's directory and is deleted when it was sent.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Args: where files are made."""
+        self._directory = directory / "downloads"
+        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._waiting = 0
+        self.of_rank: dict[str, Download] = {}
+        """Of a window of one stream."""
+        self.of_all: dict[str, Download] = {}
+        """Of a window of all ranks."""
+
+    def clear(self) -> None:
+        """Deletes what a collector that was killed left."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def send(self, kind: Download, sources: Sequence[Source], window: int | None) -> AsyncGenerator[bytes]:
+        """The bytes of a file.
+
+        Raises:
+            ProblemError: before the first byte, if too many wait, or it cannot be made.
+            RuntimeError: later, if it cannot be finished.
+        """
+        if self._waiting >= WAITING:
+            raise ProblemError(503, "too many downloads are waiting; try again later", {"Retry-After": "10"})
+        self._waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            async with contextlib.aclosing(self._made(kind, sources, window)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            self._turn.release()
+
+    async def _made(self, kind: Download, sources: Sequence[Source], window: int | None) -> AsyncGenerator[bytes]:
+        place = self._directory / uuid.uuid4().hex
+        make_directories(place)  # not on a thread, which would make it after this was cancelled
+        target = place / f"download{kind.suffix}"
+        try:
+            async with _process(kind.command(sources, window, target)) as process:
+                async for chunk in _grown(target, process, kind.grows):
+                    yield chunk
+        finally:
+            await asyncio.to_thread(shutil.rmtree, place, True)
+
+
+@contextlib.asynccontextmanager
+async def _process(arguments: Sequence[str]) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """Python with these arguments; it is killed at the end if it still runs."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        limit=CHUNK,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def _grown(path: Path, process: asyncio.subprocess.Process, grows: bool) -> AsyncIterator[bytes]:
+    """What a process writes to a file, until it ends.
+
+    Raises:
+        ProblemError: if it fails before it wrote anything.
+        RuntimeError: if it fails later.
+    """
+    assert process.stderr is not None
+    said = asyncio.ensure_future(process.stderr.read())
+    sent = 0
+    try:
+        while True:
+            over = process.returncode is not None
+            if over and process.returncode:
+                why = (await said).decode(errors="replace").strip()[-300:]
+                if not sent:
+                    raise ProblemError(500, f"the file could not be made: {why}")
+                raise RuntimeError(f"a download broke off: {why}")
+            enough = over or (grows and (sent or await asyncio.to_thread(_size, path) >= _HELD_BACK))
+            chunk = await asyncio.to_thread(_chunk, path, sent) if enough else b""
+            if chunk:
+                sent += len(chunk)
+                yield chunk
+            elif over:
+                return
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), _LOOK_EVERY)
+    finally:
+        said.cancel()
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _chunk(path: Path, at: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(at)
+            return file.read(CHUNK)
+    except FileNotFoundError:
+        return b""

@@ -1,0 +1,78 @@
+"""Step times over a whole run in the memory of a few hundred."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BUCKETS = 512
+WIDTH_NS = 250_000_000
+"""Of a bucket at first. All widths are this times a power of two, and borders are multiples of the width: histories
+of several ranks can be laid over each other."""
+
+
+class History:
+    """The mean duration for each stretch of time. Not for two threads at once.
+
+    When the time since the first sample no longer fits, either two neighbouring buckets become one, again and again, or
+    the oldest are let go.
+    """
+
+    def __init__(self, *, rolling: bool, width_ns: int = WIDTH_NS) -> None:
+        """Args: whether the oldest are let go; how wide a bucket is at first."""
+        self.width_ns = width_ns
+        self.first = 0
+        """Index of the first bucket: its time divided by the width."""
+        self._rolling = rolling
+        self._empty = True
+        self._counts: NDArray[np.int64] = np.zeros(BUCKETS, np.int64)
+        self._totals: NDArray[np.float64] = np.zeros(BUCKETS)
+
+    def add(self, times: NDArray[np.int64], durations: NDArray[np.int64]) -> None:
+        """Adds durations, each at a time, both in ns. What is before the first bucket counts in it, or not if it was let go."""
+        if not len(times):
+            return
+        if self._empty:
+            self.first, self._empty = int(times.min()) // self.width_ns, False
+        latest = int(times.max())
+        if self._rolling:
+            self._shift(latest // self.width_ns - self.first - (BUCKETS - 1))
+        while latest // self.width_ns - self.first >= BUCKETS:
+            self._widen()
+        at = times // self.width_ns - self.first
+        if self._rolling:
+            durations, at = durations[at >= 0], at[at >= 0]
+        at = np.maximum(at, 0)
+        np.add.at(self._counts, at, 1)
+        np.add.at(self._totals, at, durations)
+
+    def means(self, width_ns: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Indices of the buckets of this width, a multiple of ours, that hold something; their mean durations in ns."""
+        used: NDArray[np.int64] = np.flatnonzero(self._counts)
+        if not len(used):
+            return used, np.empty(0)
+        index = (used + self.first) // (width_ns // self.width_ns)
+        first = int(index[0])
+        counts = np.bincount(index - first, self._counts[used])
+        totals = np.bincount(index - first, self._totals[used])
+        there: Any = np.flatnonzero(counts)
+        return there + first, totals[there] / counts[there]
+
+    def _shift(self, by: int) -> None:
+        if by <= 0:
+            return
+        for values in (self._counts, self._totals):
+            kept = values[by:].copy()
+            values[: len(kept)] = kept
+            values[len(kept) :] = 0
+        self.first += by
+
+    def _widen(self) -> None:
+        at = (np.arange(BUCKETS) + self.first) // 2 - self.first // 2
+        for values in (self._counts, self._totals):
+            merged = np.bincount(at, values, minlength=BUCKETS)
+            values[:] = merged[:BUCKETS]
+        self.first //= 2
+        self.width_ns *= 2

@@ -1,0 +1,1 @@
+"""The streams of all ranks of a job as one trace, their times aligned."""

@@ -1,0 +1,92 @@
+"""The events of a member with the reference's times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from stepscope.collector.clocks.model import ClockModel
+from stepscope.collector.merge.placement import Placement, Sharing
+from stepscope.collector.merge.plan import Stretch
+from stepscope.runtime.events import Block, EventBatch, Kind
+from stepscope.runtime.journal.reader import JournalReader
+
+_FLOWS = (int(Kind.FLOW_START), int(Kind.FLOW_STEP), int(Kind.FLOW_END))
+_VALUED = (int(Kind.COUNTER), int(Kind.MEMORY))
+_FLOW_BITS = 40
+_LONGEST = 1 << 60
+"""ns. A longer duration is nonsense that is passed on as it is."""
+
+
+class AlignedEvents:
+    """Iterates over the batches of some windows of one member, aligned, placed and numbered as in the merged trace."""
+
+    def __init__(self, stretches: Sequence[tuple[Stretch, int]], sharing: Sharing) -> None:
+        """Args: windows of one member, each with its index in the merged trace; who shares that."""
+        self._stretches: dict[int, list[tuple[Stretch, int]]] = {}
+        for stretch, index in stretches:
+            self._stretches.setdefault(stretch.source, []).append((stretch, index))
+        self.member = stretches[0][0].member
+        """Whose they are."""
+        self._model = self.member.model
+        self._reader = JournalReader(self.member.recording.path, Placement(self.member, sharing))
+
+    def close(self) -> None:
+        """Closes the file. Idempotent."""
+        self._reader.close()
+
+    def __iter__(self) -> Iterator[EventBatch]:
+        only = next(iter(self._stretches)) if len(self._stretches) == 1 else None
+        for item in self._reader.items(only):
+            if isinstance(item, EventBatch):
+                for stretch, index in self._stretches.get(item.window, ()):
+                    batch = self._aligned(item, stretch, index)
+                    if len(batch):
+                        yield batch
+
+    def _aligned(self, batch: EventBatch, stretch: Stretch, index: int) -> EventBatch:
+        events = batch.events if stretch.whole else _within(batch.events, stretch)
+        events = events.copy()
+        align(events, self._model)
+        _renumber_flows(events, self.member.number)
+        events.flags.writeable = False
+        return EventBatch(batch.source, index, events, batch.args)
+
+
+def align(events: Block, model: ClockModel) -> None:
+    """Gives events the reference's times, in place. What nested before nests afterwards, to the nanosecond."""
+    lasting = (events["dur"] > 0) & (events["dur"] < _LONGEST) & (np.abs(events["ts"]) < _LONGEST)
+    starts = model.to_reference(events["ts"])
+    old = events["dur"][lasting]
+    new = model.to_reference(events["ts"][lasting] + old) - starts[lasting]
+    spans = ~np.isin(events["kind"][lasting], _VALUED)
+    own = events["self_dur"][lasting]
+    scaled = np.rint(own * (new / old)).astype(np.int64)
+    # `self_dur` and `value` are the same bytes.
+    own[spans] = np.minimum(scaled[spans], new[spans])
+    events["self_dur"][lasting] = own
+    events["dur"][lasting] = new
+    events["ts"] = starts
+
+
+def _within(events: Block, stretch: Stretch) -> Block:
+    """The events of some steps, and those of no step that lie in their time, at least in part."""
+    numbers = [step.number for step in stretch.steps]
+    step, starts, lasting = events["step"], events["ts"], np.maximum(events["dur"], 0)
+    of_steps = (step >= min(numbers)) & (step <= max(numbers))
+    ends = starts + lasting
+    in_time = (starts < stretch.end_ns) & ((ends > stretch.start_ns) | (starts >= stretch.start_ns))
+    inside: Block = events[of_steps | ((step < 0) & in_time)]
+    return inside
+
+
+def _renumber_flows(events: Block, member: int) -> None:
+    """Flows join what has their number, in whatever process: those of two members must not meet."""
+    flows = np.isin(events["kind"], _FLOWS)
+    if flows.any():
+        ids = events["id"][flows]
+        high = ids >> np.uint64(_FLOW_BITS)
+        # Large ones, such as hashes, are folded: below 2 ** 53, JSON keeps numbers whole.
+        folded = (ids ^ (high * np.uint64(0x9E3779B1))) & np.uint64((1 << _FLOW_BITS) - 1)
+        events["id"][flows] = folded | np.uint64(((member + 1) & 0xFFF) << _FLOW_BITS)

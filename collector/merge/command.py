@@ -1,0 +1,25 @@
+"""A merge as a command, for those who want it made by a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def merge_command(
+    sources: Sequence[Path], target: Path, *, format: str, window: int | None = None, job: str | None = None
+) -> list[str]:
+    """Arguments of Python that write a merged file, as `write_merged` does.
+
+    Args:
+        sources: a collector's directory, or journals of one job.
+        target: file to write; with the format `chrome` or `perfetto`, what was written stays as it is while it grows.
+        format: name of a format.
+        window: index of the only window.
+        job: which job, if there are several.
+    """
+    chosen = [] if window is None else ["--window", str(window)]
+    chosen += [] if job is None else [f"--job={job}"]
+    # Names that begin with a dash are none of options.
+    named = [str(source.absolute()) for source in sources]
+    return ["-m", "stepscope", "merge", *named, "--out", str(target.absolute()), "--format", format, *chosen]

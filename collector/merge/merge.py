@@ -1,0 +1,242 @@
+"""Merging: the streams of a job, played into exporters as one run or as one for each rank."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import anyio
+import anyio.to_thread
+import msgspec
+import numpy as np
+
+from stepscope.collector.merge.aligned import AlignedEvents
+from stepscope.collector.merge.job import Job, Member
+from stepscope.collector.merge.order import Order
+from stepscope.collector.merge.placement import Sharing
+from stepscope.collector.merge.plan import MergedWindow, Stretch, repeated_steps
+from stepscope.collector.merge.report import MemberReport, MergeReport, member_report
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.consumer import Exporter
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.ledger import Ledger
+from stepscope.runtime.run import Run
+from stepscope.runtime.window import Step, Window
+
+
+@runtime_checkable
+class PerMember(Protocol):
+    """What an exporter may have besides, if it writes down whose each event is."""
+
+    async def begin_member(self, run: Run) -> None:
+        """The batches that follow are of this run, until it is called again."""
+        ...
+
+
+Progress = Callable[[int], object]
+"""Is told how many events were written so far."""
+
+
+class Merge:
+    """One merge. Memory depends on the number of ranks, steps and collectives, not on that of events.
+
+    Args:
+        job: whose streams.
+        windows: what of them, as `plan` has it.
+        directory: which exporters are told to be the run's.
+        progress: is told how it gets on.
+        notes: what else the report is to say.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        windows: Sequence[MergedWindow],
+        directory: Path,
+        progress: Progress = lambda events: None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self._job, self._windows, self._directory, self._progress = job, windows, directory, progress
+        self._notes = notes
+        self._order = Order(job, windows)
+        self._events = 0
+        self._members: dict[int, MemberReport] = {}
+        self._parts: dict[int, list[tuple[Stretch, int]]] = {}
+        for window in windows:
+            for stretch in window.stretches:
+                self._parts.setdefault(stretch.member.number, []).append((stretch, window.index))
+        starts = [stretch.member.reference(stretch.start_ns) for window in windows for stretch in window.stretches]
+        begin = min(starts)
+        self._anchor = ClockAnchor(begin, begin, 0)
+
+    async def together(self, exporter: Exporter) -> MergeReport:
+        """Plays everything into one exporter, each member as processes of its own.
+
+        Raises:
+            OSError, FormatError: if a stream cannot be read any more.
+            OutputError, ...: what the exporter raised, after it was closed.
+        """
+        async with _opened(exporter, self._job_run()):
+            for member in self._present():
+                if isinstance(exporter, PerMember):
+                    await exporter.begin_member(self._member_run(member))
+                async with self._reading(member, "job") as events:
+                    await self._play(events, exporter)
+            for window in self._windows:
+                await exporter.close_window(self._window(window, window.stretches))
+        return self.report()
+
+    async def apart(self, exporter_for: Callable[[int | None, Member], Exporter]) -> MergeReport:
+        """Plays each rank into an exporter of its own; the times of all are aligned.
+
+        Args:
+            exporter_for: makes the exporter of a rank, or of a member that has none.
+
+        Raises:
+            OSError, FormatError: if a stream cannot be read any more.
+            OutputError, ...: what an exporter raised, after it was closed.
+        """
+        for members in self._by_rank():
+            first = members[0]
+            exporter = exporter_for(first.rank, first)
+            async with _opened(exporter, self._member_run(members[-1])):
+                for member in members:
+                    async with self._reading(member, "rank") as events:
+                        await self._play(events, exporter)
+                numbers = {member.number for member in members}
+                for window in self._windows:
+                    own = [stretch for stretch in window.stretches if stretch.member.number in numbers]
+                    if own:
+                        await exporter.close_window(self._window(window, own))
+        return self.report()
+
+    def report(self) -> MergeReport:
+        """What was merged, so far."""
+        return MergeReport(
+            job=self._job.name,
+            clock=self._job.timeline.reference,
+            windows=[window.index for window in self._windows],
+            events=self._events,
+            members=[self._members.get(m.number) or member_report(m, *self._range(m), 0) for m in self._job.members],
+            missing_ranks=self._job.missing,
+            absent=[f"{member.label}: window {window.index}" for window in self._windows for member in window.absent],
+            slowest_steps=self._order.slowest_steps(),
+            collectives=self._order.collectives(),
+            notes=[*self._notes, *self._job.concurrent(), *repeated_steps(self._windows), *self._order.notes()],
+        )
+
+    async def _play(self, events: AlignedEvents, exporter: Exporter) -> None:
+        batches = iter(events)
+        while (batch := await anyio.to_thread.run_sync(_next, batches)) is not None:
+            await exporter.export(batch)
+            self._order.add(batch, events.member)
+            self._events += len(batch)
+            self._progress(self._events)
+
+    @asynccontextmanager
+    async def _reading(self, member: Member, sharing: Sharing) -> AsyncGenerator[AlignedEvents]:
+        before = self._events
+        events = await anyio.to_thread.run_sync(AlignedEvents, self._parts[member.number], sharing)
+        try:
+            yield events
+        finally:
+            events.close()
+        if self._events > before or member.number not in self._members:
+            self._members[member.number] = member_report(member, *self._range(member), self._events - before)
+
+    def _present(self) -> list[Member]:
+        return [member for member in self._job.members if member.number in self._parts]
+
+    def _by_rank(self) -> list[list[Member]]:
+        ranks: dict[tuple[int, int], list[Member]] = {}
+        for member in self._present():
+            key = (0, member.rank) if member.rank is not None else (1, member.number)
+            ranks.setdefault(key, []).append(member)
+        return list(ranks.values())
+
+    def _range(self, member: Member) -> tuple[int, int]:
+        """Where what is merged of a member begins and ends, or all that there is of it."""
+        parts = [stretch for stretch, _ in self._parts.get(member.number, ())]
+        if not parts:
+            return member.recording.first_ns, member.recording.last_ns
+        return min(part.start_ns for part in parts), max(part.end_ns for part in parts)
+
+    def _job_run(self) -> Run:
+        return Run(
+            name=self._job.name,
+            output_dir=self._directory,
+            pid=1,
+            host="merged",
+            rank=None,
+            world_size=None,
+            anchor=self._anchor,
+            metadata=lambda: {"merged": msgspec.to_builtins(self.report())},
+            job=self._job.name,
+        )
+
+    def _member_run(self, member: Member) -> Run:
+        record = member.recording.run
+        about = msgspec.to_builtins(member_report(member, *self._range(member), 0))
+        return Run(
+            name=record.name,
+            output_dir=self._directory,
+            pid=record.pid,
+            host=record.host,
+            rank=member.rank,
+            world_size=record.world_size,
+            anchor=self._anchor,
+            metadata=lambda: {**member.recording.metadata, "aligned clock": about},
+            job=self._job.name,
+        )
+
+    def _window(self, window: MergedWindow, stretches: Sequence[Stretch]) -> Window:
+        rows = [_aligned_window(stretch) for stretch in stretches]
+        steps: dict[int, tuple[int, int]] = {}
+        for _, _, aligned in rows:
+            for step in aligned:
+                known = steps.get(step.number, (step.start_ns, step.end_ns))
+                steps[step.number] = (min(known[0], step.start_ns), max(known[1], step.end_ns))
+        start, end = min(start for start, _, _ in rows), max(end for _, end, _ in rows)
+        labels = len(stretches) > 1
+        notes = [
+            f"{stretch.member.label}: {note}" if labels else note
+            for stretch in stretches
+            for note in stretch.window.diagnostics
+        ]
+        return Window(
+            index=window.index,
+            profiler=self._job.name,
+            start_ns=start,
+            end_ns=end,
+            steps=tuple(Step(number, *times) for number, times in sorted(steps.items())),
+            complete=all(stretch.window.complete and stretch.whole for stretch in stretches) and not window.absent,
+            diagnostics=(*notes, *(f"{member.label} has nothing of this window" for member in window.absent)),
+            ledger=stretches[0].window.ledger if len(stretches) == 1 else Ledger(),
+            metadata={stretch.member.label: dict(stretch.window.metadata) for stretch in stretches}
+            if labels
+            else stretches[0].window.metadata,
+            wall_start_ns=start,
+        )
+
+
+def _aligned_window(stretch: Stretch) -> tuple[int, int, list[Step]]:
+    times = [stretch.start_ns, stretch.end_ns, *(at for step in stretch.steps for at in (step.start_ns, step.end_ns))]
+    start, end, *rest = stretch.member.model.to_reference(np.array(times, np.int64)).tolist()
+    starts, ends = rest[::2], rest[1::2]
+    return start, end, [Step(step.number, *at) for step, *at in zip(stretch.steps, starts, ends, strict=True)]
+
+
+@asynccontextmanager
+async def _opened(exporter: Exporter, run: Run) -> AsyncGenerator[None]:
+    await exporter.open(run)
+    try:
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            await exporter.aclose()
+
+
+def _next(batches: Iterator[EventBatch]) -> EventBatch | None:
+    return next(batches, None)

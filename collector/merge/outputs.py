@@ -1,0 +1,101 @@
+"""What a merge may be written as."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio.to_thread
+
+from stepscope.collector.merge.job import Job, Member, chosen_job
+from stepscope.collector.merge.merge import Merge, Progress
+from stepscope.collector.merge.plan import Selection, plan
+from stepscope.collector.merge.recording import recordings_in
+from stepscope.collector.merge.report import MergeReport
+from stepscope.exporters.chrome import ChromeTraceExporter
+from stepscope.exporters.output import check_directory
+from stepscope.exporters.tensorboard import TensorBoardExporter
+from stepscope.runtime.consumer import Exporter
+from stepscope.runtime.errors import FormatError, OutputError
+from stepscope.runtime.formats import exporter_for
+
+DIRECTORIES = {
+    "hta": "a Chrome trace for each rank, with distributedInfo: Holistic Trace Analysis",
+    "tensorboard": "a directory for each window with a file for each rank: TensorBoard's Distributed view",
+}
+"""Formats that take a directory; all others are files, of any format that `stepscope convert` knows."""
+
+
+async def write_merged(
+    sources: Sequence[Path],
+    target: Path,
+    *,
+    format: str | None = None,
+    job: str | None = None,
+    selection: Selection | None = None,
+    progress: Progress = lambda events: None,
+) -> MergeReport:
+    """Merges what directories hold of a job into a file or a directory.
+
+    A directory appears as a whole, or what it lacks is added to it: each window of TensorBoard's, each file of HTA's,
+    gets its name when it is complete.
+
+    Args:
+        sources: a collector's directory, or any with journals below it, or journals.
+        target: what to write; a file is replaced.
+        format: name of a format, if the target's ending does not say it.
+        job: which job, if there are several.
+        selection: what to merge; by default everything.
+        progress: is told how many events were written so far.
+
+    Raises:
+        FormatError: if there is nothing to merge; says why journals cannot be used.
+        ValueError: if no format is known by that name or ending; lists those that are.
+        OSError: if a stream cannot be read, or the target not written.
+    """
+    directory = format in DIRECTORIES
+    exporter = None if directory else exporter_for(target, format)
+    merge = await anyio.to_thread.run_sync(_prepare, sources, target, job, selection or Selection(), progress)
+    if exporter is not None:
+        return await merge.together(exporter)
+    await check_directory(target)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as made:
+        staged = Path(made)
+        report = await merge.apart(lambda rank, member: _exporter(format or "", staged, member))
+        await anyio.to_thread.run_sync(_publish, staged, target)
+    return report
+
+
+def _prepare(sources: Sequence[Path], target: Path, job: str | None, selection: Selection, progress: Progress) -> Merge:
+    recordings, unusable = recordings_in(sources)
+    if unusable and not recordings:
+        raise FormatError("; ".join(unusable[:3]))
+    name, chosen = chosen_job(recordings, job)
+    described = Job(name, chosen)
+    return Merge(described, plan(described, selection), target.absolute().parent, progress, unusable)
+
+
+def _exporter(format: str, directory: Path, member: Member) -> Exporter:
+    if format == "hta":
+        name = f"rank_{member.rank}" if member.rank is not None else f"process_{member.number}"
+        return ChromeTraceExporter(directory / f"{name}.json", form="object")
+    # The plugin groups workers by the part before the last underscore, and numbers them by what follows.
+    host = re.sub(r"[/\\\0]", "_", member.recording.run.host)[:64] or "host"
+    number = member.rank if member.rank is not None else member.recording.run.pid
+    return TensorBoardExporter(directory, f"{host}_{number}", layout="runs")
+
+
+def _publish(staged: Path, target: Path) -> None:
+    """Moves what is complete to its place; a window's directory is replaced as a whole."""
+    for entry in sorted(os.scandir(staged), key=lambda entry: entry.name):
+        place = target / entry.name
+        try:
+            if entry.is_dir() and place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place)
+            os.replace(entry.path, place)
+        except OSError as error:
+            raise OutputError(error.errno, f"cannot write: {error.strerror}", str(place)) from error

@@ -1,0 +1,206 @@
+"""What a stream holds, found without reading its events."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.formats import UnfinishedWindow, run_of
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.frames import Damage, FrameReader
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.records import ClockSync, MetadataRecord, RunRecord, WindowRecord, decode_record
+from stepscope.runtime.window import Step, Window
+
+MAX_STREAMS = 65_536
+"""More are not looked for below a directory."""
+MAX_SYNCS = 1_000_000
+"""Round trips of one stream that are kept: two months of one every five seconds."""
+_FAR = 1 << 61
+"""ns, 73 years: no clock shows more, not even Unix time, and sums of such times fit."""
+MAX_UNFINISHED = 64
+"""Windows without an end that are looked into; a stream that was written in order has one or two."""
+
+
+class Recording(msgspec.Struct, kw_only=True):
+    """One stream. Times are ns of its own monotonic clock."""
+
+    id: str
+    """Path of its file below the directory, as far as it tells streams apart."""
+    path: Path
+    run: RunRecord
+    anchor: ClockAnchor
+    """The last reading of its wall clock."""
+    syncs: list[ClockSync]
+    windows: dict[int, Window]
+    """By index. Those that have no end are incomplete, and end with their last event."""
+    counts: dict[int, int]
+    """Events by window."""
+    first_ns: int
+    last_ns: int
+    """Of its events; of the anchor, if it has none."""
+    ended: bool
+    """Whether it was closed in order."""
+    damage: Damage
+    metadata: dict[str, Any]
+    """What was added to the run, as it was at the end."""
+
+    @property
+    def events(self) -> int:
+        """Events in all windows."""
+        return sum(self.counts.values())
+
+    @classmethod
+    def of(cls, path: Path, id: str) -> Recording:
+        """Reads what a journal says of itself; events are passed over, but for those of windows without an end.
+
+        Memory does not depend on the file's size, but for windows and round trips.
+
+        Raises:
+            OSError: if it cannot be opened.
+            FormatError: if it is no journal, or does not say whose it is.
+        """
+        scan = _Scan()
+        reader = FrameReader(path, follow=False)
+        try:
+            while (frame := reader.next(scan.passes)) is not None:
+                scan.take(frame[0], frame[2])
+            damage = reader.damage
+        finally:
+            reader.close()
+        run = scan.run
+        if run is None:
+            raise FormatError(f"{path} does not say whose journal it is: its beginning is missing")
+        unfinished = sorted(set(scan.counts) - set(scan.windows))[:MAX_UNFINISHED]
+        windows = {**scan.windows, **{index: _unfinished(path, index) for index in unfinished}}
+        run = msgspec.structs.replace(run, anchor=_sane_anchor(run.anchor))
+        anchor = _sane_anchor(scan.anchor or run.anchor)
+        spans = scan.spans or [(anchor.monotonic_ns, anchor.monotonic_ns)]
+        return cls(
+            id=id,
+            path=path,
+            run=run,
+            anchor=anchor,
+            syncs=scan.syncs,
+            windows={index: _sane_window(window) for index, window in windows.items()},
+            counts=scan.counts,
+            first_ns=_sane(min(first for first, _ in spans)),
+            last_ns=_sane(max(last for _, last in spans)),
+            ended=scan.ended,
+            damage=damage,
+            metadata=scan.metadata,
+        )
+
+
+def _sane(at: int) -> int:
+    """A time that can be reckoned with: what no clock shows is the nearest that one might."""
+    return max(-_FAR, min(at, _FAR))
+
+
+def _sane_anchor(anchor: ClockAnchor) -> ClockAnchor:
+    return ClockAnchor(_sane(anchor.monotonic_ns), _sane(anchor.wall_ns), _sane(anchor.error_ns))
+
+
+def _sane_window(window: Window) -> Window:
+    return msgspec.structs.replace(
+        window,
+        start_ns=_sane(window.start_ns),
+        end_ns=_sane(window.end_ns),
+        steps=tuple(Step(step.number, _sane(step.start_ns), _sane(step.end_ns)) for step in window.steps),
+    )
+
+
+class _Scan:
+    """Collects what frames say."""
+
+    def __init__(self) -> None:
+        self.run: RunRecord | None = None
+        self.anchor: ClockAnchor | None = None
+        self.syncs: list[ClockSync] = []
+        self.windows: dict[int, Window] = {}
+        self.counts: dict[int, int] = {}
+        self.spans: list[tuple[int, int]] = []
+        self.ended = False
+        self.metadata: dict[str, Any] = {}
+
+    def passes(self, beginning: bytes) -> bool:
+        """Notes what the beginning of an events frame says."""
+        found = fmt.decode_events_header(beginning)
+        if found is not None and found[0].count:
+            header = found[0]
+            self.counts[header.window] = self.counts.get(header.window, 0) + header.count
+            span = (header.first_ns, header.last_ns)
+            known = self.spans.pop() if self.spans else span
+            self.spans.append((min(known[0], span[0]), max(known[1], span[1])))
+        return True
+
+    def take(self, kind: int, payload: bytes) -> None:
+        """Notes what any other frame says; those of tables are of no interest here."""
+        if kind in (fmt.FrameType.STRINGS, fmt.FrameType.TRACKS):
+            return
+        record = decode_record(kind, payload) if kind in tuple(fmt.FrameType) else None
+        if isinstance(record, RunRecord):
+            self.run = record
+        elif isinstance(record, ClockAnchor):
+            self.anchor = record
+        elif isinstance(record, ClockSync):
+            if len(self.syncs) < MAX_SYNCS:
+                self.syncs.append(record)
+        elif isinstance(record, WindowRecord):
+            self.windows[record.index] = record.window()
+        elif isinstance(record, MetadataRecord):
+            self.metadata = record.values
+        elif kind == fmt.FrameType.END:
+            self.ended = True
+
+
+def _unfinished(path: Path, index: int) -> Window:
+    """A window that has no end, as its events tell it."""
+    with JournalReader(path) as reader:
+        window = UnfinishedWindow(index)
+        for item in reader.items(index):
+            if isinstance(item, EventBatch):
+                window.add(item)
+        return window.close(run_of(reader, path.parent))
+
+
+def recordings_in(sources: Sequence[Path]) -> tuple[list[Recording], list[str]]:
+    """Journals, and all those below directories such as a collector's; and why others cannot be used.
+
+    Links below directories are not followed.
+
+    Raises:
+        OSError: if a directory cannot be read.
+    """
+    found: list[Recording] = []
+    unusable: list[str] = []
+    for source in sources:
+        for path in _journals(source) if source.is_dir() else [source]:
+            id = str(path.relative_to(source) if source.is_dir() else path)
+            id = id.removesuffix("/journal").removeprefix("streams/")
+            try:
+                found.append(Recording.of(path, id))
+            except (FormatError, OSError) as error:
+                unusable.append(str(error))
+    return found, unusable
+
+
+def _journals(directory: Path) -> Iterator[Path]:
+    os.listdir(directory)  # which says what is wrong with it, where walking would find nothing
+    number = 0
+    for place, below, files in os.walk(directory):
+        below.sort()
+        for name in sorted(files):
+            path = Path(place) / name
+            if (name == "journal" or path.suffix in (".journal", ".ssj")) and not path.is_symlink():
+                number += 1
+                if number > MAX_STREAMS:
+                    return
+                yield path

@@ -1,0 +1,195 @@
+"""What a merge says of itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from stepscope.collector.merge.job import Member
+from stepscope.collector.merge.order import Lateness, SlowStep
+from stepscope.runtime.table import Column, human_time, printable, shorten, text_table
+
+_WIDEST = 40
+_LOOKS = 256
+"""Times at which the bound is looked at: between them it hardly changes."""
+
+
+class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of a job: how its clock lies, and what there is of it."""
+
+    member: str
+    rank: int | None
+    host: str
+    pid: int
+    stream: str
+    offset_ns: int
+    """What was added to its wall clock, as it was when its run began."""
+    drift_ppm: float
+    """What the reference gains on its clock, where it was merged."""
+    drift_bound_ppm: float | None
+    """What that may be off: much, after few seconds. `None`: nothing was measured."""
+    bound_ns: float | None
+    """What its aligned times may be off at most; `None`: nothing was measured."""
+    round_trips: int
+    """What the bound was made from."""
+    refused: int
+    """Round trips that made no sense."""
+    unsteady: int
+    """How often its clock did not keep its rate."""
+    events: int
+    ended: bool
+    """Whether its stream was closed in order."""
+    damage: str
+    """What of its stream could not be read; empty: nothing."""
+
+
+def member_report(member: Member, start: int, end: int, events: int) -> MemberReport:
+    """Describes a member.
+
+    Args:
+        member: whom.
+        start: where what is merged of it begins, by its clock, in ns.
+        end: where it ends.
+        events: that were merged of it.
+    """
+    recording = member.recording
+    bound = float(member.model.error(np.linspace(start, end, _LOOKS).astype(np.int64)).max())
+    drift, drift_bound = member.model.drift_ppm(start)
+    damage = {name: value for name, value in msgspec.structs.asdict(recording.damage).items() if value}
+    return MemberReport(
+        member=member.label,
+        rank=member.rank,
+        host=recording.run.host,
+        pid=recording.run.pid,
+        stream=recording.id,
+        offset_ns=member.reference(start) - recording.run.anchor.wall(start),
+        drift_ppm=drift,
+        drift_bound_ppm=drift_bound if math.isfinite(drift_bound) else None,
+        bound_ns=bound if math.isfinite(bound) else None,
+        round_trips=member.fitted.trips,
+        refused=member.fitted.refused,
+        unsteady=member.fitted.unsteady,
+        events=events,
+        ended=recording.ended,
+        damage=", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in damage.items()),
+    )
+
+
+class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was merged, and how far its order can be believed."""
+
+    job: str
+    clock: str
+    """The collector's clock that all times are in; empty if none was compared with: then wall clocks count."""
+    windows: list[int]
+    events: int
+    members: list[MemberReport]
+    missing_ranks: list[int]
+    """Ranks that sent nothing at all."""
+    absent: list[str]
+    """Members that lack a window."""
+    slowest_steps: list[SlowStep]
+    collectives: list[Lateness]
+    notes: list[str]
+
+    def text(self) -> str:
+        """The report for a terminal."""
+        parts = [f"job {printable(self.job)}, {_windows(self.windows)}: {self.events:,} events", _members(self.members)]
+        if not self.clock:
+            parts.append(
+                "No rank was connected to a collector: times are those of wall clocks, which may be off by any amount."
+            )
+        elif any(member.bound_ns is None for member in self.members):
+            parts.append("Where no bound is known, times are those of the wall clock, which may be off by any amount.")
+        if self.missing_ranks:
+            parts.append(f"missing: rank {_listed(self.missing_ranks)}")
+        parts += [f"missing: {printable(text)}" for text in self.absent[:20]]
+        if self.slowest_steps:
+            parts.append(_steps(self.slowest_steps))
+        if self.collectives:
+            parts.append(_collectives(self.collectives))
+        return "\n\n".join([*parts, *self.notes])
+
+
+def _members(members: Sequence[MemberReport]) -> str:
+    head = [Column("rank", right=False), Column("host", right=False), Column("offset"), Column("drift ppm")]
+    head += [Column("bound"), Column("round trips"), Column("events"), Column("stream", right=False)]
+    rows = [
+        [
+            shorten(printable(member.member), _WIDEST),
+            shorten(printable(member.host), _WIDEST),
+            _signed(member.offset_ns),
+            "" if member.drift_bound_ppm is None else f"{member.drift_ppm:+.1f} ± {member.drift_bound_ppm:.1f}",
+            _bound(member.bound_ns),
+            f"{member.round_trips:,}",
+            f"{member.events:,}",
+            shorten(printable(_state(member)), 60),
+        ]
+        for member in members
+    ]
+    return text_table(head, rows)
+
+
+def _state(member: MemberReport) -> str:
+    said = [] if member.ended else ["no end: killed, or still running"]
+    said += [member.damage] if member.damage else []
+    if member.unsteady:
+        said.append(f"clock unsteady {member.unsteady}x")
+    if member.refused:
+        said.append(f"{member.refused} round trips refused")
+    return "; ".join(said) or "ended"
+
+
+def _steps(steps: Sequence[SlowStep]) -> str:
+    head = [Column("slowest steps"), Column("took"), Column("median"), Column("by", right=False)]
+    head += [Column("began last", right=False), Column("after the first"), Column("±")]
+    rows = [
+        [
+            str(step.step),
+            human_time(step.duration_ns),
+            human_time(step.median_ns),
+            printable(step.member),
+            (printable(step.last) if step.sure else f"unsure ({printable(step.last)})") if step.last else "",
+            human_time(step.spread_ns) if step.last else "",
+            _bound(step.bound_ns) if step.last else "",
+        ]
+        for step in steps
+    ]
+    return text_table(head, rows)
+
+
+def _collectives(rows: Sequence[Lateness]) -> str:
+    head = [
+        Column("last at collectives", right=False),
+        Column("of"),
+        Column("last"),
+        Column("surely"),
+        Column("others waited"),
+    ]
+    return text_table(
+        head,
+        [
+            [printable(row.member), f"{row.entered:,}", f"{row.last:,}", f"{row.sure:,}", human_time(row.waited_ns)]
+            for row in rows[:20]
+        ],
+    )
+
+
+def _bound(ns: float | None) -> str:
+    return "unknown" if ns is None else human_time(ns)
+
+
+def _signed(ns: int) -> str:
+    return ("-" if ns < 0 else "+") + human_time(abs(ns))
+
+
+def _windows(windows: Sequence[int]) -> str:
+    return f"window {windows[0]}" if len(windows) == 1 else f"{len(windows)} windows"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:20]))
+    return shown if len(numbers) <= 20 else f"{shown} and {len(numbers) - 20} more"

@@ -1,0 +1,109 @@
+// The live page: takes the collector's snapshots and gives them to its parts.
+
+import { Changes } from "./changes.js";
+import { StepChart } from "./chart.js";
+import { byId, bytes, count, element, milliseconds, rankName, say, whole } from "./format.js";
+import { RankTable } from "./ranks.js";
+import { download, hasToken, listen } from "./server.js";
+import { Windows } from "./windows.js";
+
+const ranks = new Map();
+const chart = new StepChart();
+const windows = new Windows();
+const changes = new Changes();
+const table = new RankTable(
+  () => chart.update(listed(), table.chosen),
+  (id) => windows.openRank(id),
+);
+let job = null;
+
+const listed = () => [...ranks.values()];
+
+function taken(kind, snapshot) {
+  if (kind !== "snapshot") return;
+  if (snapshot.full) ranks.clear();
+  for (const view of snapshot.ranks) ranks.set(view.id, view);
+  for (const id of snapshot.gone) ranks.delete(id);
+  job = snapshot.job;
+  link("live", true);
+  const all = listed();
+  summary();
+  verdict();
+  changes.update(all, snapshot.at_ns);
+  table.update(all);
+  Promise.all([chart.update(all, table.chosen), windows.update(job, all)]).catch((error) => link(error.message, false));
+}
+
+function link(text, live) {
+  say(byId("link"), text);
+  byId("link").classList.toggle("live", live);
+}
+
+function summary() {
+  const there = job.world_size === null ? whole(job.ranks) : `${whole(job.ranks)} of ${whole(job.world_size)}`;
+  const states = ["connected", "silent", "died", "ended"].filter((state) => job[state]).map((state) => `${whole(job[state])} ${state}`);
+  const facts = [
+    ["Ranks", there, states.join(", ")],
+    ["Step time", milliseconds(job.step_ms), "median of the ranks"],
+    ["Events", `${count(job.events_per_s)}/s`, `${count(job.events)} in all`],
+    ["Data", `${bytes(job.bytes_per_s)}/s`, `${bytes(job.bytes)} in all`],
+    ["Lost", count(job.dropped), job.dropped ? "events, by the ledgers" : "nothing, by the ledgers"],
+  ];
+  const list = byId("summary");
+  if (!list.children.length) {
+    for (const [title] of facts) {
+      list.append(element("div", {}, element("dt", {}, title), element("dd", { className: "value" }), element("dd", { className: "quiet" })));
+    }
+  }
+  facts.forEach(([, value, more], index) => {
+    const [, first, second] = list.children[index].children;
+    say(first, value);
+    say(second, more);
+  });
+  list.lastChild.classList.toggle("bad", job.dropped > 0);
+  say(byId("job"), job.jobs.filter((name) => name !== "stepscope").join(", "));
+  document.title = `${job.slowest.length || job.died ? "⚠ " : ""}${job.jobs.join(", ") || "stepscope"} – stepscope`;
+  byId("exposed").hidden = !job.exposed;
+  say(byId("version"), `stepscope ${job.version}, collecting since ${new Date(job.started_ns / 1e6).toLocaleString("en-GB")}`);
+}
+
+function verdict() {
+  const told = [];
+  for (const slow of job.slowest.slice(0, 3)) {
+    told.push(
+      `${rankName(slow)} on ${slow.host} is slow: ${milliseconds(slow.step_ms)} ${slow.own ? "of its own work in a step" : "a step"}, ` +
+        `${slow.factor.toFixed(1)} times the others' ${milliseconds(slow.others_ms)}.`,
+    );
+  }
+  if (job.slowest.length > 3) told.push(`${job.slowest.length - 3} more are slow.`);
+  if (job.absent.length && job.ranks) {
+    const some = job.absent.slice(0, 8).join(", ");
+    told.push(`Not seen yet: rank ${some}${job.absent.length > 8 ? ", …" : ""}.`);
+  }
+  if (job.restoring) told.push(`The files of ${whole(job.restoring)} earlier streams are being read.`);
+  if (!told.length) told.push(job.ranks ? "No rank is slower than by chance." : "Waiting for the first rank.");
+  say(byId("verdict"), told.join(" "));
+  byId("verdict").classList.toggle("bad", job.slowest.length > 0);
+}
+
+async function follow() {
+  let delay = 500;
+  for (;;) {
+    const started = performance.now();
+    try {
+      await listen("/v1/events", taken);
+      link("the collector has stopped; trying again", false);
+    } catch (error) {
+      link(`not connected: ${error.message}; trying again`, false);
+    }
+    delay = performance.now() - started > 5000 ? 500 : Math.min(delay * 2, 5000);
+    await new Promise((resolve) => setTimeout(resolve, delay));
+  }
+}
+
+byId("metrics").addEventListener("click", (event) => {
+  if (!hasToken()) return;
+  event.preventDefault();
+  download("/metrics").catch((error) => changes.note(error.message));
+});
+follow();

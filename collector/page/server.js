@@ -1,0 +1,125 @@
+// Everything that is asked of the collector: with the token in a header if it wants one.
+
+import { byId } from "./format.js";
+
+const KEY = "stepscope token";
+let asking = null;
+
+function headers() {
+  const token = sessionStorage.getItem(KEY);
+  return token ? { Authorization: `Bearer ${token}` } : {};
+}
+
+export const hasToken = () => sessionStorage.getItem(KEY) !== null;
+
+// Asks for the token, once for all requests that need it.
+function ask() {
+  asking ??= new Promise((resolve) => {
+    const dialog = byId("token");
+    const field = byId("token-field");
+    byId("token-wrong").textContent = hasToken() ? "That is not the token." : "";
+    field.value = "";
+    dialog.addEventListener(
+      "close",
+      () => {
+        asking = null;
+        if (field.value) sessionStorage.setItem(KEY, field.value.trim());
+        field.value = "";
+        resolve();
+      },
+      { once: true },
+    );
+    if (!dialog.open) dialog.showModal();
+    field.focus();
+  });
+  return asking;
+}
+
+async function problem(answer) {
+  try {
+    const told = await answer.json();
+    return told.detail || told.title;
+  } catch {
+    return `${answer.status} ${answer.statusText}`;
+  }
+}
+
+// The answer to a request; raises an error that says why there is none.
+export async function request(path, options = {}) {
+  for (;;) {
+    const used = sessionStorage.getItem(KEY);
+    const answer = await fetch(path, { ...options, headers: { ...headers(), ...options.headers }, cache: "no-store" });
+    if (answer.status === 401) {
+      // Another request may have asked for the token meanwhile.
+      if (sessionStorage.getItem(KEY) === used) await ask();
+      continue;
+    }
+    if (!answer.ok) throw new Error(await problem(answer));
+    return answer;
+  }
+}
+
+export const json = async (path) => (await request(path)).json();
+
+// Server-sent events over fetch, which can send a header; `taken` gets the data of each event.
+export async function listen(path, taken) {
+  const answer = await request(path, { headers: { Accept: "text/event-stream" } });
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text += value;
+    const events = text.split("\n\n");
+    text = events.pop();
+    for (const event of events) {
+      const kind = event.match(/^event: (.*)$/m)?.[1];
+      const data = event.match(/^data: (.*)$/m)?.[1];
+      if (kind === "end") return;
+      if (data) taken(kind, JSON.parse(data));
+    }
+  }
+}
+
+// Has the browser save a file: where there is a token, with a ticket for this one download.
+export async function download(path) {
+  let address = path;
+  if (hasToken()) {
+    const answer = await request("/v1/tickets", { method: "POST", body: JSON.stringify({ path }) });
+    address = `${path}?ticket=${encodeURIComponent((await answer.json()).ticket)}`;
+  }
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = "";
+  document.body.append(link);
+  link.click();
+  link.remove();
+}
+
+const PERFETTO = "https://ui.perfetto.dev";
+
+// Opens Perfetto's page and hands it a trace, which stays in the browser.
+export async function openInPerfetto(path, title, said) {
+  const other = window.open(PERFETTO);
+  if (!other) throw new Error("the browser did not open another window");
+  said("making the trace …");
+  const buffer = await (await request(path)).arrayBuffer();
+  said("waiting for Perfetto's page …");
+  await new Promise((resolve, reject) => {
+    const ping = setInterval(() => other.postMessage("PING", PERFETTO), 100);
+    const over = (end, value) => {
+      clearInterval(ping);
+      clearTimeout(limit);
+      removeEventListener("message", heard);
+      end(value);
+    };
+    const limit = setTimeout(() => over(reject, new Error("Perfetto's page did not answer; download the trace")), 60000);
+    const heard = (message) => {
+      if (message.origin !== PERFETTO || message.data !== "PONG") return;
+      other.postMessage({ perfetto: { buffer, title } }, PERFETTO);
+      over(resolve);
+    };
+    addEventListener("message", heard);
+  });
+  said("opened in Perfetto");
+}

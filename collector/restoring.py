@@ -1,0 +1,115 @@
+"""Brings the live state back after a start of the collector: it reads the files, in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from stepscope.collector.store import Store
+from stepscope.collector.stream import STEPS, Frame, Stream
+from stepscope.collector.streams import Streams
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.records import RunRecord, decode_record
+
+log = logging.getLogger("stepscope.collector")
+
+_MOST_BYTES = 4 << 20
+"""Frames that are noted in one turn of the loop."""
+
+
+class _Part(msgspec.Struct, frozen=True):
+    """Some frames of a file, read on."""
+
+    frames: list[Frame]
+    events: int
+    """Of frames of events that were passed over."""
+    next: int
+    """Number of the frame that follows."""
+
+
+class Restoring:
+    """Reads the journals of a store one after the other, the newest first, on a worker thread.
+
+    Of events only the headers are read, and the steps. A stream that is connected meanwhile is read to the end of its file,
+    and goes on from there with what arrives: each frame counts once.
+    """
+
+    def __init__(self, store: Store, streams: Streams) -> None:
+        self._store, self._streams = store, streams
+
+    def look(self) -> None:
+        """Sees which files there are; to be called before streams are taken."""
+        self._streams.unread = {
+            id: path for _, id, path in sorted((path.stat().st_mtime, id, path) for id, path in self._store.journals())
+        }
+
+    async def run(self) -> None:
+        """Returns when every file was read."""
+        unread = self._streams.unread
+        while unread:
+            id = next(reversed(unread))
+            try:
+                await self._restore(id, unread[id])
+            except (OSError, FormatError) as error:
+                log.warning("what %s holds is not shown: %s", unread[id], error)
+            stream = self._streams.all.get(id)
+            if stream is not None:
+                stream.restoring = False
+            del unread[id]
+
+    async def _restore(self, id: str, path: Path) -> None:
+        reader = await asyncio.to_thread(lambda: FrameReader(path, follow=False))
+        try:
+            first = reader.peek()
+            run = decode_record(first[0], first[2]) if first is not None else None
+            if not isinstance(run, RunRecord):
+                raise FormatError("it does not say whose it is")
+            stream = self._stream(id, path, run)
+            while (part := await asyncio.to_thread(_read, reader)) is not None:
+                stream.restored(part.frames, part.events, part.next)
+            # What was written since is read without giving way: what is taken from then on is not in here.
+            while (part := _read(reader)) is not None:
+                stream.restored(part.frames, part.events, part.next)
+            stream.restoring = False
+            stream.bytes = reader.position[1]
+        finally:
+            reader.close()
+
+    def _stream(self, id: str, path: Path, run: RunRecord) -> Stream:
+        stream = self._streams.all.get(id)
+        made = os.stat(path.parent).st_mtime_ns
+        if stream is None:
+            stream = Stream(id, run, born_ns=made)
+            stream.restoring = True
+            stream.seen -= max(time.time() - path.stat().st_mtime, 0.0)
+            self._streams.add(stream)
+        stream.born_ns = min(stream.born_ns, made)
+        return stream
+
+
+def _read(reader: FrameReader) -> _Part | None:
+    """The next frames, those of events other than steps without their content; `None` at the end."""
+    frames: list[Frame] = []
+    events = nbytes = 0
+
+    def passed(beginning: bytes) -> bool:
+        nonlocal events
+        found = fmt.decode_events_header(beginning)
+        if found is None or found[0].source == STEPS:
+            return False
+        events += found[0].count
+        return True
+
+    before = reader.position[0]
+    while nbytes < _MOST_BYTES and (frame := reader.next(passed)) is not None:
+        frames.append(frame)
+        nbytes += len(frame[2])
+    after = reader.position[0]
+    return None if after == before else _Part(frames, events, after)

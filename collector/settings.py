@@ -1,0 +1,88 @@
+"""Settings of a collector."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from stepscope.collector.errors import ExposureError
+from stepscope.exporters.collector.protocol import MAX_MESSAGE, MIN_MAX_MESSAGE
+from stepscope.runtime.checked import Checked
+from stepscope.runtime.options import PositiveFloat
+
+
+class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a collector listens and writes, whom it lets in, and what it takes at most. Unknown fields are refused."""
+
+    directory: Path
+    """Streams are kept below it; it is made if need be, for this user only."""
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 7788
+    """0: any that is free."""
+    token: str = ""
+    """What exporters and readers must show; empty: nobody is asked."""
+    certificate: Path | None = None
+    """PEM file with the server's certificate chain."""
+    key: Path | None = None
+    """PEM file with its private key; `None`: in the certificate's file."""
+    insecure: bool = False
+    """Whether others than this machine may come without a token or TLS."""
+    max_streams: Annotated[int, msgspec.Meta(ge=1)] = 4096
+    """Connections of exporters at once."""
+    max_kept_streams: Annotated[int, msgspec.Meta(ge=1)] = 65_536
+    """Streams in the directory, connected or not."""
+    max_message: Annotated[int, msgspec.Meta(ge=MIN_MAX_MESSAGE, le=MAX_MESSAGE)] = MIN_MAX_MESSAGE
+    """Bytes of one message."""
+    max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Bytes of all streams together; 0: as much as the disk holds."""
+    max_stream_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Bytes of one stream; 0: no limit of its own."""
+    disk_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Bytes on disk of all streams, above which events of windows are given up, the oldest first; 0: none are."""
+    keep_newest: Annotated[int, msgspec.Meta(ge=0)] = 8
+    """Windows that are given up last, for they are the newest."""
+    keep_slowest: Annotated[int, msgspec.Meta(ge=0)] = 8
+    """Windows that are given up before those, and after all others, for their steps were the slowest."""
+    nats: tuple[str, ...] = ()
+    """Servers of NATS from which streams are taken as well."""
+    fsync: bool = False
+    """Whether to wait for the disk before frames are confirmed: a machine that loses power keeps them then."""
+    hello_timeout: PositiveFloat = 10.0
+    """Seconds in which a connection must say who it is."""
+    idle_timeout: PositiveFloat = 120.0
+    """Seconds in which something must come from a connection; exporters compare clocks every few."""
+
+    @property
+    def exposed(self) -> bool:
+        """Whether others than this machine can come without a token or TLS."""
+        return not is_loopback(self.host) and not (self.token and self.certificate)
+
+    def check_exposure(self) -> None:
+        """Refuses to be reached by others without a token and TLS.
+
+        Raises:
+            ExposureError: says what is missing.
+        """
+        if not self.exposed or self.insecure:
+            return
+        missing = [
+            name for name, there in (("a token", self.token), ("a TLS certificate", self.certificate)) if not there
+        ]
+        if missing:
+            raise ExposureError(
+                f"the collector would listen on {self.host}, where others can reach it, without {' and '.join(missing)}; "
+                "give them, listen on 127.0.0.1, or say --insecure"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

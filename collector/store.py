@@ -1,0 +1,243 @@
+"""The directory of a collector: one directory for each stream, named by its id."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import re
+import stat
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.stream_file import Addition, StreamFile
+from stepscope.collector.writer import Writer
+from stepscope.exporters.collector.protocol import Hello
+from stepscope.runtime.errors import FormatError, OutputError
+from stepscope.runtime.presence import make_directories, replace_private
+
+INGEST_BYTES = 256 << 20
+"""Bytes of the messages of all connections together that exporters are asked to keep to."""
+LEAST_MESSAGE = 64 << 10
+SUPERSEDED = "superseded"
+"""File in the directory of a stream that another one holds as well, and more: the other's id."""
+LEAVING = 30.0
+"""Seconds that a connection has to let go of a stream that another one takes over."""
+
+_STREAM = re.compile("[0-9a-f]{32}")
+T = TypeVar("T")
+
+
+class FullError(Exception):
+    """A limit of the collector is met. It may be raised, or room be made."""
+
+
+class Store:
+    """Opens the files of streams, each for one connection. Nothing from the network becomes part of a path but checked ids.
+
+    Args:
+        settings: where, and how much at most.
+
+    Raises:
+        OutputError: if the directory cannot be made, is a link, or is another user's.
+    """
+
+    def __init__(self, settings: CollectorSettings) -> None:
+        self.directory = settings.directory
+        self.streams = settings.directory / "streams"
+        self._settings = settings
+        self._writer = Writer(fsync=settings.fsync)
+        self._seats: dict[str, _Seat] = {}
+        try:
+            make_directories(self.streams)
+            _check_own(self.streams)
+            self.bytes = sum(path.stat().st_size for _, path in self._all())
+            self._known = {stream for stream, _ in self._all()}
+        except OSError as error:
+            raise OutputError(
+                error.errno, f"the collector's directory cannot be used: {error.strerror or error}", str(self.directory)
+            ) from error
+
+    def identity(self) -> str:
+        """Names the directory, for those who must know what is in it: drawn at random when it is first asked for.
+
+        Raises:
+            OSError: if it can be neither read nor written.
+        """
+        path = self.directory / "identity"
+        with contextlib.suppress(FileExistsError):
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(file, "w") as stream:
+                stream.write(uuid.uuid4().hex)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with os.fdopen(file) as stream:
+            known = stream.read(33)
+        if not _STREAM.fullmatch(known):
+            raise OSError(errno.EINVAL, "it names no collector's directory; remove it", str(path))
+        return known
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes that a message of a connection should have at most now."""
+        return min(max(INGEST_BYTES // max(len(self._seats), 1), LEAST_MESSAGE), self._settings.max_message)
+
+    @contextlib.asynccontextmanager
+    async def stream(self, hello: Hello, leave: Callable[[], object]) -> AsyncGenerator[StreamFile]:
+        """The file of a stream, at its end, for one connection: those before it are asked to leave, and waited for.
+
+        Args:
+            hello: who it is.
+            leave: is called when another connection wants the stream.
+
+        Raises:
+            FormatError: if the id is none, or the file holds another stream.
+            FullError: if there are too many streams, or a connection before does not leave.
+            OSError: if it cannot be opened.
+        """
+        async with self._seat(hello.stream, leave):
+            with self._writer:
+                place = self._place(hello.stream)
+                # On a thread: what is not marked must be read.
+                file = await _in_thread(lambda: StreamFile(place, hello.sync), lambda file: file.close())
+                try:
+                    self._known.add(hello.stream)
+                    if file.ended:
+                        self._supersede(hello)
+                    yield file
+                finally:
+                    await _in_thread(file.close)
+
+    @contextlib.asynccontextmanager
+    async def _seat(self, stream: str, leave: Callable[[], object]) -> AsyncGenerator[None]:
+        seat = self._seats.setdefault(stream, _Seat())
+        for before in seat.users:
+            before()
+        seat.users.append(leave)
+        try:
+            try:
+                async with asyncio.timeout(LEAVING):
+                    await seat.lock.acquire()
+            except TimeoutError:
+                raise FullError("another connection of this stream does not end") from None
+            try:
+                yield
+            finally:
+                seat.lock.release()
+        finally:
+            seat.users.remove(leave)
+            if not seat.users:
+                del self._seats[stream]
+
+    async def write(self, file: StreamFile, addition: Addition, hello: Hello) -> None:
+        """Appends to a stream; returns when it is written.
+
+        Raises:
+            FullError: if a limit is met.
+            OSError: if it cannot be written.
+        """
+        if not addition.frames:
+            return
+        size = len(addition.data)
+        for limit, there, what in (
+            (self._settings.max_bytes, self.bytes, "of all streams"),
+            (self._settings.max_stream_bytes, file.size, "of a stream"),
+        ):
+            if limit and there + size > limit:
+                raise FullError(f"the collector's limit of {limit} bytes {what} is met")
+        self.bytes += size
+        try:
+            await self._writer.write(file, addition)
+        except OSError:
+            self.bytes -= size
+            raise
+        if file.ended:
+            self._supersede(hello)
+
+    def recount(self) -> None:
+        """Streams were deleted."""
+        self.bytes = sum(path.stat().st_size for _, path in self._all())
+        self._known = {stream for stream, _ in self._all()}
+
+    def path(self, stream: str) -> Path:
+        """The journal of a stream.
+
+        Raises:
+            FormatError: if the id is none.
+        """
+        if not _STREAM.fullmatch(stream):
+            raise FormatError("the id of a stream is 32 hexadecimal digits")
+        return self.streams / stream / "journal"
+
+    def existing(self, stream: str) -> Path | None:
+        """The journal of a stream that is kept, `None` if there is none; links are not followed.
+
+        Raises:
+            FormatError: if the id is none.
+        """
+        if not _STREAM.fullmatch(stream):
+            raise FormatError("the id of a stream is 32 hexadecimal digits")
+        directory = self.streams / stream
+        path = directory / "journal"
+        kept = not directory.is_symlink() and not path.is_symlink() and path.is_file()
+        return path if kept else None
+
+    def journals(self) -> Iterator[tuple[str, Path]]:
+        """Ids and files of the streams that are kept, without those that others supersede."""
+        return ((stream, path) for stream, path in self._all() if not (path.parent / SUPERSEDED).exists())
+
+    def _all(self) -> Iterator[tuple[str, Path]]:
+        for entry in sorted(os.scandir(self.streams), key=lambda entry: entry.name):
+            path = Path(entry.path) / "journal"
+            if (
+                _STREAM.fullmatch(entry.name)
+                and entry.is_dir(follow_symlinks=False)
+                and not path.is_symlink()
+                and path.is_file()
+            ):
+                yield entry.name, path
+
+    def _place(self, stream: str) -> Path:
+        directory = self.path(stream).parent
+        if stream not in self._known and len(self._known) >= self._settings.max_kept_streams:
+            raise FullError(f"the collector keeps {self._settings.max_kept_streams} streams, which is its limit")
+        directory.mkdir(mode=0o700, exist_ok=True)
+        if not stat.S_ISDIR(directory.lstat().st_mode):
+            raise FormatError("the directory of this stream is a link")
+        return directory
+
+    def _supersede(self, hello: Hello) -> None:
+        """Marks the stream that this one, which is whole, takes the place of."""
+        if hello.supersedes and hello.supersedes != hello.stream and self.path(hello.supersedes).is_file():
+            replace_private(self.path(hello.supersedes).with_name(SUPERSEDED), hello.stream.encode())
+
+
+class _Seat:
+    """Who has a stream, and who waits for it."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.users: list[Callable[[], object]] = []
+
+
+async def _in_thread(work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
+    """What a thread made; who is cancelled waits for it all the same, and it is undone."""
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        if future.exception() is None:
+            undo(future.result())
+        raise
+
+
+def _check_own(directory: Path) -> None:
+    about = directory.lstat()
+    if not stat.S_ISDIR(about.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "it is a link")
+    if about.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "it belongs to another user")

@@ -1,0 +1,205 @@
+"""What is known of one stream: the live state that its frames tell, in bounded memory."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stepscope.collector import clock_bound
+from stepscope.collector.rate import Rate
+from stepscope.collector.step_times import StepTimes
+from stepscope.collector.waiting import Allowance, Waiting
+from stepscope.collector.windows import StreamWindows, losses
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.records import CapRecord, ClockSync, RunRecord, decode_record
+from stepscope.runtime.ledger import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+Frame = tuple[int, int, fmt.Bytes]
+"""Type, flags, payload."""
+
+STEPS = "steps"
+"""Name of the source whose events are step spans."""
+SILENT_AFTER = 15.0
+"""Seconds without a frame after which a stream that is connected counts as silent; clocks are compared more often."""
+DIED_AFTER = 30.0
+"""Seconds after which a stream that lost its connection counts as died."""
+_MOST_STEP_BYTES = 8 << 20
+"""Larger blocks of steps are none that an exporter makes."""
+_ALLOWANCE = Allowance()
+"""Of all streams together, for looking into events."""
+_HOUR = 3600 * 10**9
+
+
+class State(Enum):
+    """What becomes of a stream."""
+
+    CONNECTED = "connected"
+    SILENT = "silent"
+    """Nothing has come for a while, or the connection was lost a moment ago."""
+    ENDED = "ended"
+    """It was closed in order."""
+    DIED = "died"
+    """It has no connection, and its end never came."""
+
+
+class Stream:
+    """Takes frames, live or from the file, and keeps what the live page shows. Everything happens on one thread."""
+
+    def __init__(self, id: str, run: RunRecord, born_ns: int | None = None) -> None:
+        """
+        Args:
+            id: of the stream.
+            run: whose it is, as its first frame has it.
+            born_ns: Unix time at which the collector saw it first; now by default.
+        """
+        self.id, self.run = id, run
+        self.born_ns = time.time_ns() if born_ns is None else born_ns
+        self.connection: object | None = None
+        self.next = 0
+        """Number of the first frame that is not counted here."""
+        self.events = self.missing = self.undecodable = 0
+        self.bytes = fmt.FILE_HEADER.size
+        """Of its file."""
+        self.windows = StreamWindows()
+        self.steps = StepTimes()
+        self.waiting = Waiting(_ALLOWANCE)
+        self.ended = self.superseded = False
+        self.restoring = False
+        """Whether its file is still being read: frames that arrive meanwhile are found there."""
+        self.seen = time.monotonic()
+        """When the last frames came."""
+        self.event_rate, self.byte_rate = Rate(), Rate()
+        self._dropped: Counter[str] | None = None
+        self._capped = 0
+        self._clock = ""
+        self._syncs: deque[ClockSync] = deque(maxlen=clock_bound.KEPT)
+        self._bound: clock_bound.ClockBound | None = None
+
+    def took(self, frames: Sequence[Frame], nbytes: int, next: int) -> None:
+        """Frames are written.
+
+        Args:
+            frames: those that were new, one after the other.
+            nbytes: how much came.
+            next: number of the frame that follows them.
+        """
+        self.seen = time.monotonic()
+        self.byte_rate.add(nbytes, self.seen)
+        fresh = min(next - self.next, len(frames))
+        if self.restoring or fresh <= 0:
+            return
+        before = self.events
+        new = frames[len(frames) - fresh :]
+        self.bytes += sum(fmt.FRAME_HEADER.size + len(payload) for _, _, payload in new)
+        self._note(new, next)
+        self.event_rate.add(self.events - before, self.seen)
+
+    def restored(self, frames: Sequence[Frame], events: int, next: int) -> None:
+        """Frames were read from its file.
+
+        Args:
+            frames: those, one after the other.
+            events: in frames between them that are not given.
+            next: number of the frame that follows.
+        """
+        self.events += events
+        self._note(frames, next)
+
+    def _note(self, frames: Sequence[Frame], next: int) -> None:
+        self.next = next
+        latest = time.time_ns()
+        for kind, flags, payload in frames:
+            # A record that cannot be read costs itself: what is in the file is for the readers of the file to judge.
+            try:
+                self._frame(kind, flags, payload, latest)
+            except (msgspec.MsgspecError, ValueError, RecursionError):
+                self.undecodable += 1
+
+    def missed(self, frames: int) -> None:
+        """So many frames are nowhere any more."""
+        self.missing += frames
+
+    def state(self, now: float) -> State:
+        """What becomes of it, at a monotonic time in seconds."""
+        if self.ended:
+            return State.ENDED
+        if self.connection is not None:
+            return State.SILENT if now - self.seen >= SILENT_AFTER else State.CONNECTED
+        return State.DIED if self.superseded or now - self.seen >= DIED_AFTER else State.SILENT
+
+    @property
+    def clock(self) -> clock_bound.ClockBound | None:
+        """How its clock compares with the collector's, as far as is known."""
+        return self._bound
+
+    @property
+    def offset_ns(self) -> int:
+        """From its monotonic clock to Unix time: the collector's if they were compared, else its own."""
+        if self._bound is not None:
+            return self._bound.offset_ns
+        offset = self.run.anchor.wall_ns - self.run.anchor.monotonic_ns
+        return offset if abs(offset) < 1 << 62 else 0
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Events that are not here, by who lost them and why, as far as ledgers have told."""
+        lost = self.windows.dropped if self._dropped is None else self._dropped
+        return lost + Counter({"journal/cap": self._capped})
+
+    def _frame(self, kind: int, flags: int, payload: fmt.Bytes, latest: int) -> None:
+        match kind:
+            case fmt.FrameType.EVENTS:
+                self._events(flags, payload, latest)
+            case fmt.FrameType.STRINGS:
+                self.waiting.names(payload)
+            case fmt.FrameType.WINDOW_OPENED:
+                self.windows.opened(payload)
+            case fmt.FrameType.WINDOW_CLOSED:
+                self.windows.closed(payload)
+            case fmt.FrameType.CLOCK_SYNC:
+                self._compared(decode_record(kind, bytes(payload)))
+            case fmt.FrameType.LEDGER:
+                ledger: Ledger | None = decode_record(kind, bytes(payload))
+                self._dropped = None if ledger is None else losses(ledger)
+            case fmt.FrameType.CAP:
+                cap: CapRecord | None = decode_record(kind, bytes(payload))
+                self._capped = self._capped if cap is None else cap.dropped
+            case fmt.FrameType.END:
+                self.ended = True
+                self.windows.ended()
+            case _:
+                pass
+
+    def _events(self, flags: int, payload: fmt.Bytes, latest: int) -> None:
+        found = fmt.decode_events_header(bytes(payload[: fmt.MAX_EVENTS_HEADER]))
+        if found is None:
+            self.undecodable += 1
+            return
+        header = found[0]
+        self.events += header.count
+        if header.source == STEPS and header.body_bytes <= _MOST_STEP_BYTES:
+            decoded = fmt.decode_events(bytes(payload), flags)
+            if decoded is None:
+                self.undecodable += 1
+                return
+            self.steps.add(decoded[1], self.offset_ns, min(self.born_ns - _HOUR, latest), latest)
+        elif header.source != STEPS:
+            self.waiting.events(header, flags, payload)
+
+    def _compared(self, sync: ClockSync | None) -> None:
+        if sync is None:
+            self.undecodable += 1
+            return
+        if sync.clock != self._clock:
+            self._clock = sync.clock
+            self._syncs.clear()
+        self._syncs.append(sync)
+        self._bound = clock_bound.clock_bound(self._syncs) or self._bound

@@ -1,0 +1,171 @@
+"""The file of one stream: a journal that is taken in frame by frame, and goes on where it ended."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from stepscope.collector import checkpoint
+from stepscope.collector.checkpoint import Checkpoint
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.frames import FrameReader
+
+Frame = tuple[int, int, memoryview]
+"""Type, flags, payload."""
+
+CHECKPOINT_BYTES = 16 << 20
+"""A checkpoint is made whenever so much was written: what follows the last is read when the file is opened again."""
+_FLAGS = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Addition(msgspec.Struct, frozen=True):
+    """Frames that a file does not have yet, checked."""
+
+    frames: list[Frame]
+    data: memoryview
+    last: int
+    """Where the last of them begins in `data`."""
+    next: int
+    """Number of the frame that follows."""
+
+
+class StreamFile:
+    """Takes each frame of a stream once, in order, whatever is sent twice.
+
+    What the file holds is what was confirmed: after a crash the next frame is found by reading its end, and a frame that
+    was written in part is cut off. A file has one user at a time.
+    """
+
+    def __init__(self, directory: Path, sync: bytes) -> None:
+        """
+        Args:
+            directory: of the stream; the file is made if it is not there.
+            sync: the mark of the stream's frames.
+
+        Raises:
+            FormatError: if the file holds another stream, or is none.
+            OSError: if it cannot be opened.
+        """
+        self.path = directory / "journal"
+        self.sync = sync
+        self.next = 0
+        """Number of the next frame, counted beyond 2**32."""
+        self.size = 0
+        self.ended = False
+        """Whether the last frame is that of a journal which was closed in order."""
+        self.unmarked = ""
+        """Why the last checkpoint could not be written: opening the file takes longer then, nothing else."""
+        self._checkpoint = self._file = -1
+        try:
+            self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | _FLAGS, 0o600)
+            self._checkpoint = os.open(directory / checkpoint.NAME, os.O_RDWR | _FLAGS, 0o600)
+            if os.fstat(self._file).st_size:
+                self._find_end()
+            self._marked = self._last = self.size
+            if os.fstat(self._file).st_size != self.size:
+                os.ftruncate(self._file, self.size)
+            if not self.size:
+                self._append(fmt.encode_file_header(sync))
+        except BaseException:
+            self._close()
+            raise
+
+    def check(self, first: int, count: int, data: memoryview) -> Addition:
+        """What is new of frames `first` to `first + count - 1`.
+
+        Raises:
+            FormatError: if the data are not these frames, or frames before them are missing.
+        """
+        if first > self.next:
+            raise FormatError(f"frame {self.next} is missing, {first} came")
+        new: list[Frame] = []
+        start = at = last = 0
+        expected = first
+        for kind, flags, number, payload in fmt.frames_in(data, self.sync):
+            if number != expected & 0xFFFFFFFF:
+                raise FormatError(f"frame {expected & 0xFFFFFFFF} was announced, {number} came")
+            if expected >= self.next:
+                start = start if new else at
+                last = at
+                new.append((kind, flags, payload))
+            at += fmt.FRAME_HEADER.size + len(payload)
+            expected += 1
+        if expected != first + count:
+            raise FormatError(f"{count} frames were announced, {expected - first} came")
+        return Addition(new, data[start:] if new else data[:0], last - start, max(expected, self.next))
+
+    def write(self, addition: Addition) -> None:
+        """Appends what `check` found; when it returns it has reached the kernel.
+
+        Raises:
+            OSError: if it cannot be written; the file is as it was.
+        """
+        if addition.frames:
+            self._last = self.size + addition.last
+            self._append(addition.data)
+            self.ended = addition.frames[-1][0] == fmt.FrameType.END
+            self.next = addition.next
+            if self.size - self._marked >= CHECKPOINT_BYTES:
+                self._mark()
+
+    def skip(self, next: int) -> None:
+        """Frames up to this one are nowhere any more."""
+        self.next = max(self.next, next)
+
+    def sync_to_disk(self) -> None:
+        """Returns when the disk has everything.
+
+        Raises:
+            OSError: if it has not.
+        """
+        os.fdatasync(self._file)
+
+    def close(self) -> None:
+        """Closes the file. Idempotent."""
+        if self._file >= 0 and self.size > self._marked:
+            self._mark()
+        self._close()
+
+    def _close(self) -> None:
+        for file in (self._file, self._checkpoint):
+            if file >= 0:
+                os.close(file)
+        self._file = self._checkpoint = -1
+
+    def _append(self, data: fmt.Bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._file, view) :]
+        except OSError:
+            os.ftruncate(self._file, self.size)
+            raise
+        self.size += len(data)
+
+    def _mark(self) -> None:
+        self._marked = self.size
+        self.unmarked = ""
+        try:
+            os.pwrite(self._checkpoint, checkpoint.encode(self.sync, Checkpoint(self.next, self.size, self._last)), 0)
+        except OSError as error:
+            self.unmarked = str(error)
+
+    def _find_end(self) -> None:
+        reader = FrameReader(self.path, follow=False)
+        try:
+            if reader.sync_word is None:
+                return  # not even its header is whole
+            if reader.sync_word != self.sync:
+                raise FormatError("the collector has another stream of this id")
+            marked = checkpoint.fitting(os.pread(self._checkpoint, 4096, 0), self._file, self.sync)
+            if marked is not None:
+                # Its last frame is read again: it says whether the journal was ended.
+                reader.resume(marked.next - 1, marked.last)
+            while (frame := reader.next()) is not None:
+                self.ended = frame[0] == fmt.FrameType.END
+            self.next, self.size = reader.position
+        finally:
+            reader.close()

@@ -1,0 +1,112 @@
+"""The streams that the collector knows, and whose they are."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+from stepscope.collector.stream import Stream
+from stepscope.exporters.collector.protocol import Hello
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal.records import RunRecord
+
+
+class Rank:
+    """A rank of a job, over all its starts; a process without a rank stands for itself."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.streams: list[Stream] = []
+        """The latest start last."""
+
+    @property
+    def latest(self) -> Stream:
+        """What it does now."""
+        return self.streams[-1]
+
+
+class Streams:
+    """All streams by id, and by rank. Beyond twice the limit of connections those that are over are forgotten, oldest first:
+    their files stay."""
+
+    def __init__(self, limit: int) -> None:
+        """Args: connections at once."""
+        self._limit = limit
+        self.all: dict[str, Stream] = {}
+        self.ranks: dict[str, Rank] = {}
+        self.unread: dict[str, Path] = {}
+        """Files of streams whose state is not back yet, by their ids."""
+        self.connections = 0
+        """Made so far."""
+
+    @contextlib.contextmanager
+    def connected(self, hello: Hello, connection: object) -> Generator[Stream]:
+        """A stream's connection is there inside.
+
+        Raises:
+            FormatError: if there are too many, or the stream has one already.
+        """
+        stream = self.all.get(hello.stream)
+        if stream is not None and stream.connection is not None:
+            raise FormatError("this stream is connected already")
+        if sum(one.connection is not None for one in self.all.values()) >= self._limit:
+            raise FormatError(f"{self._limit} streams are connected, which is the limit")
+        if stream is None:
+            stream = Stream(hello.stream, hello.run)
+            stream.restoring = hello.stream in self.unread
+            self.add(stream)
+        stream.connection = connection
+        self.connections += 1
+        try:
+            yield stream
+        finally:
+            stream.connection = None
+
+    def add(self, stream: Stream) -> None:
+        """A stream that is not known yet."""
+        self.all[stream.id] = stream
+        id = rank_id(stream.run, stream.id)
+        rank = self.ranks.setdefault(id, Rank(id))
+        rank.streams.append(stream)
+        rank.streams.sort(key=lambda one: (one.born_ns, one.id))
+        for one in rank.streams[:-1]:
+            one.superseded = True
+        rank.latest.superseded = False
+        self._forget()
+
+    def __iter__(self) -> Iterator[Rank]:
+        """Ranks in the order of their numbers."""
+        return iter(sorted(self.ranks.values(), key=_order))
+
+    def _forget(self) -> None:
+        surplus = len(self.all) - 2 * self._limit
+        if surplus <= 0:
+            return
+        over = sorted((one for one in self.all.values() if one.connection is None), key=lambda one: one.seen)
+        for stream in over[: surplus + self._limit // 8]:
+            del self.all[stream.id]
+            rank = self.ranks[rank_id(stream.run, stream.id)]
+            rank.streams.remove(stream)
+            if not rank.streams:
+                del self.ranks[rank.id]
+
+
+def rank_id(run: RunRecord, stream: str) -> str:
+    """Names a rank in addresses: the same for each start of a rank of the same job."""
+    if run.rank is None:
+        return _slug(f"{run.name}-{run.host}-{run.pid}-{stream[:6]}")
+    return _slug(f"{run.name}-{run.rank}")
+
+
+def _slug(text: str) -> str:
+    plain = re.sub("[^A-Za-z0-9_.-]", "_", text)[:80]
+    # Two names must not become one by what was replaced.
+    return plain if plain == text else f"{plain}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"
+
+
+def _order(rank: Rank) -> tuple[str, bool, int, str]:
+    run = rank.latest.run
+    return run.name, run.rank is None, run.rank or 0, rank.id

@@ -1,0 +1,33 @@
+"""Tickets: what a browser shows in the address of a download, which cannot have a header."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+SECONDS = 30
+"""How long a ticket holds."""
+MOST = 1024
+"""Tickets that are open at once; the oldest give way."""
+
+
+class Tickets:
+    """Each is for one path, for one use, for a short time: one that is seen in a log is worth nothing."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[str, float]] = {}
+
+    def issue(self, path: str) -> str:
+        """A ticket for a path with its parameters."""
+        now = time.monotonic()
+        self._open = {ticket: one for ticket, one in self._open.items() if one[1] > now}
+        while len(self._open) >= MOST:
+            del self._open[next(iter(self._open))]
+        ticket = secrets.token_urlsafe(24)
+        self._open[ticket] = path, now + SECONDS
+        return ticket
+
+    def use(self, ticket: str, path: str) -> bool:
+        """Whether it lets this request in; it does so once."""
+        known = self._open.pop(ticket, None)
+        return known is not None and known[0] == path and time.monotonic() < known[1]

@@ -1,0 +1,230 @@
+"""What the collector tells of itself: the answers of its HTTP interface, and of the live events."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from stepscope.collector.windows import WindowFacts
+
+StateName = Literal["connected", "silent", "ended", "died"]
+
+
+class RankView(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank as it is now."""
+
+    id: str
+    """Names it in addresses; the same after a restart of the rank or of the collector."""
+    job: str
+    """Name of its run."""
+    rank: int | None
+    host: str
+    pid: int
+    state: StateName
+    silent_s: float
+    """Seconds since anything came from it; 0 after it ended."""
+    incarnation: int
+    """How many times it was started, as far as this collector saw."""
+    stream: str
+    """Id of the stream of its latest start."""
+    step: int | None
+    """The newest step that ended."""
+    step_ms: float | None
+    """Median of the newest steps."""
+    own_ms: float | None
+    """Median of what of these it did not wait for other ranks, where its collectives are known."""
+    last_step_ms: float | None
+    events: int
+    """Of its latest start."""
+    events_per_s: float
+    bytes: int
+    """Of the file of its latest start."""
+    bytes_per_s: float
+    dropped: int
+    """Events lost, as far as the ledgers of closed windows have told."""
+    missing_frames: int
+    """Frames of its stream that are nowhere."""
+    clock_bound_us: float | None
+    """The most by which its times may be off, compared with the collector's clock."""
+    windows: int
+    """Windows closed."""
+    slow_factor: float | None
+    """How many times as long its steps take as those of the others, if that is no chance."""
+    restoring: bool
+    """Whether its file is still being read, after a start of the collector."""
+
+
+class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that holds the others up."""
+
+    id: str
+    rank: int | None
+    host: str
+    step_ms: float
+    others_ms: float
+    """Median of the others' medians."""
+    factor: float
+    own: bool
+    """Whether these are the times in which it did not wait for others, and not whole steps."""
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """All ranks together."""
+
+    jobs: list[str]
+    """Names of the runs."""
+    version: str
+    started_ns: int
+    """Unix time at which this collector was started."""
+    ranks: int
+    world_size: int | None
+    """How many ranks there should be."""
+    absent: list[int]
+    """Ranks below the world size that were never seen, the first hundred."""
+    connected: int
+    silent: int
+    ended: int
+    died: int
+    restoring: int
+    """Files of earlier streams that are still to be read."""
+    events: int
+    events_per_s: float
+    bytes: int
+    bytes_per_s: float
+    dropped: int
+    step_ms: float | None
+    """Median of the ranks' medians."""
+    slowest: list[SlowRank]
+    """The slowest first; empty if no rank is slower than by chance."""
+    rank_files: list[str]
+    """Kinds of files of a window of one stream."""
+    merged_files: list[str]
+    """Kinds of files of a window of all ranks."""
+    exposed: bool
+    """Whether others than this machine can reach the collector without a token or TLS."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The live state, or what of it has changed."""
+
+    number: int
+    """Counts up; what follows a gap is a full snapshot."""
+    at_ns: int
+    """Unix time."""
+    full: bool
+    """Whether `ranks` has all ranks, or those that have changed since the snapshot before."""
+    job: JobView
+    ranks: list[RankView]
+    gone: list[str]
+    """Ids of ranks that were forgotten."""
+
+
+class StreamView(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of a rank."""
+
+    stream: str
+    state: StateName
+    host: str
+    pid: int
+    seen_first_ns: int
+    """Unix time."""
+    events: int
+    bytes: int
+    dropped: dict[str, int]
+    """Events lost, by who lost them and why."""
+    missing_frames: int
+    undecodable_frames: int
+    windows: list[WindowFacts]
+    """The newest first."""
+
+
+class RankDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank with its starts."""
+
+    rank: RankView
+    streams: list[StreamView]
+    """The latest start first."""
+
+
+class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """A window of one rank."""
+
+    rank: str
+    stream: str
+    window: WindowFacts
+
+
+class WindowView(msgspec.Struct, frozen=True, kw_only=True):
+    """The windows of one index, of all ranks that have one."""
+
+    index: int
+    started_ns: int
+    """Unix time of the earliest, by the ranks' clocks."""
+    ranks: int
+    open: int
+    """Ranks that still record it, or died in it."""
+    incomplete: int
+    """Ranks in which it was cut short."""
+    steps: int
+    """The most that a rank has."""
+    events: int
+    dropped: int
+
+
+class WindowDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """The windows of one index, rank by rank."""
+
+    window: WindowView
+    ranks: list[RankWindow]
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean step times of one rank, in ms, one for each time; null where it had none."""
+
+    id: str
+    step_ms: list[float | None]
+
+
+class Chart(msgspec.Struct, frozen=True, kw_only=True):
+    """Step times over time."""
+
+    width_s: float
+    """Seconds that one point stands for."""
+    times: list[float]
+    """Unix time in seconds."""
+    median: list[float | None]
+    """Over all ranks, in ms."""
+    lowest: list[float | None]
+    highest: list[float | None]
+    series: list[Series]
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a request was not answered (RFC 9457)."""
+
+    title: str
+    status: int
+    detail: str = ""
+    type: str = "about:blank"
+
+
+class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+    """Lets one request in without the token, once and soon: for a browser's download."""
+
+    ticket: str
+    seconds: int
+    """How long it holds."""
+
+
+class TicketRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a ticket is asked for."""
+
+    path: str
+    """Of the request that it lets in, with its parameters."""
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """That the collector answers."""
+
+    status: Literal["ok"] = "ok"

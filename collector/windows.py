@@ -1,0 +1,130 @@
+"""What the collector keeps of a stream's windows, the newest ones."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+
+import msgspec
+
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.records import Int64, WindowOpened
+from stepscope.runtime.ledger import Ledger
+
+KEPT = 128
+"""Closed windows of a stream that are kept; the files have all."""
+_MOST_OPEN = 64
+_WHOLE_BYTES = 1 << 20
+"""Larger records are read without what may become many times as large in memory."""
+_STEP_BYTES = 24
+_OURS = "collector"
+"""Name of the output whose losses are those of this stream."""
+
+
+class WindowFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A window of one stream."""
+
+    index: int
+    open: bool
+    """Whether it is still recorded, or its end never came."""
+    start_ns: int
+    """Of the rank's monotonic clock."""
+    end_ns: int = 0
+    steps: int = 0
+    complete: bool = False
+    events: int = 0
+    dropped: int = 0
+    """Events lost by all sources, and on the way to this collector."""
+    diagnostics: tuple[str, ...] = ()
+    """The first few."""
+
+
+class _Closed(msgspec.Struct, frozen=True):
+    """The fields of a `WindowRecord` of bounded size."""
+
+    index: Int64
+    start_ns: Int64
+    end_ns: Int64
+    steps: bytes = b""
+    complete: bool = False
+
+
+class _Whole(_Closed, frozen=True):
+    diagnostics: list[str] = []
+    ledger: Ledger = Ledger()
+
+
+_closed = msgspec.msgpack.Decoder(_Closed).decode
+_whole = msgspec.msgpack.Decoder(_Whole).decode
+_opened = msgspec.msgpack.Decoder(WindowOpened).decode
+
+
+class StreamWindows:
+    """The newest windows of a stream, and what all of them have lost."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Windows closed."""
+        self.dropped: Counter[str] = Counter()
+        """Events, by who lost them and why, such as `recorder/overflow`."""
+        self._open: dict[int, int] = {}
+        self._closed: deque[WindowFacts] = deque(maxlen=KEPT)
+
+    def __iter__(self) -> Iterator[WindowFacts]:
+        """The newest first; those that are open before those that are closed."""
+        for index, start in sorted(self._open.items(), reverse=True):
+            yield WindowFacts(index=index, open=True, start_ns=start)
+        yield from reversed(self._closed)
+
+    def opened(self, payload: fmt.Bytes) -> None:
+        """A frame that says that events of a window follow.
+
+        Raises:
+            msgspec.MsgspecError: if it cannot be read.
+        """
+        record = _opened(payload)
+        if len(self._open) < _MOST_OPEN:
+            self._open[record.index] = record.at_ns
+
+    def closed(self, payload: fmt.Bytes) -> None:
+        """A frame that has the end of a window.
+
+        Raises:
+            msgspec.MsgspecError: if it cannot be read.
+        """
+        record = _whole(payload) if len(payload) <= _WHOLE_BYTES else _closed(payload)
+        ledger, diagnostics = Ledger(), list[str]()
+        if isinstance(record, _Whole):
+            ledger, diagnostics = record.ledger, record.diagnostics
+        lost = losses(ledger)
+        self.dropped.update(lost)
+        self.count += 1
+        self._open.pop(record.index, None)
+        self._closed.append(
+            WindowFacts(
+                index=record.index,
+                open=False,
+                start_ns=record.start_ns,
+                end_ns=record.end_ns,
+                steps=len(record.steps) // _STEP_BYTES,
+                complete=record.complete,
+                events=sum(source.accepted for source in ledger.sources.values()),
+                dropped=sum(lost.values()),
+                diagnostics=tuple(text[:300] for text in diagnostics[:5]),
+            )
+        )
+
+    def ended(self) -> None:
+        """The stream was closed in order: nothing is open."""
+        self._open.clear()
+
+
+def losses(ledger: Ledger) -> Counter[str]:
+    """What sources lost, and the output to the collector, by `who/why`."""
+    lost: Counter[str] = Counter()
+    for name, source in list(ledger.sources.items())[:64]:
+        lost.update({f"{name[:40]}/{why[:40]}": count for why, count in source.dropped.items() if count})
+    for name, output in ledger.outputs.items():
+        if name == _OURS:
+            lost.update({f"{_OURS}/{why[:40]}": count for why, count in output.dropped.items() if count})
+    return lost
