@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+from typing import Any as _Any
+
 import stepscope.exporters.formats as _formats
 import stepscope.runtime.decorate as _decorate
 import stepscope.runtime.exit as _exit
+from stepscope.backends.base import Backend, BackendReport, Sink
 from stepscope.backends.replay import ReplayBackend
 from stepscope.backends.scripted import ScriptedBackend
 from stepscope.backends.simulated import SimulatedDevice
 from stepscope.backends.torch import TorchBackend
 from stepscope.backends.torch_arm import arm as _arm
+from stepscope.exporters.base import EventBatch, Exporter, Run
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.console import ConsoleExporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.memory import MemoryExporter
+from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime._core import counter, flow, instant, span
 from stepscope.runtime.domain import Domain
+from stepscope.runtime.errors import (
+    BackendError,
+    ExporterError,
+    OutputError,
+    ProfilerStateError,
+    ScheduleError,
+    StepscopeError,
+    TriggerError,
+)
+from stepscope.runtime.events import Kind
 from stepscope.runtime.executors import propagate
 from stepscope.runtime.flight.memory_high import MemoryHigh
 from stepscope.runtime.flight.not_finite import NotFinite
@@ -24,15 +41,36 @@ from stepscope.runtime.flight.raised import Raised
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.slow_step import SlowStep
 from stepscope.runtime.flight.stalled import Stalled
-from stepscope.runtime.flight.trigger import Trigger
+from stepscope.runtime.flight.terminated import Terminated
+from stepscope.runtime.flight.trigger import Evaluator, Finding, News, Trigger
 from stepscope.runtime.join import join
 from stepscope.runtime.join import join_if_told as _join_if_told
 from stepscope.runtime.options import Options
 from stepscope.runtime.overhead import OverheadBudget, OverheadStatistics
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import ProfilerAction, schedule
+from stepscope.runtime.summary import Summary
+from stepscope.runtime.trust import TrustReport
 from stepscope.runtime.window import Window
 from stepscope.trace import trace
+
+if TYPE_CHECKING:
+    from stepscope.exporters.collector.exporter import CollectorExporter
+    from stepscope.exporters.collector.settings import LinkSettings
+    from stepscope.exporters.nats.exporter import NatsExporter
+    from stepscope.exporters.otlp.exporter import OtlpExporter
+    from stepscope.exporters.otlp.options import OtlpOptions
+    from stepscope.exporters.parquet import ParquetExporter
+
+_LATER = {
+    "OtlpExporter": "stepscope.exporters.otlp.exporter",
+    "OtlpOptions": "stepscope.exporters.otlp.options",
+    "CollectorExporter": "stepscope.exporters.collector.exporter",
+    "NatsExporter": "stepscope.exporters.nats.exporter",
+    "ParquetExporter": "stepscope.exporters.parquet",
+    "LinkSettings": "stepscope.exporters.collector.settings",
+}
+"""Imported when they are asked for: few programs need them, and each would pay for them at its start."""
 
 # Imported for what they install: spans as decorators, closing at the interpreter's exit, formats by file ending.
 _INSTALLED = (_decorate, _exit, _formats)
@@ -41,28 +79,63 @@ _INSTALLED = (_decorate, _exit, _formats)
 _arm()
 _join_if_told()
 
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = getattr(_import_module(_LATER[name]), name)
+    return value
+
+
 __all__ = [
+    "Backend",
+    "BackendError",
+    "BackendReport",
     "ChromeTraceExporter",
+    "CollectorExporter",
     "ConsoleExporter",
     "Domain",
+    "Evaluator",
+    "EventBatch",
+    "Exporter",
+    "ExporterError",
+    "Finding",
     "FlightRecorder",
     "JournalExporter",
+    "Kind",
+    "LinkSettings",
     "MemoryExporter",
     "MemoryHigh",
+    "NatsExporter",
+    "News",
     "NotFinite",
     "Options",
+    "OtlpExporter",
+    "OtlpOptions",
+    "OutputError",
     "OverheadBudget",
     "OverheadStatistics",
+    "ParquetExporter",
+    "PerfettoExporter",
     "Profiler",
     "ProfilerAction",
+    "ProfilerStateError",
     "Raised",
     "ReplayBackend",
+    "Run",
+    "ScheduleError",
     "ScriptedBackend",
     "SimulatedDevice",
+    "Sink",
     "SlowStep",
     "Stalled",
+    "StepscopeError",
+    "Summary",
+    "Terminated",
     "TorchBackend",
     "Trigger",
+    "TriggerError",
+    "TrustReport",
     "Window",
     "counter",
     "flow",

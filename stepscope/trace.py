@@ -87,9 +87,7 @@ def trace(
     for what, given, contract in (("backend", backends, Backend), ("exporter", exporters, Exporter)):
         for item in given:
             if isinstance(item, type) or not isinstance(item, contract):
-                raise TypeError(
-                    f"{item!r} is no {what}: it lacks a method of stepscope.{what}s.base.{contract.__name__}"
-                )
+                raise TypeError(f"{item!r} is no {what}: {_why_not(item, contract)}")
     budget = OverheadBudget.of(overhead_budget)
     said_rank, world_size = rank_from_environment()
     rank = said_rank if rank is None else rank
@@ -119,6 +117,14 @@ def trace(
         options=chosen,
         keep_last=flight,
     )
+
+
+def _why_not(item: object, contract: type) -> str:
+    if isinstance(item, type):
+        return f"it is a class; give what calling it makes, {item.__name__}(...)"
+    members = [name for name in (*contract.__annotations__, *vars(contract)) if not name.startswith("_")]
+    lacks = ", ".join(name for name in members if not hasattr(item, name))
+    return f"it lacks {lacks}, see stepscope.{contract.__name__}"
 
 
 def _flight(keep_last: object, schedule: ScheduleFunction | None, backends: Sequence[Backend]) -> FlightRecorder | None:

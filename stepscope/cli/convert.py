@@ -11,15 +11,15 @@ import anyio
 
 from stepscope.cli import opening
 from stepscope.cli.progress import Progress
-from stepscope.runtime.consumer import Consumer
+from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.formats import Replayed, exporter_for, known, replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.output import SESSION_FILE
-from stepscope.runtime.recovery.journals import RECOVERED, Journals, below
-from stepscope.runtime.recovery.recover import read_note
+from stepscope.runtime.recovery.journals import Journals, below
 from stepscope.runtime.run import Run
+from stepscope.runtime.session_note import JOURNAL, RECOVERED, notes_in
+from stepscope.runtime.table import human_count
 from stepscope.runtime.window import Window
 
 EXAMPLES = """\
@@ -28,7 +28,7 @@ examples:
   stepscope convert runs/exp1/journal second.json.gz --window 1
   stepscope convert runs/exp1 tb/worker.pt.trace.json     for tensorboard --logdir tb
 
-In the directory of a run, journal.recovered is taken unless a journal is newer, then the newest of several journals.
+In the directory of a run, the newest journal.recovered is taken unless a journal is newer, then the newest journal.
 
 exit codes: 0 written, 1 failed, 2 wrong usage
 """
@@ -70,7 +70,9 @@ def convert(arguments: argparse.Namespace) -> int:
     if arguments.target.exists() and source.exists() and arguments.target.samefile(source):
         parser.error("OUT is IN: give the output another name")
     replayed = anyio.run(_replay, source, exporter, arguments.target.absolute().parent, arguments.window)
-    exporter.progress.done(f"{_events(replayed.events)} of {_windows(replayed)} written to {arguments.target}")
+    exporter.progress.done(
+        f"{human_count(replayed.events, 'event')} of {_windows(replayed)} written to {arguments.target}"
+    )
     if replayed.damage:
         print(f"the journal is damaged, this could not be used: {_damage(replayed)}")
     return 0
@@ -88,11 +90,11 @@ def _journal_in(directory: Path) -> Path:
     """The journal that is meant by a directory: the one that `recover` takes, or what it made of it. Says which."""
     journals = Journals.of(directory)
     notes = list(journals.unusable)
-    note = read_note(directory / SESSION_FILE, notes)
-    chosen = (journals.newest(note.pid) if note else None) or journals.newest()
-    recovered = directory / RECOVERED
-    if recovered.is_file() and (chosen is None or recovered.stat().st_mtime_ns >= chosen.stat().st_mtime_ns):
-        chosen = recovered
+    latest = next((note for _, note in notes_in(directory, notes)), None)
+    chosen = (journals.newest(latest.pid) if latest else None) or journals.newest()
+    recovered = [(path.stat().st_mtime_ns, path) for path in directory.glob(f"{JOURNAL}*{RECOVERED}") if path.is_file()]
+    if recovered and (chosen is None or max(recovered)[0] >= chosen.stat().st_mtime_ns):
+        chosen = max(recovered)[1]
     if chosen is None:
         raise FormatError(f"{directory} has no journal. {' '.join([*notes, below(directory)])}".strip())
     others = journals.others(chosen)
@@ -101,12 +103,8 @@ def _journal_in(directory: Path) -> Path:
     return chosen
 
 
-def _events(number: int) -> str:
-    return "1 event" if number == 1 else f"{number:,} events"
-
-
 def _windows(replayed: Replayed) -> str:
-    text = "1 window" if replayed.windows == 1 else f"{replayed.windows} windows"
+    text = human_count(replayed.windows, "window")
     return f"{text} ({replayed.unfinished} without an end)" if replayed.unfinished else text
 
 
@@ -123,7 +121,7 @@ def _damage(replayed: Replayed) -> str:
 class _Counting:
     """An exporter that says how much went through it to another."""
 
-    def __init__(self, exporter: Consumer) -> None:
+    def __init__(self, exporter: Exporter) -> None:
         self.name = exporter.name
         self.progress = Progress()
         self._exporter = exporter
@@ -135,7 +133,7 @@ class _Counting:
     async def export(self, batch: EventBatch) -> None:
         await self._exporter.export(batch)
         self._events += len(batch)
-        self.progress.show(_events(self._events))
+        self.progress.show(human_count(self._events, "event"))
 
     async def close_window(self, window: Window) -> None:
         await self._exporter.close_window(window)

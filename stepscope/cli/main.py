@@ -9,10 +9,10 @@ import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from stepscope.cli import convert, demo, recover, run
+from stepscope.cli import collect, convert, deliver, demo, merge, recover, run, upload
 from stepscope.runtime.errors import StepscopeError
 
-COMMANDS = (demo, run, recover, convert)
+COMMANDS = (demo, run, recover, convert, collect, deliver, upload, merge)
 """Each has `add(commands, common)`, which declares it, and names its function."""
 
 EPILOG = """\
@@ -20,6 +20,7 @@ exit codes:
   0    done
   1    failed; standard error says why
   2    wrong usage
+  3    recover: done, but something is missing that could not be read
   130  interrupted
 `stepscope run` exits as the script does.
 

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from stepscope.cli import opening
 from stepscope.cli.progress import Progress
-from stepscope.exporters.repair import repair_chrome
-from stepscope.exporters.rotation import PART
-from stepscope.runtime.errors import FormatError, ProfilerStateError, RecoveredError
+from stepscope.cli.traces import Traces, free_name, is_trace, repair_one
+from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError, RecoveredError
+from stepscope.runtime.recovery.choice import being_written, unfinished
 from stepscope.runtime.recovery.recover import Recovery, recover
+from stepscope.runtime.session_note import is_note
+
+INCOMPLETE = 3
+"""Exit code: what could be read was recovered, and something could not."""
 
 DESCRIPTION = """\
 Makes one complete journal of what a run left when its process died: its journal, and what its threads had recorded
-since, which is still in memory. Traces of the run that were cut off become valid JSON again. Nothing is lost that had
+since, which is still in memory. Traces that it wrote, wherever they are, are completed. Nothing is lost that had
 been recorded, unless the machine itself went down.
 """
 
 EPILOG = """\
 examples:
   stepscope recover runs/exp1
+  stepscope recover trace.json
   stepscope recover runs/exp1 --out exp1.journal && stepscope convert exp1.journal trace.json
 
-Of several journals the newest is taken. A run that ended in order has nothing to recover: convert it.
+Each run that was killed in DIR is recovered; without any note of one, the newest journal is. A run that ended in order
+has nothing to recover: convert it.
 
 exit codes: 0 recovered, 1 nothing to recover, the process still runs, or journal.recovered exists and what it was made
-from does not, 2 wrong usage
+from does not, 2 wrong usage, 3 recovered what there was, but something is missing that is named
 """
 
 
@@ -41,7 +50,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("directory", metavar="DIR", type=Path, help="directory of the run, or its journal")
+    parser.add_argument("path", metavar="DIR", type=Path, help="directory of the run, or its journal, or one trace")
     parser.add_argument("--out", metavar="FILE", type=Path, help="journal to write (default: journal.recovered in DIR)")
     parser.add_argument(
         "--force",
@@ -62,37 +71,56 @@ def run(arguments: argparse.Namespace) -> int:
         ProfilerStateError: if the process still runs.
         OSError: if files cannot be read or written.
     """
-    directory: Path = arguments.directory
-    if not directory.exists():
-        arguments.parser.error(f"there is no {directory}")
+    named: Path = arguments.path
+    if not named.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(named))
+    if named.is_file() and not is_note(named) and is_trace(named):
+        repair_one(named, force=arguments.force)
+        return 0
+    whole = named.is_dir()
+    place = named if whole else named.parent
+    notes = unfinished(place, [], force=arguments.force) if whole or is_note(named) else []
+    notes = [(path, note) for path, note in reversed(notes) if whole or path.name == named.name]
+    several = [path for path, _ in notes] if len(notes) > 1 and arguments.out is None else []
+    recovered = [
+        found for path in several or [named] if (found := _recover(path, arguments, bool(several))) is not None
+    ]
+    for each in recovered:
+        print(each.text())
+    living = being_written(place) if whole or notes else set[str]()
+    traces = Traces()
+    if whole:
+        traces.repair_below(named, living)
+    for _, note in notes:
+        traces.repair_noted(note, place, living)
+    if recovered:
+        target = free_name(["trace.json", "recovered.json", *(f"recovered-{number}.json" for number in range(2, 100))])
+        shown = opening.convert(recovered[-1].journal, target)
+        print(f"see it: {shown}, then {opening.perfetto(Path(target))}")
+    complete = len(recovered) == len(several or [named]) and not any(each.missing for each in recovered)
+    if complete and not traces.torn:
+        return 0
+    print("stepscope recover: not all could be brought back, see above", file=sys.stderr)
+    return INCOMPLETE
+
+
+def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool) -> Recovery | None:
+    """Recovers one run; `None`, and a line that says why, if that fails and others are left."""
     try:
-        with Progress().during(f"recovering {opening.shown(directory)}"):
-            recovered = recover(
-                directory, arguments.out, force=arguments.force, remove_session=arguments.remove_session
-            )
+        with Progress().during(f"recovering {opening.shown(named)}"):
+            return recover(named, arguments.out, force=arguments.force, remove_session=arguments.remove_session)
     except ProfilerStateError as error:
         raise ProfilerStateError(f"{error} (--force)") from error
+    except OSError as error:
+        if arguments.out is None and error.errno in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT):
+            raise OutputError(error.errno, f"{error.strerror}; --out FILE writes elsewhere", error.filename) from error
+        raise
     except RecoveredError as error:
-        raise RecoveredError(f"{error} (--out, --force)") from error
-    print(recovered.text())
-    if directory.is_dir():
-        _repair_traces(directory, recovered)
-    print(f"see it: {opening.convert(recovered.journal, 'trace.json')}, then {opening.perfetto(Path('trace.json'))}")
-    return 0
-
-
-def _repair_traces(directory: Path, recovered: Recovery) -> None:
-    """Completes the Chrome traces that were cut off."""
-    for path in sorted(directory.rglob("*.json*")):
-        if not path.name.removesuffix(PART).endswith((".json", ".json.gz")) or not path.is_file():
-            continue
-        if path.is_symlink():
-            print(f"not repaired: {path} is a symbolic link")
-            continue
-        try:
-            repair = repair_chrome(path)
-        except FormatError as error:
-            print(f"not repaired: {error}")
-            continue
-        if repair.lost >= 0:
-            print(f"completed {repair.path}, {repair.lost:,} bytes of an unfinished event were cut off")
+        if not one_of_several:
+            raise RecoveredError(f"{error} (--out, --force)") from error
+        print(f"not recovered: {error}")
+    except FormatError as error:
+        if not one_of_several:
+            raise
+        print(f"not recovered: {error}")
+    return None

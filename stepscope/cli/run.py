@@ -35,7 +35,7 @@ recorded up to then.
 exit codes: the program's own; 1 if tracing could not begin, 2 for wrong usage
 """
 
-EXPORTERS = ("chrome", "tensorboard", "console", "journal")
+EXPORTERS = ("chrome", "perfetto", "tensorboard", "console", "journal")
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -112,8 +112,11 @@ def run(arguments: argparse.Namespace) -> int:
     traced.profiler.start()
     try:
         outcome = script.run(program, rest, module=arguments.module)
-        if outcome.error is not None:
-            traced.profiler.caught(outcome.error)
+        failure = outcome.error or (
+            RuntimeError(f"the program exited with status {outcome.code}") if outcome.code else None
+        )
+        if failure is not None:
+            traced.profiler.caught(failure)
     finally:
         # A child that the program forked and that comes back here has nothing of this to end.
         if os.getpid() == owner:

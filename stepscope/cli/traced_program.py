@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from stepscope.cli.torch_import import TorchImport
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.console import ConsoleExporter
+from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.errors import ScheduleError
 from stepscope.runtime.flight.saved import WINDOWS
@@ -29,6 +31,10 @@ from stepscope.trace import trace
 
 PATIENT = Options(linger=60, close_timeout=120)
 """The program has ended, nobody waits for the terminal: what torch's profiler still converts is worth waiting for."""
+_TRACES: dict[str, tuple[str, Callable[[Path], Exporter]]] = {
+    "chrome": (".json", ChromeTraceExporter),
+    "perfetto": (".pftrace", PerfettoExporter),
+}
 _STEPS = ("wait", "warmup", "active", "repeat", "skip_first")
 
 
@@ -79,7 +85,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         profiler = self.profiler
         say = [profiler.summary(top=15), str(profiler.report()), ""]
         for exporter, path in self.files.items():
-            if exporter == "chrome" and path.exists():
+            if exporter in _TRACES and path.exists():
                 say.append(f"see it     {opening.perfetto(path)}")
             elif exporter == "tensorboard" and path.exists():
                 say.append(f"see it     {opening.tensorboard(path)}")
@@ -128,11 +134,12 @@ def _exporters(arguments: argparse.Namespace, directory: Path) -> tuple[dict[str
     files: dict[str, Path] = {}
     exporters: list[Exporter] = []
     for exporter in dict.fromkeys(arguments.exporter or ["chrome"]):
-        if exporter == "chrome":
+        if exporter in _TRACES:
+            ending, make = _TRACES[exporter]
             # Windows that are not kept are deleted, which a file of its own makes possible.
-            name = "trace.json" if arguments.keep_last is None else "trace-{window}.json"
-            files[exporter] = directory / name
-            exporters.append(ChromeTraceExporter(files[exporter]))
+            name = "trace" if arguments.keep_last is None else "trace-{window}"
+            files[exporter] = directory / f"{name}{ending}"
+            exporters.append(make(files[exporter]))
         elif exporter == "tensorboard":
             files[exporter] = directory / "tensorboard"
             exporters.append(tensorboard_trace_handler(files[exporter]))

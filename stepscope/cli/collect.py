@@ -1,0 +1,85 @@
+"""`stepscope collect`: takes the streams of many ranks."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+from stepscope.runtime.errors import StepscopeError
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Declares the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "collect",
+        parents=[common],
+        help="take the streams of many ranks",
+        description="Takes what CollectorExporter sends, keeps each rank's stream as a journal, and shows them all.",
+        epilog="example: stepscope collect --dir runs/job1",
+    )
+    parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="where streams are kept")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1")
+    parser.add_argument("--port", type=int, default=7788, help="default 7788; 0 for any that is free")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="what exporters must show; else $STEPSCOPE_TOKEN"
+    )
+    parser.add_argument("--certificate", type=Path, metavar="FILE", help="TLS certificate, PEM")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="its private key, PEM")
+    parser.add_argument("--insecure", action="store_true", help="let others in without a token or TLS")
+    parser.add_argument(
+        "--from",
+        dest="nats",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="take streams from NATS as well, as nats://host:4222; several collectors share them; may be repeated",
+    )
+    parser.add_argument(
+        "--disk", metavar="BYTES", type=int, default=0, help="above so many, events of the oldest windows are given up"
+    )
+    parser.add_argument("--keep-newest", metavar="N", type=int, default=8, help="windows given up last; default 8")
+    parser.add_argument(
+        "--keep-slowest", metavar="N", type=int, default=8, help="windows given up before them; default 8"
+    )
+    parser.set_defaults(function=collect, command="collect", parser=parser)
+
+
+def collect(given: argparse.Namespace) -> int:
+    """Runs until it is interrupted."""
+    try:
+        import uvloop
+
+        from stepscope.collector.app import Collector
+        from stepscope.collector.settings import CollectorSettings
+    except ImportError as error:
+        raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
+    token = given.token_file.read_text().strip() if given.token_file else os.environ.get("STEPSCOPE_TOKEN", "")
+    settings = CollectorSettings(
+        directory=given.dir,
+        host=given.host,
+        port=given.port,
+        token=token,
+        certificate=given.certificate,
+        key=given.key,
+        insecure=given.insecure,
+        nats=tuple(given.nats),
+        disk_bytes=given.disk,
+        keep_newest=given.keep_newest,
+        keep_slowest=given.keep_slowest,
+    )
+    _allow_files()
+    collector = Collector(settings)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(collector.run(lambda url: print(f"listening on {url}", flush=True)))
+    return 0
+
+
+def _allow_files() -> None:
+    """As many open files as the system lets us have: each stream needs three, and shells often allow 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,102 @@
+"""`stepscope merge`: the streams of all ranks as one trace."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from stepscope.cli.progress import Progress
+from stepscope.runtime.errors import StepscopeError
+from stepscope.runtime.formats import exporter_for, known
+
+EPILOG = """\
+examples:
+  stepscope merge runs/job1 --window 2 --out window2.json.gz      for https://ui.perfetto.dev
+  stepscope merge runs/job1 --steps 100-120 --out steps.parquet   for DuckDB, Polars, pandas
+  stepscope merge runs/job1 --window 2 --format hta --out ranks/
+  stepscope merge runs/job1 --format tensorboard --out tb/        for tensorboard --logdir tb
+
+Times of all ranks are the collector's. What they may be off stands in the report and in the output.
+
+exit codes: 0 written, 1 failed, 2 wrong usage
+"""
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Declares the command."""
+    endings = "\n".join(f"  {format.name:12} {' '.join(format.suffixes)}" for format in known())
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "merge",
+        parents=[common],
+        help="write the streams of all ranks as one trace",
+        description="Merges the streams of a job that a collector took in, also while they grow, with times aligned.\n\n"
+        f"formats and their file endings:\n{endings}\n  {'hta':12} a directory with a file for each rank\n"
+        f"  {'tensorboard':12} with --format: a directory with one for each window",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "sources",
+        metavar="DIR",
+        type=Path,
+        nargs="+",
+        help="a collector's directory, any with journals below, a journal",
+    )
+    parser.add_argument("--out", metavar="OUT", type=Path, required=True, help="file or directory to write")
+    parser.add_argument("--format", metavar="F", help="name of the format, if the ending does not say it")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--window", metavar="N", type=int, help="only this window; 0 is the first")
+    what.add_argument("--steps", metavar="A-B", type=_steps, help="only the steps from A to B")
+    parser.add_argument("--job", metavar="NAME", help="which job, if there are several")
+    parser.add_argument("--report", metavar="FILE", type=Path, help="write the report as JSON, too")
+    parser.set_defaults(function=merge, command="merge", parser=parser)
+
+
+def merge(given: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Raises:
+        StepscopeError: if there is nothing to merge, or a package is missing.
+        OSError: if a stream cannot be read, or the output not written.
+    """
+    try:
+        from stepscope.collector.merge.outputs import DIRECTORIES, write_merged
+        from stepscope.collector.merge.plan import Selection
+    except ImportError as error:
+        raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
+    try:
+        if given.format not in DIRECTORIES:
+            exporter_for(given.out, given.format)
+    except ValueError as error:
+        given.parser.error(str(error))
+    progress = Progress()
+    report = anyio.run(
+        lambda: write_merged(
+            given.sources,
+            given.out,
+            format=given.format,
+            job=given.job,
+            selection=Selection(window=given.window, steps=given.steps),
+            progress=lambda events: progress.show(f"{events:,} events"),
+        )
+    )
+    progress.done(f"{report.events:,} events written to {given.out}")
+    print(report.text())
+    if given.report is not None:
+        given.report.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    return 0
+
+
+def _steps(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"steps are given as 100-120 or 100, not {text!r}")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if last < first:
+        raise argparse.ArgumentTypeError(f"the last step must not be before the first, got {text!r}")
+    return first, last

@@ -1,0 +1,193 @@
+"""The demonstration of a cluster: four ranks that train together and stream to a collector, while things break.
+
+One rank is slow, one is killed half-way and all go on from a checkpoint, and the collector is killed once. In the end every
+span is counted: what the ranks noted is what the collector's files hold, each once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stepscope.runtime import strings
+from stepscope.runtime.events import EventBatch, Flag, Kind
+from stepscope.runtime.journal.reader import JournalReader
+
+RANKS, STEPS, SLOW, KILLED = 4, 200, 2, 3
+SPAN = "forward and backward"
+
+
+class _Collector:
+    """`stepscope collect` on a port that stays the same."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._port = directory, 0
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "stepscope",
+            "collect",
+            "--dir",
+            str(self._directory),
+            "--port",
+            str(self._port),
+        ]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        self.url = process.stdout.readline().split()[-1].rstrip("/")
+        self._port = int(self.url.rpartition(":")[2])
+        return process
+
+    def kill(self) -> None:
+        """Ends it as a crash does, and starts it again."""
+        self._process.kill()
+        self._process.wait()
+        time.sleep(1)
+        self._process = self._start()
+
+    def ask(self, path: str) -> Any:
+        """The answer of its interface."""
+        with urllib.request.urlopen(self.url + path) as answer:
+            return json.load(answer)
+
+    def stop(self) -> None:
+        """Ends it in order."""
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait()
+
+
+def noted(place: Path) -> Counter[tuple[int, int]]:
+    """Spans that the ranks have noted, by (rank, step): some steps were done twice, before and after the restart."""
+    found: Counter[tuple[int, int]] = Counter()
+    for path in place.glob("diary-*"):
+        rank = int(path.name.split("-")[1])
+        found.update((rank, int(step)) for step in path.read_text().split())
+    return found
+
+
+def collected(directory: Path) -> Counter[tuple[int, int]]:
+    """Spans that the collector's files hold; streams that others supersede are left out."""
+    found: Counter[tuple[int, int]] = Counter()
+    name = strings.intern(SPAN)
+    for path in directory.glob("streams/*/journal"):
+        if path.with_name("superseded").exists():
+            continue
+        with JournalReader(path) as reader:
+            for item in reader:
+                if not isinstance(item, EventBatch) or reader.run is None or reader.run.rank is None:
+                    continue
+                ended = (item.events["kind"] == int(Kind.SPAN)) & (item.events["flags"] & int(Flag.OPEN) == 0)
+                spans = item.events[ended & (item.events["name"] == name)]
+                found.update((reader.run.rank, int(step)) for step in spans["step"])
+    return found
+
+
+def picture(url: str, path: Path) -> None:
+    """A picture of the page."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=os.environ.get("STEPSCOPE_CHROMIUM", "/usr/bin/chromium"), args=["--no-sandbox"]
+        )
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.goto(url)
+        page.wait_for_timeout(3000)
+        page.screenshot(path=str(path))
+        browser.close()
+
+
+def _launch(place: Path, url: str, attempt: int) -> list[subprocess.Popen[bytes]]:
+    """Starts all ranks."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        "DEMO_PLACE": place, "DEMO_URL": url, "DEMO_STEPS": STEPS, "DEMO_SLOW": SLOW, "DEMO_KILLED": KILLED,
+        "DEMO_ATTEMPT": attempt, "OMP_NUM_THREADS": 1, "WORLD_SIZE": RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+    }  # fmt: skip
+    environment = {**os.environ, **{name: str(value) for name, value in shared.items()}}
+    command = [sys.executable, "-m", "stepscope.demo.cluster_rank"]
+    return [subprocess.Popen(command, env={**environment, "RANK": str(rank)}) for rank in range(RANKS)]
+
+
+def _train(place: Path, collector: _Collector, picture_of_page: Path | None) -> int:
+    """Trains to the end, as a launcher does: when a rank dies all are started again, once.
+
+    Returns:
+        0, or how it failed: a rank did, or the page did not name the slow one.
+    """
+    attempt, told, killed, worst = 0, False, False, 0
+    ranks = _launch(place, collector.url, attempt)
+    while any(rank.poll() is None for rank in ranks) or any(rank.returncode for rank in ranks):
+        if any(rank.poll() for rank in ranks):
+            for rank in ranks:
+                rank.terminate()
+            statuses = [rank.wait() for rank in ranks]
+            if attempt:
+                return max(map(abs, statuses))
+            print(f"a rank has died: {statuses}; all go on from the checkpoint", flush=True)
+            attempt += 1
+            ranks = _launch(place, collector.url, attempt)
+        done = sum(noted(place).values())
+        if not killed and done > RANKS * STEPS // 4:
+            print("the collector is killed, and started again", flush=True)
+            collector.kill()
+            killed = True
+        if not told and done > RANKS * STEPS * 9 // 10:
+            told = True
+            slow = [found["rank"] for found in collector.ask("/v1/job").get("slowest", [])]
+            print(f"slow, as the page has it: ranks {slow}", flush=True)
+            if SLOW not in slow:
+                worst = 1
+            if picture_of_page:
+                picture(collector.url, picture_of_page)
+        time.sleep(0.1)
+    return worst
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs it.
+
+    Returns:
+        0 if nothing was lost, nothing was written twice and the slow rank was named; else 1.
+    """
+    parser = argparse.ArgumentParser(prog="python -m stepscope.demo.cluster", description=__doc__)
+    parser.add_argument("--dir", type=Path, metavar="DIR", help="where to leave everything; default: a new one in /tmp")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="a picture of the page, taken in Chromium")
+    given = parser.parse_args(arguments)
+    place: Path = given.dir or Path(tempfile.mkdtemp(prefix="cluster-"))
+    place.mkdir(parents=True, exist_ok=True)
+    collector = _Collector(place / "collected")
+    print(f"the collector's page: {collector.url}", flush=True)
+    status = _train(place, collector, given.picture)
+    for note in sorted((place / "runs").glob("*/*/session")):
+        print(f"{note.parent.parent.name} was killed: what it left is delivered", flush=True)
+        command = [sys.executable, "-m", "stepscope", "deliver", str(note.parent), "--url", collector.url]
+        subprocess.run(command, check=True)
+    collector.stop()
+    made, kept = noted(place), collected(place / "collected")
+    lost, twice = made - kept, kept - made
+    print(
+        f"{sum(made.values())} spans were made, {sum(kept.values())} are kept; lost: {sum(lost.values())}, twice: {sum(twice.values())}"
+    )
+    return int(bool(status or lost or twice))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
