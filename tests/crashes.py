@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import textwrap
 from collections import Counter
@@ -14,6 +13,7 @@ from stepscope.runtime.events import EventBatch, Flag, Kind
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.recover import Recovery, recover
 from stepscope.runtime.window import Window
+from tests.launch import run_to_end
 
 START = """
 import asyncio, os, signal, sys, threading
@@ -38,7 +38,7 @@ class Crash:
         """Runs the program after the lines of START."""
         source = START + textwrap.dedent(program)
         command = [sys.executable, "-c", source, str(self.run), str(self.session), str(drain_interval)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        result = run_to_end(command)
         assert result.returncode == -signal.SIGKILL, result.stderr
         return self
 

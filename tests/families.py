@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from collections import Counter
@@ -14,16 +13,9 @@ from typing import Any
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import Flag, Kind
 from tests.crashes import batches
+from tests.launch import run_to_end
 
-START = """
-import concurrent.futures, multiprocessing, os, signal, subprocess, sys, threading, time
-import stepscope as sc
-
-def spans(name, count=100):
-    for number in range(count):
-        with sc.span(name, number=number, text=name * 3):
-            pass
-
+FORKING = """
 def in_child(work):
     pid = os.fork()
     if pid == 0:
@@ -37,6 +29,17 @@ def in_child(work):
 
 def reap(*pids):
     assert all(os.waitpid(pid, 0)[1] == 0 for pid in pids)
+"""
+"""For programs that fork: a child ends with 0 if its work does; the number that `in_child` returns is for `reap`."""
+
+START = f"""
+import concurrent.futures, multiprocessing, os, signal, subprocess, sys, threading, time
+import stepscope as sc
+{FORKING}
+def spans(name, count=100):
+    for number in range(count):
+        with sc.span(name, number=number, text=name * 3):
+            pass
 
 def trace(**settings):
     where = sys.argv[1]
@@ -65,9 +68,7 @@ class Family:
         command = [sys.executable, str(self._program), str(self.run)]
         # The session of the tests is not theirs.
         inherited = {name: value for name, value in os.environ.items() if name != "STEPSCOPE_SESSION"}
-        result = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, check=False, env={**inherited, **environment}
-        )
+        result = run_to_end(command, timeout=timeout, environment={**inherited, **environment})
         assert result.returncode == code, result.stderr + result.stdout
         self.errors = result.stderr
         self.said = [json.loads(line) for line in result.stdout.splitlines()]

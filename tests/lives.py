@@ -22,10 +22,10 @@ import stepscope as sc
 from stepscope.backends.script import Deliver, Lose, Span
 from stepscope.exporters.memory import Method
 from stepscope.runtime import _core
-from stepscope.runtime.audit import audit_window
 from stepscope.runtime.events import Kind
 from stepscope.runtime.ledger import SourceLedger
 from stepscope.runtime.recorder import recorder
+from tests.window_audit import audit_window
 
 Exporter = Literal["fine", "slow", "raises", "cannot open", "hangs", "cannot close"]
 Overflow = Literal["drop_newest", "drop_oldest", "block", "sample"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import textwrap
 from collections.abc import Generator
@@ -16,6 +15,7 @@ from stepscope.runtime import _core, strings
 from stepscope.runtime.events import Block, Flag, Kind
 from stepscope.runtime.options import Options
 from stepscope.runtime.recorder import Recorder, recorder
+from tests.launch import run_to_end
 from tests.support import ROOT
 
 WANTED_BY = 1 << 40
@@ -174,7 +174,7 @@ def run_program(program: str, *, options: str = "", code: int = 0, flags: tuple[
     """
     source = PREAMBLE.format(root=str(ROOT), options=options) + textwrap.dedent(program)
     command = [sys.executable, "-P", "-W", "error", *flags, "-c", source]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    result = run_to_end(command, timeout=60)
     if result.returncode != code or result.stderr:
         raise AssertionError(f"the program ended with {result.returncode}, not {code}:\n{result.stderr}{result.stdout}")
     return [json.loads(line) for line in result.stdout.splitlines()]

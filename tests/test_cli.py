@@ -237,10 +237,11 @@ def test_recover_leaves_a_running_run_alone(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_recover_without_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An empty directory is a failure, none at all wrong usage."""
+    """An empty directory is a failure, and so is one that is not there, as it is for `convert`."""
     assert main(["recover", str(tmp_path)]) == 1
     assert "nothing to recover" in capsys.readouterr().err
-    assert usage_error("recover", tmp_path / "missing") == 2
+    assert main(["recover", str(tmp_path / "missing")]) == main(["convert", str(tmp_path / "missing"), "x.json"]) == 1
+    assert capsys.readouterr().err.count("No such file or directory") == 2
 
 
 def test_a_run_that_ended_has_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stepscope.backends.conformance import check_backend
+from stepscope.exporters.base import Exporter
+from stepscope.exporters.conformance import check_exporter
+from tests import pftrace
+from tests.collectors import Process, free_port, journals, spans
+from tests.receiver import ReceiverThread
 from tests.support import ROOT, require
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-def run(name: str, directory: Path) -> str:
+def run(name: str, directory: Path, *arguments: str) -> str:
     """Runs an example; what it printed."""
     # Only ours: what torch warns of is not the example's.
     environment = {**os.environ, "PYTHONWARNINGS": "error:::stepscope,error:::__main__"}
-    command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments]
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -51,21 +60,33 @@ def test_examples_stay_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 50
 
 
-def test_readme(tmp_path: Path) -> None:
-    """The README's programs run as they are printed, and are short."""
-    programs: list[str] = re.findall(
-        r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_readme_has_no_python_that_is_not_run() -> None:
+    """Every block of Python is a program, and marked as one; the others are commands."""
+    blocks: list[tuple[str, str]] = re.findall(
+        r"^```(\w*)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
     )
-    assert len(programs) == 3
-    for program in programs:
-        assert len(program.splitlines()) <= 25
-        if "import torch" in program:
-            require("torch")
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", program], cwd=tmp_path, capture_output=True, timeout=100
-        )
-        assert done.returncode == 0, done.stderr
-        assert b"forward" in done.stdout or b"recorded" in done.stdout
+    assert [text for language, text in blocks if language == "python"] == PROGRAMS
+    assert len(PROGRAMS) == 4
+    for language, text in blocks:
+        assert language == "python" or all(line.startswith(("make ", "stepscope ")) for line in text.splitlines())
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=["threads", "tasks", "torch", "keep_last"])
+def test_readme(program: str, tmp_path: Path) -> None:
+    """The README's programs run as they are printed, and are short."""
+    assert len(program.splitlines()) <= 25
+    if "import torch" in program:
+        require("torch")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=tmp_path, capture_output=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"forward" in done.stdout or b"recorded" in done.stdout
+    if "keep_last" in program:
+        assert b"saved: slow_step in step" in done.stdout
 
 
 def test_links_of_the_documents_lead_somewhere() -> None:
@@ -88,6 +109,21 @@ def test_quickstart_async(tmp_path: Path) -> None:
     said = run("quickstart_async", tmp_path)
     (row,) = (line.split() for line in said.splitlines() if line.startswith("forward"))
     assert row[2] == "12"
+    assert sum(drawn.name == "forward" for drawn in pftrace.load(tmp_path / "trace.pftrace").slices()) == 12
+
+
+def test_stream_to_collector(tmp_path: Path) -> None:
+    """The collector has each window when the program ends, and nothing is left on disk for it."""
+    port = free_port()
+    collector = Process(tmp_path / "collected", port).wait()
+    try:
+        said = run("stream_to_collector", tmp_path, f"ws://127.0.0.1:{port}")
+    finally:
+        collector.end()
+    assert "frames are with the collector" in said
+    assert not (tmp_path / "run" / "unsent").exists()
+    (journal,) = journals(tmp_path / "collected")
+    assert spans(journal)["forward"] == 25
 
 
 def test_torch_training(tmp_path: Path) -> None:
@@ -136,6 +172,55 @@ def test_decorators(tmp_path: Path) -> None:
     assert {"row", "a row of zeros"} <= names_in(events(tmp_path / "trace.json"))
 
 
+def test_own_exporter(tmp_path: Path) -> None:
+    """A line for each span of the three steps, below a heading."""
+    assert "dropped   nothing" in run("own_exporter", tmp_path)
+    with (tmp_path / "spans.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(row["name"] for row in rows) == sorted(["work", "part"] * 3 + [f"ProfilerStep#{n}" for n in range(3)])
+    assert all(int(row["duration_ns"]) > 0 for row in rows)
+
+
+def test_own_backend(tmp_path: Path) -> None:
+    """The memory of the process is a counter of the trace."""
+    assert "backend   memory (200 times a second)" in run("own_backend", tmp_path)
+    values = [row["args"] for row in events(tmp_path / "trace.json") if row["ph"] == "C"]
+    assert len(values) > 10
+    assert all(value > 1 << 20 for row in values for value in row.values())
+
+
+def test_own_trigger(tmp_path: Path) -> None:
+    """The jump is found, and is why the window was saved."""
+    assert "loss went from 1 to 30" in run("own_trigger", tmp_path)
+    assert [path.name for path in (tmp_path / "run" / "windows").iterdir()] == ["000000-step40-jump.journal"]
+
+
+def example(name: str) -> Any:
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", ROOT / "examples" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def test_own_exporter_keeps_the_contract(tmp_path: Path) -> None:
+    """Who copies the example begins with an exporter that passes the suite."""
+
+    def names(exporter: Exporter, directory: Path) -> list[str]:
+        with (directory / "spans.csv").open(newline="", encoding="utf-8") as file:
+            return [row["name"] for row in csv.DictReader(file)]
+
+    made = example("own_exporter")
+    await check_exporter(lambda directory: made.CsvExporter(directory / "spans.csv"), tmp_path, read_back=names)
+
+
+def test_own_backend_keeps_the_contract() -> None:
+    """Likewise. A reading may be taken before the backend has heard that the window ended."""
+    made = example("own_backend")
+    check_backend(made.MemoryBackend, exercise=lambda: time.sleep(0.2), tolerance=100_000_000)
+
+
 def test_flight_recorder(tmp_path: Path) -> None:
     """The slow step and the NaN are found, each with the steps before it."""
     said = run("flight_recorder", tmp_path)
@@ -143,3 +228,14 @@ def test_flight_recorder(tmp_path: Path) -> None:
     assert any("-step60-slow_step" in line for line in saved)
     assert any("-step101-not_finite" in line or "-step102-not_finite" in line for line in saved)
     assert "counter 'loss' is " in said
+
+
+def test_otlp(tmp_path: Path) -> None:
+    """A receiver gets a trace for each step, the loss and the steps' durations."""
+    with ReceiverThread() as server:
+        said = run("otlp", tmp_path, server.url)
+        assert "accounts  balanced" in said and "dropped   nothing" in said
+        steps = {span.name: span.trace_id for span in server.recorded if not span.parent_span_id}
+        assert set(steps) == {f"ProfilerStep#{number}" for number in range(5)} and len(set(steps.values())) == 5
+        assert server.names()["forward"] == server.names()["load"] == 5
+        assert {metric.name for metric in server.metrics} == {"loss", "stepscope.step.duration"}

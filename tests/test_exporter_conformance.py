@@ -21,11 +21,15 @@ from stepscope.exporters.conformance import Factory, ReadBack, check_exporter
 from stepscope.exporters.console import ConsoleExporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.memory import MemoryExporter
+from stepscope.exporters.parquet import ParquetExporter
+from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.runtime import strings
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import Kind
 from stepscope.runtime.journal.reader import JournalReader
+from tests import pftrace
+from tests.support import require
 
 
 def journal_spans(exporter: Exporter, directory: Path) -> Iterable[str]:
@@ -56,6 +60,24 @@ def json_spans(exporter: Exporter, directory: Path) -> Iterable[str]:
     return [name for name in names if name not in ("kind GAP", "kind ASYNC_BEGIN")]
 
 
+def packet_spans(exporter: Exporter, directory: Path) -> Iterable[str]:
+    """Names of the spans in all Perfetto traces of a directory, which must be well formed."""
+    traces = [pftrace.load(path) for path in sorted(directory.rglob("*.pftrace*"))]
+    drawn = [drawn for trace in traces for drawn in (*trace.slices(), *trace.pairs())]
+    assert all(drawn.dur >= 0 for drawn in drawn if drawn.name != "kind ASYNC_BEGIN")
+    return [drawn.name for drawn in drawn if drawn.name not in ("kind GAP", "kind ASYNC_BEGIN")]
+
+
+def parquet_spans(exporter: Exporter, directory: Path) -> Iterable[str]:
+    """Names of the spans in all Parquet files of a directory."""
+    parquet: Any = require("pyarrow.parquet")
+    names: list[str] = []
+    for path in sorted(directory.rglob("*.parquet")):
+        columns = parquet.read_table(path, columns=["kind", "name"]).to_pydict()
+        names += [name for kind, name in zip(columns["kind"], columns["name"], strict=True) if kind == "span"]
+    return names
+
+
 CASES: dict[str, tuple[Factory, ReadBack | None, bool]] = {
     "memory": (lambda directory: MemoryExporter(), memory_spans, False),
     "console": (lambda directory: ConsoleExporter(io.StringIO(), interval=0), None, False),
@@ -68,6 +90,10 @@ CASES: dict[str, tuple[Factory, ReadBack | None, bool]] = {
         True,
     ),
     "chrome-windows": (lambda directory: ChromeTraceExporter(directory / "w{window}.json"), json_spans, True),
+    "perfetto": (lambda directory: PerfettoExporter(directory / "trace.pftrace"), packet_spans, True),
+    "perfetto-zipped": (lambda directory: PerfettoExporter(directory / "trace.pftrace.gz"), packet_spans, True),
+    "perfetto-windows": (lambda directory: PerfettoExporter(directory / "w{window}.pftrace"), packet_spans, True),
+    "parquet": (lambda directory: ParquetExporter(directory / "trace.parquet"), parquet_spans, True),
     "tensorboard": (lambda directory: TensorBoardExporter(directory), json_spans, True),
     "journal-synced": (lambda directory: JournalExporter(directory / "x", fsync="always"), journal_spans, True),
 }

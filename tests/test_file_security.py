@@ -28,7 +28,7 @@ from stepscope.runtime.output import Output
 from stepscope.runtime.processes import process_identity
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.session_files import SessionFiles
-from stepscope.runtime.session import KEPT_LEFTOVERS, sweep
+from stepscope.runtime.recovery.sweep import sweep
 from stepscope.runtime.window import Window
 from tests.crashes import BODY, MIDWAY, Crash, names
 
@@ -165,28 +165,29 @@ def sessions(place: Path, count: int) -> list[Path]:
         path.mkdir(mode=0o700)
         (path / "process.json").write_text(json.dumps({"pid": 1 << 30, "start_time": number + 1}))
         (path / "ring-00000").write_text("")
-        os.utime(path, (number, number))
+        for file in (*path.iterdir(), path):
+            os.utime(file, (number, number))
         made.append(path)
     return made
 
 
 def test_the_sweep_takes_only_what_is_ours(tmp_path: Path) -> None:
     """Old sessions go; directories that are open to others, foreign, linked or hold something else stay."""
-    old = sessions(tmp_path, KEPT_LEFTOVERS + 5)
+    old = sessions(tmp_path, 6)
     (old[0] / "thesis.tex").write_text("not a session's file")
-    os.utime(old[0], (0, 0))
+    for path in (old[0] / "thesis.tex", old[0]):
+        os.utime(path, (0, 0))
     old[1].chmod(0o755)
     (old[2] / "process.json").unlink()
     os.mkfifo(old[2] / "process.json")
     elsewhere = tmp_path / "elsewhere"
     old[3].rename(elsewhere)
     old[3].symlink_to(elsewhere)
-    sweep(tmp_path, tmp_path)
+    sweep(tmp_path)
     assert (old[0] / "thesis.tex").exists()
     assert not (old[0] / "ring-00000").exists()
     assert all((path / "ring-00000").exists() for path in (old[1], old[2], elsewhere))
-    assert not old[4].exists()
-    assert all((path / "ring-00000").exists() for path in old[5:])
+    assert not old[4].exists() and not old[5].exists()
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +237,7 @@ def test_only_the_session_that_is_meant_is_removed(crash: Crash, tmp_path: Path)
 def test_a_session_that_others_may_write_is_not_read(crash: Crash) -> None:
     """Who could have planted rings there could make us read anything."""
     crash.directory().chmod(0o777)
-    assert any("is not a session directory of this user" in note for note in recover(crash.run).notes)
+    assert any("is not a session directory of this user" in said for said in recover(crash.run).missing)
 
 
 def test_a_note_that_is_a_link_or_pipe_is_not_read(crash: Crash) -> None:
@@ -244,10 +245,10 @@ def test_a_note_that_is_a_link_or_pipe_is_not_read(crash: Crash) -> None:
     note = crash.run / "session"
     note.rename(crash.run / "moved")
     note.symlink_to(crash.run / "moved")
-    assert any("symbolic link" in said for said in recover(crash.run).notes)
+    assert any("symbolic link" in said for said in recover(crash.run).missing)
     note.unlink()
     os.mkfifo(note)
-    assert any("not a regular file" in said for said in recover(crash.run, force=True).notes)
+    assert any("not a regular file" in said for said in recover(crash.run, force=True).missing)
 
 
 def hostile(path: Path, **fields: int) -> None:

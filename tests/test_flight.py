@@ -35,6 +35,17 @@ def test_nothing_fires_nothing_is_written(output_dir: Path) -> None:
     profile.check_accounts()
 
 
+def test_what_was_done_is_told_in_words(output_dir: Path) -> None:
+    """How often it fired and why, what was saved, and nothing that did not happen."""
+    profile = Profile(output_dir)
+    with profile.profiler as profiler:
+        profile.steps(5)
+        assert profiler.save("why")
+        assert len(profile.windows) == 1
+        profile.steps(5)
+    assert list(profile.flight.lines())[1:] == ["fired 1 time: why (1)", "saved 1 window"]
+
+
 def test_call(output_dir: Path) -> None:
     """`save()` keeps what was recorded up to the call, in a journal of its own."""
     profile = Profile(output_dir)

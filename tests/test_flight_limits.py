@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 import stepscope as sc
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.runtime.errors import ProfilerStateError
+from stepscope.runtime.errors import ProfilerStateError, TriggerError
 from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.flight.trigger import Evaluator, Finding, News
+from stepscope.runtime.flight.watch import MAX_FINDINGS
 from tests.crashes import windows as read_windows
 from tests.flights import Profile, When
 from tests.recording import run_program
@@ -32,6 +36,30 @@ def test_cool_down(output_dir: Path) -> None:
         assert len(profile.windows) == 2
     assert any("when 34 times" in note for note in profile.memory.windows[1].diagnostics)
     assert any(note.startswith("not saved (cooldown)") for note in profile.profiler.diagnostics())
+
+
+def test_what_is_twice_as_bad_does_not_wait_for_the_cool_down(output_dir: Path) -> None:
+    """A small thing that fires first does not hide the one that matters."""
+    profile = Profile(output_dir, triggers=(sc.SlowStep(warmup=5, least=0.02),), cooldown=3600.0)
+    with profile.profiler as profiler:
+        for step in range(30):
+            time.sleep({10: 0.05, 15: 0.06, 20: 0.5}.get(step, 0))
+            profiler.step()
+        profiler.flush()
+        assert [window[-1] for window in profile.windows] == [10, 20]
+
+
+def test_steps_after_the_trigger_are_saved_at_the_end_of_the_run(output_dir: Path) -> None:
+    """The marks of the last steps are on their way when the run ends; they are waited for."""
+    profile = Profile(output_dir, triggers=(), steps=3, after=3)
+    with profile.profiler as profiler:
+        for step in range(30):
+            profiler.step()
+            if step == 20:
+                profiler.save()
+                profiler.flush()
+    (window,) = profile.memory.windows
+    assert [step.number for step in window.steps] == [19, 20, 21, 22, 23, 24] and window.complete
 
 
 def test_cool_down_in_steps(output_dir: Path) -> None:
@@ -139,6 +167,67 @@ def test_a_storm_of_calls(output_dir: Path) -> None:
     whole = profile.memory.events(kind=Kind.SPAN)["flags"] & int(Flag.CLIPPED | Flag.OPEN) == 0
     assert len(set(ids[whole & (ids != 0)].tolist())) == int((whole & (ids != 0)).sum())
     profile.check_accounts()
+
+
+class Endless:
+    """A trigger that finds more than anybody can look at, and says too much of each."""
+
+    name = "endless"
+
+    def evaluator(self) -> Any:
+        return self
+
+    def look(self, news: News) -> Iterator[Finding]:
+        while True:
+            yield Finding(at=news.now, at_once=True, value="v" * 100_000, text="t" * 100_000)
+
+
+class Greedy:
+    """The same as a list, so that it can be counted."""
+
+    name = "greedy"
+
+    def evaluator(self) -> Evaluator:
+        return self
+
+    def look(self, news: News) -> list[Finding]:
+        return [Finding(at=news.now)] * (MAX_FINDINGS + 10)
+
+
+def test_triggers_that_find_too_much(output_dir: Path) -> None:
+    """The loop looks at so many and goes on; the rest is counted, and what is written of one is short."""
+    profile = Profile(output_dir, triggers=(Endless(), Greedy()), cooldown=3600.0)
+    with profile.profiler as profiler:
+        for _ in range(3):
+            profile.steps(2)
+            assert profiler.flush()
+        assert profile.windows
+    assert all(len(json.dumps(window.metadata)) < 1_000_000 for window in profile.memory.windows)
+    counts = profile.flight.triggers
+    assert counts.suppressed["too many"]["greedy"] % 10 == 0 and "endless" not in counts.suppressed["too many"]
+    suppressed = sum(sum(reasons.values()) for reasons in counts.suppressed.values())
+    assert sum(counts.fired.values()) == counts.windows + sum(counts.joined.values()) + suppressed
+    profile.check_accounts()
+
+
+class Unmade:
+    """A trigger without an evaluator."""
+
+    name = "unmade"
+
+    def evaluator(self) -> Evaluator:
+        raise ZeroDivisionError("no evaluator")
+
+
+def test_a_trigger_without_an_evaluator(output_dir: Path) -> None:
+    """Starting does not fail for it, the others work, and it is said and raised when asked for."""
+    profile = Profile(output_dir, triggers=(Unmade(), When(4)))
+    with profile.profiler as profiler:
+        profile.steps(6)
+        assert profile.windows == [[2, 3, 4]]
+        with pytest.raises(ExceptionGroup) as raised:
+            profiler.raise_errors()
+    assert raised.group_contains(TriggerError, match="no evaluator")
 
 
 class Slow:

@@ -14,6 +14,7 @@ import pytest
 from stepscope.runtime.events import Flag, Kind
 from stepscope.runtime.recovery.recover import recover
 from tests.crashes import batches, names, open_names, windows
+from tests.launch import launched
 
 START = """
 import os, random, signal, sys, threading, time
@@ -160,7 +161,7 @@ def test_damaged_files_of_what_was_kept(tmp_path: Path, harm: str) -> None:
     else:
         path.touch()
     recovered = recover(flight.run)
-    assert any(path.name in note for note in recovered.notes) or harm == "empty"
+    assert any(path.name in said for said in recovered.missing) or harm == "empty"
     # The rings have the last steps, too, as so few events did not overwrite them.
     assert names(recovered.journal)["work"] == 5
 
@@ -179,7 +180,7 @@ profiler.close()
 """
     source = START.replace("SLOTS", "1024").replace("AFTER", "1000") + program
     command = [sys.executable, "-c", source, str(run), str(session)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with launched(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         recovered = recover(run, force=True)

@@ -6,22 +6,13 @@ import sys
 
 import pytest
 
+from tests.families import FORKING
 from tests.recording import run_program
 
 # Python 3.12 warns of every fork beside threads; that is what is tested here.
 FLAGS = ("-W", "ignore::DeprecationWarning") if sys.version_info >= (3, 12) else ()
 
-IN_CHILD = """
-def in_child(work):
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
+OWN_RECORDER = """
 def own_recorder():
     mine = recorders.recorder(Options(ring_slots=1024))
     mine.want(WANTED_BY, True)
@@ -30,8 +21,8 @@ def own_recorder():
 
 
 def run(program: str) -> list[object]:
-    """Runs a program that has `in_child(work)` and `own_recorder()`."""
-    return run_program(IN_CHILD + program.replace("\n    ", "\n"), flags=FLAGS)
+    """Runs a program that has `in_child(work)`, `reap(pid)` and `own_recorder()`."""
+    return run_program(FORKING + OWN_RECORDER + program.replace("\n    ", "\n"), flags=FLAGS)
 
 
 def test_a_child_is_inert() -> None:
@@ -47,7 +38,7 @@ def test_a_child_is_inert() -> None:
         assert _core.ring_statistics()["produced"] == 0 and not any(_core.counts().values())
         assert _core.drain(1024) == (b"", b"", False) and _core.open_spans() == b""
     files = {path.name: path.read_bytes() for path in recorder.directory.iterdir()}
-    in_child(work)
+    reap(in_child(work))
     assert files == {path.name: path.read_bytes() for path in recorder.directory.iterdir()}
     instant("after")
     log.take()
@@ -74,7 +65,7 @@ def test_spans_across_a_fork_are_the_parents() -> None:
             assert [row.name for row in log.rows] == ["again", "child's"], log.rows
             assert log.rows[1].parent == 0 and log.rows[0].parent == log.rows[1].id
             check_self_times(log.spans)
-        in_child(work)
+        reap(in_child(work))
         with span("inner"):
             pass
     log.take()
@@ -109,7 +100,7 @@ def test_a_child_of_a_task() -> None:
         with span("task"):
             await asyncio.sleep(0)
             with span("around"):
-                in_child(work)
+                reap(in_child(work))
             await asyncio.sleep(0)
             assert [row["name"] for row in recorder.open_spans()] == [_core.intern("task")]
     asyncio.run(main())
@@ -147,7 +138,7 @@ def test_forks_beside_threads_that_record() -> None:
         thread.start()
     seen = 0
     for _ in range(12):
-        in_child(work)
+        reap(in_child(work))
         seen += sum(len(events) for events, _ in recorder.drain()[1])
     done.set()
     for thread in threads:
@@ -166,14 +157,14 @@ def test_children_of_children() -> None:
         instant("grandchild")
         assert mine.statistics().produced == 1
     def child():
-        in_child(grandchild)
+        reap(in_child(grandchild))
         mine = own_recorder()
         instant("child")
-        in_child(lambda: instant("inert"))
-        in_child(grandchild)
+        reap(in_child(lambda: instant("inert")))
+        reap(in_child(grandchild))
         assert mine.statistics().produced == 1
     instant("parent")
-    in_child(child)
+    reap(in_child(child))
     tell(recorder.statistics().produced)
     """)
     assert result == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,8 +13,9 @@ import pytest
 
 from stepscope.exporters.memory import MemoryExporter, Method
 from stepscope.runtime import clock
+from stepscope.runtime.consumer import Settled, Settling
 from stepscope.runtime.events import EventBatch
-from stepscope.runtime.outlet import KEPT_WINDOWS, Outlet
+from stepscope.runtime.outlet import KEPT_WINDOWS, WINDOWS_WAITING, Outlet
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 from tests.blocks import instant_block
@@ -238,3 +239,115 @@ async def test_the_accounts_of_old_windows_are_added_up(tmp_path: Path) -> None:
         assert outlet.ledger(KEPT_WINDOWS + 49).exported == 3
     ledger = outlet.statistics().ledger
     assert ledger.offered == ledger.exported == 3 * (KEPT_WINDOWS + 50)
+
+
+async def test_one_that_closes_no_window_is_not_given_more_and_more(tmp_path: Path) -> None:
+    """Windows are left out whole, and counted; when the exporter gets on, the next one says so."""
+    exporter = MemoryExporter(hang_in="close_window")
+    surplus = KEPT_WINDOWS + 10
+    async with running(exporter, tmp_path) as outlet:
+        for index in range(WINDOWS_WAITING + surplus):
+            outlet.offer(batch(index, 3))
+            outlet.offer(batch(index, 2))
+            outlet.close_window(closed(index))
+        assert outlet.windows_waiting == WINDOWS_WAITING
+        with anyio.fail_after(30):
+            await outlet.window_closed(WINDOWS_WAITING + surplus - 1)
+        stats = outlet.statistics()
+        assert stats.windows_left_out == surplus
+        assert stats.ledger.dropped == {"queue": 5 * surplus}
+        exporter.release()
+        await outlet.drained()
+        outlet.offer(batch(WINDOWS_WAITING + surplus))
+        outlet.close_window(closed(WINDOWS_WAITING + surplus))
+    assert [window.index for window in exporter.windows] == [*range(WINDOWS_WAITING), WINDOWS_WAITING + surplus]
+    assert f"{surplus} windows were not given" in exporter.windows[-1].diagnostics[-1]
+    assert outlet.statistics().ledger.exported == 5 * WINDOWS_WAITING + 10
+
+
+async def test_a_window_without_events_is_left_out_as_well(tmp_path: Path) -> None:
+    exporter = MemoryExporter(hang_in="close_window")
+    async with running(exporter, tmp_path) as outlet:
+        for index in range(WINDOWS_WAITING + 1):
+            outlet.close_window(closed(index))
+        outlet.discard_window(WINDOWS_WAITING)
+        assert outlet.statistics().windows_left_out == 1
+        exporter.release()
+    assert len(exporter.windows) == WINDOWS_WAITING
+
+
+class Later(MemoryExporter):
+    """An exporter that tells later what became of events."""
+
+    def __init__(self, *told: Settled, fail: Mapping[Method, BaseException] | None = None) -> None:
+        super().__init__(fail=fail)
+        self.told = list(told)
+        """What it tells when a window closes."""
+
+    def settle(self) -> Iterable[Settled]:
+        if "close_window" not in self.calls:
+            return []
+        told, self.told = self.told, []
+        return told
+
+
+async def test_events_are_in_flight_until_an_exporter_tells_of_them(tmp_path: Path) -> None:
+    """Also those of a window that is closed; then they are exported, or dropped for its reasons."""
+    exporter = Later(Settled(0, 12, {"rate": 5, "filter": 3}))
+    assert isinstance(exporter, Settling) and not isinstance(MemoryExporter(), Settling)
+    async with running(exporter, tmp_path) as outlet:
+        outlet.offer(batch())
+        outlet.offer(batch())
+        await poll(lambda: len(exporter.batches) == 2 and outlet.statistics().ledger.in_flight == 20)
+        assert outlet.statistics().waiting_events == 20
+        outlet.close_window(closed())
+    ledger = outlet.ledger(0)
+    assert (ledger.exported, ledger.dropped, ledger.in_flight) == (12, {"rate": 5, "filter": 3}, 0)
+    assert exporter.windows[0].ledger.outputs["memory"].in_flight == 20
+    assert outlet.statistics().waiting_events == 0
+
+
+async def test_what_an_exporter_never_tells_of_is_dropped(tmp_path: Path) -> None:
+    """Nothing stays in flight for ever."""
+    exporter = Later(Settled(0, 4))
+    async with running(exporter, tmp_path) as outlet:
+        outlet.offer(batch())
+        outlet.close_window(closed())
+    assert outlet.ledger(0).in_flight == 6
+    outlet.abandon()
+    ledger = outlet.ledger(0)
+    assert (ledger.exported, ledger.dropped, ledger.in_flight) == (4, {"closed": 6}, 0)
+
+
+async def test_an_exporter_cannot_tell_of_more_than_it_has(tmp_path: Path) -> None:
+    """Nor of windows that it was never given: accounts stay whole."""
+    exporter = Later(Settled(0, 7, {"rate": 7, "filter": 7}), Settled(0, 1), Settled(5, 3, {"rate": 2}))
+    async with running(exporter, tmp_path) as outlet:
+        outlet.offer(batch())
+        outlet.close_window(closed())
+    ledger = outlet.statistics().ledger
+    assert (ledger.offered, ledger.exported, ledger.dropped, ledger.in_flight) == (10, 7, {"rate": 3}, 0)
+
+
+async def test_an_export_that_raises_leaves_the_account_to_the_exporter(tmp_path: Path) -> None:
+    """It has the events, and says what became of them."""
+    exporter = Later(Settled(0, 10), fail={"export": OSError("some other events did not arrive")})
+    async with running(exporter, tmp_path) as outlet:
+        outlet.offer(batch())
+        outlet.close_window(closed())
+    assert outlet.statistics().errors == 1
+    assert (outlet.ledger(0).exported, outlet.ledger(0).dropped) == (10, {})
+
+
+async def test_windows_that_were_forgotten_are_still_settled(tmp_path: Path) -> None:
+    """Their events count in the accounts of the run."""
+    exporter = Later()
+    async with running(exporter, tmp_path) as outlet:
+        for window in range(KEPT_WINDOWS + 10):
+            outlet.offer(batch(window))
+            outlet.close_window(closed(window))
+        await poll(lambda: not outlet.keeps(0))
+        exporter.told = [Settled(window, 8, {"rate": 2}) for window in range(KEPT_WINDOWS + 10)]
+    ledger = outlet.statistics().ledger
+    every = KEPT_WINDOWS + 10
+    assert (ledger.exported, ledger.dropped, ledger.in_flight) == (8 * every, {"rate": 2 * every}, 0)

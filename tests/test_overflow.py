@@ -109,6 +109,24 @@ def test_the_oldest_gives_way_to_its_like() -> None:
     assert missing == 30 * 53 - sum(counts.values())
 
 
+@pytest.mark.parametrize("policy", ["drop_newest", "sample", "block"])
+def test_step_marks_have_room_when_nothing_else_has(policy: str) -> None:
+    """Under no policy does a flood of events cost a step its mark."""
+    ((counts, steps, missing),) = run_program(
+        """
+        counter = _core.StepCounter()
+        counter._next_change, counter._live = 1 << 60, True
+        for _ in range(60):
+            burst("mine", "user_annotation", 10)
+            counter.step()
+        tell([kept(), [row.step for row in log.of(Kind.STEP)], lost()])
+        """,
+        options=f"{TINY}, overflow={policy!r}, block_seconds=0.001",
+    )
+    assert sorted(steps) == list(range(1, 61))
+    assert counts["mine"] + sum(missing.values()) == 600 and counts["mine"] < 64
+
+
 def test_blocking_loses_nothing_while_somebody_drains() -> None:
     """Threads with and without the GIL wait for the consumer; every event arrives once."""
     require_compiler()

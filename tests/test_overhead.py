@@ -14,9 +14,11 @@ from stepscope.runtime import _core, strings
 from stepscope.runtime.detail import EVENTS, EVERYTHING, FULL, OPERATORS, Detail, DetailFilter, ladder
 from stepscope.runtime.events import Block, Kind, empty_block
 from stepscope.runtime.meter import event_costs
+from tests.blocking import BlockingBackend
 from tests.readings import texts
 
 ABSURD = sc.OverheadBudget(fraction=0.0001, interval=0.02)
+RING = sc.Options().ring_slots
 PLENTY = sc.OverheadBudget(fraction=1.0, interval=0.02, background=0.0)
 
 
@@ -31,6 +33,7 @@ def work_until(profiler: sc.Profiler, detail: str, seconds: float = 60) -> int:
                     pass
             made += 200
             profiler.step()
+        time.sleep(0.002)  # what was done is known when the loop has had a turn
         assert time.monotonic() < deadline, f"{detail} was not reached: {overhead(profiler)}"
     return made
 
@@ -59,12 +62,12 @@ def test_an_absurd_load_ends_with_step_marks_and_everything_is_accounted_for(out
     statistics = overhead(profiler)
     names = memory.names(kind=Kind.SPAN)
     dropped = window.ledger.dropped()
-    # Where rings overflow for long, a step mark may be among what is dropped.
-    assert made <= names.count("work") + statistics.left_out + dropped <= made + profiler.step_num
+    # The ring of step marks is finite as well: hundreds of thousands of steps while the loop has no turn fill it.
+    assert 0 <= names.count("work") + statistics.left_out + dropped - made <= max(profiler.step_num - RING, 0)
     assert "unseen" not in names
     assert sum(name.startswith("ProfilerStep#") for name in names) == len(window.steps)
     numbers = [step.number for step in window.steps]
-    assert numbers == (list(range(len(numbers))) if not dropped else sorted(set(numbers)))
+    assert numbers == list(range(len(numbers))) if profiler.step_num <= RING else sorted(set(numbers))
     changes = [name for name in memory.names(kind=Kind.INSTANT) if name.startswith("detail ")]
     assert changes and set(changes) == {"detail lowered"}
     arguments = [found for found in memory.arguments() if "before" in found]
@@ -75,7 +78,7 @@ def test_an_absurd_load_ends_with_step_marks_and_everything_is_accounted_for(out
     assert any("detail lowered to 'step marks only'" in note for note in window.diagnostics)
     assert window.metadata["overhead"]["lowered"][-1]["detail"] == "step marks only"
     report = str(profiler.report())
-    assert "budget 0.01%, detail now 'step marks only'" in report and "left out" in report
+    assert "budget 0.01%" in report and "detail now 'step marks only'" in report and "left out" in report
     assert all(source.balanced() for source in window.ledger.sources.values())
 
 
@@ -101,6 +104,28 @@ def test_detail_comes_back_when_the_load_has_ended(output_dir: Path) -> None:
     assert overhead(profiler).lowered_ns < overhead(profiler).recorded_ns
 
 
+def test_detail_is_lowered_while_the_loop_cannot_look(output_dir: Path) -> None:
+    """A load that holds the interpreter is what keeps the loop from its own looks: so the thread that steps has one."""
+    backend, memory = BlockingBackend(), sc.MemoryExporter()
+    with sc.trace(exporters=[memory], backends=[backend], output_dir=output_dir, overhead_budget=ABSURD) as profiler:
+        assert backend.blocks.wait(30)
+        deadline = time.monotonic() + 60
+        made = 0
+        while not overhead(profiler).left_out:
+            for _ in range(100):
+                sc.instant("work")
+            made += 100
+            profiler.step()
+            assert time.monotonic() < deadline
+        known = overhead(profiler).detail
+        backend.free.set()
+        profiler.flush()
+    profiler.raise_errors()
+    assert known == "full"
+    assert "detail lowered" in memory.names()
+    assert memory.names().count("work") + overhead(profiler).left_out + memory.windows[0].ledger.dropped() == made
+
+
 def test_a_profiler_without_a_budget_gets_everything(tmp_path: Path) -> None:
     """Another one lowers its own detail only; what was recorded for the first is not given to it."""
     whole, thin = sc.MemoryExporter(name="whole"), sc.MemoryExporter(name="thin")
@@ -115,12 +140,13 @@ def test_a_profiler_without_a_budget_gets_everything(tmp_path: Path) -> None:
         free.flush()
         governed.flush()
     found = whole.names().count("work") + whole.windows[0].ledger.dropped()
-    assert made <= found <= made + governed.step_num  # step marks may be dropped as well
+    assert 0 <= found - made <= max(governed.step_num - RING, 0)
     assert whole.names().count("for one only") == 5
     assert "for one only" not in thin.names()
     statistics = overhead(governed)
     dropped = thin.windows[0].ledger.dropped()
-    assert thin.names().count("work") + statistics.left_out + dropped >= made
+    surplus = thin.names().count("work") + statistics.left_out + dropped - made - 5
+    assert 0 <= surplus <= max(governed.step_num - RING, 0)
     assert overhead(free).detail == "full"
 
 
@@ -129,13 +155,13 @@ def test_steps_are_recorded_whole_or_not_at_all(output_dir: Path) -> None:
     memory = sc.MemoryExporter()
     with sc.trace(exporters=[memory], output_dir=output_dir, overhead_budget=PLENTY) as profiler:
         profiler.step()
-        profiler.ask_detail(Detail("1 step in 4", backends=False, operators=False, every=4))
+        profiler._ask_detail(Detail("1 step in 4", backends=False, operators=False, every=4))  # pyright: ignore[reportPrivateUsage]
         for _ in range(40):
             profiler.step()
             for _ in range(3):
                 with sc.span("a"), sc.span("b"):
                     pass
-        profiler.ask_detail(FULL)
+        profiler._ask_detail(FULL)  # pyright: ignore[reportPrivateUsage]
         profiler.step()
         sc.instant("whole again")
     spans = memory.events(kind=Kind.SPAN)
@@ -200,7 +226,7 @@ def test_the_cost_is_measured_without_a_budget(output_dir: Path) -> None:
     ("given", "message"),
     [
         (0, "OverheadBudget.fraction is 0.0"),
-        (2, "OverheadBudget.fraction is 2.0"),
+        (2, "below 1: 0.01 is 1 %, got 2"),
         ("1 %", "overhead_budget must be a share"),
         (True, "overhead_budget must be a share"),
     ],

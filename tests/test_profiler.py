@@ -101,6 +101,37 @@ def test_a_window_open_at_the_end_is_delivered_and_marked(output_dir: Path) -> N
     assert any("incomplete" in note for note in profiler.diagnostics())
 
 
+@pytest.mark.parametrize("last_step", ["ended", "forgotten"])
+@pytest.mark.parametrize(
+    ("work", "windows", "findings"),
+    [
+        (3, [([2], False)], ("its one step is", "missing: 1 of the 2")),
+        (4, [([2, 3], False)], ("its 2 steps are", "missing: 1 of the 2")),
+        (5, [([2, 3, 4], True)], ("missing: 1 of the 2",)),
+        (9, [([2, 3, 4], True), ([7, 8], False)], ("its 2 steps are",)),
+        (10, [([2, 3, 4], True), ([7, 8, 9], True)], ()),
+    ],
+)
+def test_a_window_is_complete_if_each_of_its_steps_is_there(
+    work: int, windows: list[tuple[list[int], bool]], findings: tuple[str, ...], last_step: str, output_dir: Path
+) -> None:
+    """Also its last one: a step that has only begun holds nothing, and one that nobody ended does."""
+    memory = MemoryExporter()
+    schedule = sc.schedule(wait=1, warmup=1, active=3, repeat=2)
+    with sc.trace(schedule=schedule, exporters=[memory], output_dir=output_dir) as profiler:
+        for step in range(work):
+            with sc.span("work"):
+                pass
+            if last_step == "ended" or step < work - 1:
+                profiler.step()
+    assert [([step.number for step in window.steps], window.complete) for window in memory.windows] == windows
+    notes = [note for note in profiler.diagnostics() if not note.startswith("window ")]
+    own = [note for note in profiler.diagnostics() if note.startswith(("window incomplete", "windows missing"))]
+    assert len(own) == len(findings) and len(notes) <= len(own), profiler.diagnostics()
+    for note, finding in zip(own, findings, strict=True):
+        assert finding in note
+
+
 @pytest.mark.parametrize(("steps", "finding"), [(0, "never"), (2, "no step records")])
 def test_an_empty_trace_says_why(steps: int, finding: str, output_dir: Path) -> None:
     """A loop that never steps, or is shorter than a cycle, is explained."""
@@ -424,8 +455,8 @@ def test_an_output_directory_that_cannot_be_written_is_named(tmp_path: Path) -> 
     [
         ({"options": {"linger": 1}}, "options must be"),
         ({"schedule": 3}, "schedule must be callable"),
-        ({"backends": [object()]}, "is no backend"),
-        ({"exporters": [MemoryExporter]}, "is no exporter"),
+        ({"backends": [object()]}, "is no backend: it lacks name, thread_bound, open"),
+        ({"exporters": [MemoryExporter]}, "is no exporter: it is a class"),
         ({"rank": -1}, "rank must be"),
         ({"name": ""}, "name must be"),
         ({"on_trace_ready": 3}, "on_trace_ready must be"),

@@ -18,10 +18,12 @@ from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import Flag, Kind
 from stepscope.runtime.formats import replay_into, run_of
+from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.recovery.recover import recover
+from stepscope.runtime.recovery.recover import Recovery, recover
 from tests.crashes import BODY, MIDWAY, START, Crash, batches, names, open_names, windows
 from tests.journals import described
+from tests.launch import launched
 
 
 @pytest.fixture
@@ -120,7 +122,7 @@ def test_a_kill_at_any_moment_loses_nothing(crash: Crash) -> None:
         """
     )
     command = [sys.executable, "-c", program, str(crash.run), str(crash.session), "0.001"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with launched(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         said = b"0"
         for _ in range(random.randint(3, 12)):
@@ -232,7 +234,7 @@ def test_without_a_session_the_journal_is_completed(crash: Crash) -> None:
     crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
     shutil.rmtree(crash.directory())
     recovery = crash.recover()
-    assert any("cannot be used" in note for note in recovery.notes)
+    assert any("cannot be used" in said for said in recovery.missing)
     assert recovery.session is None
     assert names(recovery.journal)["forward"] == 21
     (window,) = windows(recovery.journal)
@@ -347,3 +349,25 @@ async def test_the_result_converts_to_valid_json(crash: Crash) -> None:
     assert any(event["name"] == "innermost" for event in events)
     assert replayed.windows == 1
     assert replayed.unfinished == 0
+
+
+@pytest.mark.parametrize(
+    ("windows", "unfinished", "text"),
+    [(1, 1, "1 window, unfinished"), (3, 2, "3 windows, 2 of them unfinished"), (2, 0, "2 windows")],
+)
+def test_what_was_brought_back_is_told_in_words(windows: int, unfinished: int, text: str, tmp_path: Path) -> None:
+    """How many windows, and how many of them the run had not closed."""
+    told = Recovery(
+        journal=tmp_path / "journal.recovered",
+        source=None,
+        session=None,
+        processes=0,
+        windows=windows,
+        unfinished=unfinished,
+        events=0,
+        from_rings=0,
+        open_spans=0,
+        dropped=0,
+        damage=Damage(),
+    ).text()
+    assert text in [line.strip() for line in told.splitlines()]

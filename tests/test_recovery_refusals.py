@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.cli.main import main
 from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.processes import is_running, process_identity
 from stepscope.runtime.recovery.recover import recover
@@ -68,10 +71,10 @@ def test_links_in_the_session_are_not_followed(crash: Crash) -> None:
         (directory / name).rename(crash.run / name)
         (directory / name).symlink_to(crash.run / name)
     recovery = crash.recover()
-    assert len([note for note in recovery.notes if "symbolic links" in note]) >= 2
+    assert len([said for said in recovery.missing if "symbolic links" in said]) >= 2
     directory.rename(crash.run / "elsewhere")
     directory.symlink_to(crash.run / "elsewhere")
-    assert any("is not a session directory" in note for note in recover(crash.run, force=True).notes)
+    assert any("is not a session directory" in said for said in recover(crash.run, force=True).missing)
 
 
 def test_a_better_recovery_is_kept(crash: Crash) -> None:
@@ -86,6 +89,22 @@ def test_a_better_recovery_is_kept(crash: Crash) -> None:
     assert names(poorer.journal)["forward"] < names(better)["forward"] == 40
     recover(crash.run, force=True)
     assert names(better) == names(poorer.journal)
+
+
+def test_a_full_disk(crash: Crash, small_disk: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Nothing is left there, what there was stays, and the way out is named and works."""
+    crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
+    run = small_disk / "run"
+    shutil.copytree(crash.run, run)
+    before = sorted(path.name for path in run.iterdir())
+    with (small_disk / "filling").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+    assert main(["recover", str(run)]) == 1
+    assert "No space left on device; --out FILE writes elsewhere" in capfd.readouterr().err
+    assert sorted(path.name for path in run.iterdir()) == before
+    assert main(["recover", str(run), "--out", str(tmp_path / "out.journal")]) == 0
+    assert names(tmp_path / "out.journal")["forward"] == 40
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +139,7 @@ def test_damaged_sessions_are_survived(left_behind: Path, acts: list[tuple[str, 
         if cut is not None:
             os.truncate(directory / acts[0][0], cut)
         recovery = recover(left_behind / "run", force=True)
-        assert names(recovery.journal)["forward"] >= 8 or recovery.notes
+        assert names(recovery.journal)["forward"] >= 8 or recovery.missing
         assert all(batch.window == 0 for batch in batches(recovery.journal))
     finally:
         for path, data in originals.items():

@@ -18,6 +18,7 @@ from stepscope.runtime.summary import FORMATS, NAME_WIDTH, SORT_KEYS, InstantRow
 from stepscope.runtime.table import (
     Column,
     columns,
+    human_count,
     human_number,
     human_time,
     markdown_code,
@@ -254,3 +255,12 @@ def test_code_in_markdown() -> None:
     assert markdown_code("`x`") == "`` `x` ``"
     assert markdown_code("x\ny\u202ez") == "`x\\ny\\u202ez`"
     assert markdown_code("  ") == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [((1, "step"), "1 step"), ((0, "step"), "0 steps"), ((12345, "process", "es"), "12,345 processes")],
+)
+def test_counts_are_written_as_people_do(given: tuple[int, str], text: str) -> None:
+    """One has no plural."""
+    assert human_count(*given) == text

@@ -12,6 +12,7 @@ import pytest
 
 from stepscope.runtime.journal.reader import JournalReader
 from tests.crashes import names, windows
+from tests.launch import launched
 
 START = """
 import asyncio, os, signal, sys, threading, time
@@ -28,13 +29,8 @@ with sc.span("work"):
 
 def run(script: str, place: Path, *, code: int, number: int | None = None) -> str:
     """Runs a script; with `number`, that signal is sent when it has printed a line. Returns what it printed."""
-    with subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", START + script],
-        cwd=place,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    command = [sys.executable, "-W", "error", "-c", START + script]
+    with launched(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = ""
         if number is not None:
@@ -42,7 +38,7 @@ def run(script: str, place: Path, *, code: int, number: int | None = None) -> st
             process.send_signal(number)
         out, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
-    return said + out
+    return f"{said}{out}"
 
 
 def delivered(place: Path) -> bool:
@@ -54,16 +50,31 @@ def delivered(place: Path) -> bool:
     return names(journal)["work"] == 1 and len(windows(journal)) == 1 and not (place / "run" / "session").exists()
 
 
-def test_sigterm_delivers_and_kills(tmp_path: Path) -> None:
-    """The parent sees a process that died of SIGTERM, and the files are complete; nothing of Python's exit runs."""
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_delivers_and_kills(asked: signal.Signals, tmp_path: Path) -> None:
+    """The parent sees a process that died of the signal, and the files are complete; nothing of Python's exit runs."""
     said = run(
-        WORK
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may ignore it\n"
+        + WORK
         + "import atexit; atexit.register(print, 'atexit'); print('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)",
         tmp_path,
-        code=-signal.SIGTERM,
-        number=signal.SIGTERM,
+        code=-asked,
+        number=asked,
     )
     assert said == "ready\n"
+    assert delivered(tmp_path)
+
+
+def test_sighup_that_is_ignored(tmp_path: Path) -> None:
+    """A program that `nohup` started goes on when its terminal is closed."""
+    said = run(
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        + WORK
+        + "print('ready', flush=True)\nos.kill(os.getpid(), signal.SIGHUP)\ntime.sleep(0.1)\nprofiler.close(); print('done')",
+        tmp_path,
+        code=0,
+    )
+    assert said == "ready\ndone\n"
     assert delivered(tmp_path)
 
 
@@ -101,7 +112,7 @@ profiler = sc.trace(output_dir="run", exporters=[Slow()])
         + WORK
         + "print('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)"
     )
-    with subprocess.Popen([sys.executable, "-c", START + script], cwd=tmp_path, stdout=subprocess.PIPE) as process:
+    with launched([sys.executable, "-c", START + script], cwd=tmp_path, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.terminate()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +15,15 @@ from benchmarks.document import markers
 from tests.torture import table
 from tests.torture.catalog import description, label, load
 from tests.torture.command import main
+from tests.torture.diary import Diary
 from tests.torture.fault import Fault
+from tests.torture.faults.killed import started
+from tests.torture.found import Found
 from tests.torture.processes import command
 from tests.torture.run import torture
+from tests.torture.settle import settle
 from tests.torture.tally import Tally
+from tests.torture.victim import MAIN
 from tests.torture.worker import Worker
 
 CATALOG = load()
@@ -120,10 +127,12 @@ def test_what_cannot_be_tried_here_is_told() -> None:
 
 
 def test_time_is_shared_and_what_was_cut_short_is_told() -> None:
-    """Every fault is tried once, even if there is no time at all."""
+    """Every fault is tried once, or as often as it insists on, even if there is no time at all."""
     faults = [fault for fault in load(SPECIMENS).faults if fault.name in ("good", "leaving")]
     tallies = torture(faults, package=SPECIMENS, seconds=0.0)
     assert [tally.attempts for tally in tallies] == [1, 1]
+    (insisted,) = torture([msgspec.structs.replace(faults[0], least=3)], package=SPECIMENS, seconds=0.0)
+    assert insisted.attempts == 3
     assert table.remarks(tallies)[0] == "misbehaving/good: 1 of 4 trials, the time was up"
 
 
@@ -160,3 +169,35 @@ def test_names_of_faults_are_unique() -> None:
     """They are chosen by them."""
     labels = [label(fault) for fault in CATALOG.faults]
     assert len(labels) == len(set(labels))
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a victim has traced until it was terminated."""
+    place = tmp_path_factory.mktemp("victim")
+    with started(place, 2, "terminate") as process:
+        assert process.wait(60) == -signal.SIGTERM
+    return place
+
+
+def test_the_accounts_of_a_victim_that_closed_are_exact(ended: Path) -> None:
+    """All threads went on until the end and after it."""
+    outcome = settle(ended, ended / "run" / "journal", closed=True)
+    assert not outcome.problems and outcome.lost == 0
+    assert outcome.held_ns > 0
+
+
+@pytest.mark.parametrize(("lane", "before"), [(0, -1000), (2, -1000), (MAIN - 1, -1000), (2, 1000)])
+def test_a_span_that_the_journal_lacks_is_lost_if_it_ended_before_the_end(
+    ended: Path, tmp_path: Path, lane: int, before: int
+) -> None:
+    """In any lane, also if it is the last that the diary knows of; what began after the last window may be missing."""
+    shutil.copy(ended / "diary", tmp_path)
+    diary = Diary(tmp_path / "diary")
+    end = Found(ended / "run" / "journal").end_ns
+    entered, left = diary.lane(lane)
+    inside = int(((left > 0) & (left < end)).sum())
+    diary.claim(lane, len(entered), end + before, end + before)
+    outcome = settle(tmp_path, ended / "run" / "journal", closed=True)
+    assert outcome.lost == int(before < 0)
+    assert inside or lane == MAIN - 1

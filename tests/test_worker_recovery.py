@@ -16,6 +16,7 @@ from stepscope.runtime.events import Flag, Kind
 from stepscope.runtime.recovery.recover import Recovery, recover
 from tests.crashes import batches
 from tests.families import START, Family, pair
+from tests.launch import launched
 
 PROGRAM = """
 def work(number):
@@ -50,7 +51,7 @@ def test_a_killed_parent(tmp_path: Path, drain_interval: float) -> None:
     program.write_text(START + PROGRAM)
     command = [sys.executable, str(program), str(tmp_path / "run"), str(tmp_path / "session"), str(drain_interval)]
     said: dict[int, int] = defaultdict(int)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+    with launched(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         lines = (pair(line) for line in process.stdout)
         while len(said) < 3 or min(said.values()) < 3000:

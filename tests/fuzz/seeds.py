@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import struct
 import tempfile
+import zlib
 from pathlib import Path
 
 import anyio
 
+from stepscope.collector.stream_file import StreamFile
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
+from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import ARGUMENTS, every_kind, run_in, window_of
 from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.runtime import _core, strings, tracks
+from stepscope.runtime.journal import format as fmt
 from tests.journals import frame_borders, write_journal
+from tests.streams import SYNC, frames, hello
 
 
 def seeds(target: str) -> list[bytes]:
@@ -27,7 +32,8 @@ def _of(target: str, place: Path) -> list[bytes]:
     events, heap = batch.events.tobytes(), batch.args
     if target in ("journal", "journal_frames"):
         made = [
-            write_journal(place / name, [batch], compress=name == "packed").read_bytes() for name in ("a", "packed")
+            write_journal(place / name, [batch], compression="zlib" if name == "packed" else "").read_bytes()
+            for name in ("a", "packed")
         ]
         return made if target == "journal" else [_records(data) for data in made]
     if target == "trace":
@@ -43,7 +49,27 @@ def _of(target: str, place: Path) -> list[bytes]:
         stack = struct.pack("<IIIIQQQ24x", 1, 1, 2, 0, 2, 0, 1) + struct.pack("<qqQIHH", 5, 0, 7, 1024, 1, 0) * 3
         note = b'{"directory": "/", "pid": 1, "start_time": 1}'
         return [b"\xff\xfe".join([head + events[:1024], spool, stack, names, table, note])]
+    if target.startswith("collector") or target == "compressed_events":
+        return _streamed(target, place)
     return [events + heap, events[:64], b""]
+
+
+def _streamed(target: str, place: Path) -> list[bytes]:
+    data = frames(0, 3)
+    if target == "collector_messages":
+        headers = (protocol.Frames(0, 3), protocol.Frames(1, 2), protocol.Frames(1 << 33, 1))
+        return [hello(), protocol.encode(protocol.Ping(5)), *(protocol.encode(header, data) for header in headers)]
+    if target == "collector_file":
+        file = StreamFile(place, SYNC)
+        file.write(file.check(0, 3, memoryview(data)))
+        file.close()
+        return [file.path.read_bytes() + b"\xff\xfe\xfd" + (place / "end").read_bytes(), fmt.encode_file_header(SYNC)]
+    raw = bytes(3 * 64 + 5)
+    return [
+        zlib.compress(raw),
+        fmt.zstd().ZstdCompressor().compress(raw),
+        fmt.zstd().ZstdCompressor().compress(raw * 99),
+    ]
 
 
 def _records(journal: bytes) -> bytes:

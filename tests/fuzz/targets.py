@@ -12,7 +12,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from stepscope.collector.stream_file import StreamFile
+from stepscope.exporters.collector import protocol
+from stepscope.exporters.perfetto_file import SAYING, packet
 from stepscope.exporters.repair import repair_chrome
+from stepscope.exporters.repair_perfetto import repair_perfetto
 from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EVENT_DTYPE, EventBatch, join_blocks
@@ -21,8 +25,9 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.leftovers import Leftovers
-from stepscope.runtime.recovery.recover import read_note, recover
+from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.session_files import SessionFiles
+from stepscope.runtime.session_note import read_note
 
 PLACE = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
 SYNC = b"\xf5abc"
@@ -116,6 +121,29 @@ def chrome(data: bytes, count: int | None = None) -> None:
         msgspec.json.decode(b"[" + lines.removesuffix(b",\n") + b"]")
 
 
+def perfetto(data: bytes) -> None:
+    """Blocks of events of any bytes, one after the other, with all the bytes as their heap: packets come out."""
+    encoder = _core.PerfettoEncoder(1, 1)
+    pieces: list[bytes] = []
+    for window in range(3):
+        block = data[window * len(data) // 3 :]
+        pieces.append(encoder.encode(block[: len(block) // _SIZE * _SIZE], data, window))
+    pieces.append(encoder.release())
+    made = b"".join(pieces)
+    at = 0
+    while at < len(made):
+        assert made[at] == 0x0A
+        length = shift = 0
+        while True:
+            at += 1
+            length |= (made[at] & 0x7F) << shift
+            shift += 7
+            if made[at] < 0x80:
+                break
+        at += 1 + length
+    assert at == len(made)
+
+
 def aggregates(data: bytes) -> None:
     """Events of any bytes in the running tables."""
     block = data[: len(data) // _SIZE * _SIZE]
@@ -133,7 +161,7 @@ def blocks(data: bytes) -> None:
     heap = data[len(block) * _SIZE :]
     assert join_blocks([block[:1], block[1:1], block[1:]]).tobytes() == block.tobytes()
     ends(block)
-    for count, flags, parts, cut in fmt.encode_events(EventBatch("any", 0, block, heap), True):
+    for count, flags, parts, cut in fmt.encode_events(EventBatch("any", 0, block, heap), "zlib"):
         decoded = fmt.decode_events(b"".join(map(bytes, parts)), flags)
         assert decoded is not None and len(decoded[1]) == count and cut <= count
 
@@ -151,13 +179,86 @@ def trace(data: bytes) -> None:
             msgspec.json.decode(zlib.decompress(made, 31) if made[:2] == b"\x1f\x8b" else made)
 
 
+def native_trace(data: bytes) -> None:
+    """A native trace of any bytes behind its first packet, plain and compressed: what is not whole is cut off."""
+    data = packet(SAYING, b"") + data
+    for content in (data, zlib.compress(data, 1, 31)[: max(len(data) // 2, 20)]):
+        with tempfile.TemporaryDirectory(dir=PLACE) as place:
+            path = Path(place) / "t.pftrace"
+            path.write_bytes(content)
+            try:
+                repair_perfetto(path)
+            except FormatError:
+                continue
+            assert repair_perfetto(path).lost == -1
+
+
+def collector_messages(data: bytes) -> None:
+    """A message of any bytes to a collector that has some frames: it is refused whole, or its frames are the next ones."""
+    try:
+        header, payload = protocol.decode(data)
+    except FormatError:
+        return
+    assert protocol.decode(protocol.encode(header, payload))[0] == header
+    if isinstance(header, protocol.Frames):
+        with tempfile.TemporaryDirectory(dir=PLACE) as place:
+            file = StreamFile(Path(place), SYNC)
+            try:
+                addition = file.check(min(header.first, 3), header.count, payload)
+                file.write(addition)
+                assert file.next == (header.first + header.count if addition.frames else 0)
+            except FormatError:
+                assert file.next == 0
+            file.close()
+            again = StreamFile(Path(place), SYNC)
+            assert again.next == file.next
+            again.close()
+
+
+def collector_file(data: bytes) -> None:
+    """A stream's file and checkpoint of any bytes: it is refused as it is, or goes on with the frame that follows."""
+    journal, _, mark = data.partition(b"\xff\xfe\xfd")
+    with tempfile.TemporaryDirectory(dir=PLACE) as place:
+        path = Path(place)
+        (path / "journal").write_bytes(journal)
+        (path / "end").write_bytes(mark)
+        try:
+            file = StreamFile(path, SYNC)
+        except FormatError:
+            assert (path / "journal").read_bytes() == journal
+            return
+        next = file.next
+        frame = b"".join(map(bytes, fmt.encode_frame(SYNC, 99, next, [b"more"])))
+        file.write(file.check(next, 1, memoryview(frame)))
+        file.close()
+        assert (path / "journal").read_bytes().endswith(frame)
+        again = StreamFile(path, SYNC)
+        assert again.next == next + 1
+        again.close()
+
+
+def compressed_events(data: bytes) -> None:
+    """Events whose body is any bytes, said to be compressed: what comes out has the size that was announced, or nothing does."""
+    for flag in (fmt.COMPRESSED, fmt.ZSTD, fmt.COMPRESSED | fmt.ZSTD):
+        for payload in (data, fmt.EVENTS_HEADER.pack(0, 0, 0, 3, 5, 0) + data):
+            decoded = fmt.decode_events(payload, flag)
+            if decoded is not None:
+                header, events, args = decoded
+                assert events.nbytes + len(args) == header.body_bytes <= fmt.MAX_PAYLOAD
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "journal": journal,
     "journal_frames": journal_frames,
     "session": session,
     "arguments": arguments,
     "chrome": chrome,
+    "perfetto": perfetto,
+    "native_trace": native_trace,
     "aggregates": aggregates,
     "blocks": blocks,
     "trace": trace,
+    "collector_messages": collector_messages,
+    "collector_file": collector_file,
+    "compressed_events": compressed_events,
 }

@@ -55,3 +55,5 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """In the full run."""
     short: int = 1
     """In the short run, which is part of the tests."""
+    least: int = 1
+    """Trials, of those, that are made even if there is no time for them."""

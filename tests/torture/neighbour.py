@@ -1,6 +1,6 @@
 """A training loop that traces to a bad exporter beside good ones, as a program: what each got, and what it cost.
 
-usage: python -m tests.torture.neighbour HOW METHOD DIRECTORY PORT
+usage: python -m tests.torture.neighbour HOW METHOD DIRECTORY PORT SECONDS
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from stepscope.runtime import strings
 from stepscope.runtime.journal.reader import JournalReader
 from tests.torture.servers import StreamExporter
 
-STEPS = 120
+STEPS = 60
 SPANS = 50
 TIMEOUT = 1.0
-"""`Options.close_timeout`, in seconds: shorter than its default, so that many trials fit into a run."""
+"""`Options.close_timeout` of most trials, in seconds: shorter than its default, so that many fit into a run."""
 
 
 class Threaded(MemoryExporter):
@@ -33,7 +33,15 @@ class Threaded(MemoryExporter):
         await asyncio.to_thread(threading.Event().wait)
 
 
-def neighbour(how: str, method: Method, port: int) -> Exporter:
+class Full(sc.ChromeTraceExporter):
+    """Writes to a disk that is too small."""
+
+    def __init__(self, disk: Path) -> None:
+        super().__init__(disk / "trace.json")
+        self.name = "bad"
+
+
+def neighbour(how: str, method: Method, directory: Path, port: int) -> Exporter:
     """The bad exporter."""
     match how:
         case "raise":
@@ -50,6 +58,8 @@ def neighbour(how: str, method: Method, port: int) -> Exporter:
             return Threaded(name="bad")
         case "slow":
             return MemoryExporter(name="bad", delay=3.0)
+        case "full":
+            return Full(directory / "disk")
         case "connect":
             return StreamExporter(port)
         case _:
@@ -64,11 +74,11 @@ def work(until: float) -> None:
     time.sleep(max(until - time.perf_counter(), 0))
 
 
-def main(how: str, method: Method, directory: Path, port: int) -> dict[str, Any]:
+def main(how: str, method: Method, directory: Path, port: int, seconds: float) -> dict[str, Any]:
     """Trains, and returns the accounts."""
-    bad, good = neighbour(how, method, port), MemoryExporter(name="good")
+    bad, good = neighbour(how, method, directory, port), MemoryExporter(name="good")
     chrome = sc.ChromeTraceExporter(directory / "good.json")
-    options = sc.Options(close_timeout=TIMEOUT, drain_interval=0.05, queue_bytes=1 << 16)
+    options = sc.Options(close_timeout=seconds, drain_interval=0.05, queue_bytes=1 << 16)
     profiler = sc.trace(exporters=[bad, good, chrome], output_dir=directory / "run", options=options)
     held: list[int] = []
     began = time.perf_counter()
@@ -108,5 +118,5 @@ def main(how: str, method: Method, directory: Path, port: int) -> dict[str, Any]
 
 
 if __name__ == "__main__":
-    said = main(sys.argv[1], cast(Method, sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    said = main(sys.argv[1], cast(Method, sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
     print(json.dumps({**said, "ending": time.monotonic_ns()}), flush=True)

@@ -26,7 +26,7 @@ def torture(
 ) -> list[Tally]:
     """Tries faults.
 
-    Each is tried once at least. The time that is left is divided equally among the families that are left; in a family
+    Each is tried as often as its `least` says, whatever that takes. The time that is left is divided equally among the families that are left; in a family
     the faults take turns. What a family does not need goes to the later ones, and then to those that were cut short.
 
     Args:
@@ -43,11 +43,14 @@ def torture(
     families = list(dict.fromkeys(fault.family for fault in faults))
 
     def turns(own: list[Tally], until: float, worker: Worker) -> None:
-        while waiting := [tally for tally in own if not tally.done]:
+        def waits(tally: Tally) -> bool:
+            return not tally.done and (tally.attempts < tally.fault.least or time.monotonic() < until)
+
+        while waiting := [tally for tally in own if waits(tally)]:
             for tally in waiting:
                 began = time.monotonic()
-                if tally.attempts and began >= until:
-                    return
+                if tally.attempts >= tally.fault.least and began >= until:
+                    continue
                 progress(tally, began - start)
                 number = seed + tally.attempts
                 answer = worker.try_fault(tally.fault, number)

@@ -19,6 +19,7 @@ import msgspec
 import uvloop
 
 import stepscope as sc
+from stepscope.runtime import strings
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.profiler import Profiler
 
@@ -28,7 +29,7 @@ SPANS = 100
 THREADS = 4
 HEADROOM = 64 << 20
 """Bytes that a process short of memory may grow by."""
-TRICKLE = 1 << 20
+TRICKLE = 1 << 18
 NAME = "work"
 
 
@@ -37,13 +38,17 @@ class Said(msgspec.Struct, kw_only=True):
 
     spans: int
     """Spans whose exit had returned."""
+    steps: int
+    """Calls of `step()`."""
     held_ns: int
     """Longest call of `step()`, or of a span's enter and exit."""
     closing_ns: int
     overflow: int
     """Events that the rings dropped."""
     dropped: dict[str, int]
-    """By output, for any reason; marks and spans of steps are among them."""
+    """Events of any kind, by output, for any reason."""
+    others: int
+    """Events that the Chrome trace was given and has taken and that are no spans of the loop: of steps, marks, gaps."""
     in_flight: int
     errors: dict[str, str]
     """First error of each output."""
@@ -54,12 +59,22 @@ class Said(msgspec.Struct, kw_only=True):
     """What is open after closing and were not before starting, but for the session's."""
 
 
-class SlowDisk(sc.ChromeTraceExporter):
-    """Writes to a disk that takes `TRICKLE` bytes of events a second."""
+class Counting(sc.ChromeTraceExporter):
+    """A Chrome trace that counts what else than spans of the loop it has taken."""
+
+    others = 0
 
     async def export(self, batch: EventBatch) -> None:
         await super().export(batch)
+        self.others += int((batch.events["name"] != strings.intern(NAME)).sum())
+
+
+class SlowDisk(Counting):
+    """Writes to a disk that takes `TRICKLE` bytes of events a second."""
+
+    async def export(self, batch: EventBatch) -> None:
         await asyncio.to_thread(time.sleep, batch.nbytes / TRICKLE)
+        await super().export(batch)
 
 
 class Loop:
@@ -67,7 +82,7 @@ class Loop:
 
     def __init__(self, profiler: Profiler) -> None:
         self._profiler = profiler
-        self.spans = 0
+        self.spans = self.steps = 0
         self.held_ns = 0
 
     def work(self) -> None:
@@ -91,6 +106,7 @@ class Loop:
             thread.join()
         before = time.perf_counter_ns()
         self._profiler.step()
+        self.steps += 1
         self.held_ns = max(self.held_ns, time.perf_counter_ns() - before)
 
     def run(self, threads: int = 1, pause: float = 0.002) -> None:
@@ -188,7 +204,7 @@ def main(what: str, place: Path) -> Said:
     options = sc.Options(
         drain_interval=0.05, close_timeout=2.0, session_dir=session, queue_bytes=1 << 20 if what == "disk" else 64 << 20
     )
-    chrome = (SlowDisk if what == "disk" else sc.ChromeTraceExporter)(place / "trace.json")
+    chrome = (SlowDisk if what == "disk" else Counting)(place / "trace.json")
     profiler = sc.trace(exporters=[chrome], output_dir=place / "run", options=options)
     threading.stack_size(1 << 18)  # of address space, which is what may be scarce
     uvloop.new_event_loop().close()  # libuv keeps a pipe for signals in every process that had a loop
@@ -205,6 +221,8 @@ def main(what: str, place: Path) -> Said:
     outputs = statistics.pipeline.exporters
     return Said(
         spans=loop.spans,
+        steps=loop.steps,
+        others=chrome.others,
         held_ns=loop.held_ns,
         closing_ns=closing,
         overflow=statistics.recorder.dropped,

@@ -8,6 +8,7 @@ It notes in DIRECTORY/diary what it has done. ENDING is the name of a function b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import random
@@ -21,11 +22,11 @@ from pathlib import Path
 
 import stepscope
 from stepscope.exporters.base import Exporter
-from tests.torture.diary import Diary, Lane
+from tests.torture.diary import LANES, Diary, Lane
 
 THREADS = 3
 TASKS = 3
-MAIN = 15
+MAIN = LANES - 1
 """Lane of the main thread."""
 
 
@@ -79,17 +80,19 @@ async def tasks(lanes: list[Lane]) -> None:
 
 
 def steps(
-    traced: stepscope.Profiler, lane: Lane, ending: Callable[[], None] | None, seconds: float, note: Path
+    traced: stepscope.Profiler, diary: Diary, ending: Callable[[], None] | None, seconds: float, note: Path
 ) -> None:
     """What the main thread does, until the end comes."""
     until = time.monotonic() + seconds
+    lane = diary.writer(MAIN)
     while not lane.full:
         with lane.span(), lane.span(text="innermost"):
             time.sleep(0.0001)
             if ending is not None and time.monotonic() > until:
                 note.touch()
+                diary.about_to_end()
                 ending()
-        traced.step()
+        diary.step(traced.step)
 
 
 def segfault() -> None:
@@ -115,25 +118,39 @@ def leave_at_once() -> None:
     os._exit(7)
 
 
-def out_of_memory() -> None:
-    """Asks for memory until there is none; what Python raises then ends the program without a word to us."""
-    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-    held: list[bytearray] = []
-    try:
-        while True:
-            held.append(bytearray(16 << 20))
-    except MemoryError:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 HELD: list[bytearray] = []
 
 
-def run_out_of_memory() -> None:
-    """Asks for memory until there is none, keeps it, and lets the exception end the program."""
-    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+def _use_up(limit: int) -> None:
+    """Sets a limit of 1 GiB, and asks for memory, 1 MiB each time, until there is none. It is kept."""
+    resource.setrlimit(limit, (1 << 30, 1 << 30))
+    with contextlib.suppress(MemoryError):
+        while True:
+            HELD.append(bytearray(1 << 20))
+
+
+def killed_without_address_space() -> None:
+    """SIGKILL at a moment in which there is no memory left."""
+    _use_up(resource.RLIMIT_AS)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_without_data() -> None:
+    """The same by the limit on data, which does not count what is mapped from files."""
+    _use_up(resource.RLIMIT_DATA)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_out_of_address_space() -> None:
+    """No memory is left: the exception ends the program, and there is still none while Python ends."""
+    _use_up(resource.RLIMIT_AS)
+    raise MemoryError
+
+
+def eat_memory() -> None:
+    """Takes memory and writes into it until the kernel ends the program."""
     while True:
-        HELD.append(bytearray(1 << 20))
+        HELD.append(bytearray(os.urandom(1 << 16) * 16))
 
 
 def overflow_the_stack() -> None:
@@ -191,7 +208,7 @@ def main(directory: Path, seed: int, ending: str) -> None:
     lanes = [diary.writer(THREADS + number) for number in range(TASKS)]
     threading.Thread(target=lambda: asyncio.run(tasks(lanes)), name="loop", daemon=True).start()
     (directory / "ready").touch()
-    steps(traced, diary.writer(MAIN), end, random.Random(seed).uniform(0.05, 0.4), directory / "ending")
+    steps(traced, diary, end, random.Random(seed).uniform(0.05, 0.4), directory / "ending")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def query(trace: Path, *statements: str, screenshot: Path | None = None) -> list
     """Loads a trace file and runs SQL statements over it; the rows of each, integers exact."""
     with served(perfetto_ui(), {"/the-trace": trace}) as address, open_page() as page:
         page.goto(f"{address}/#!/?url={address}/the-trace", wait_until="domcontentloaded")
-        page.wait_for_function("() => window.app && window.app.trace && window.app.trace.engine", timeout=15_000)
+        page.wait_for_function("() => window.app && window.app.trace && window.app.trace.engine", timeout=60_000)
         answers: list[list[Row]] = [page.evaluate(_QUERY, statement) for statement in statements]
         if screenshot is not None:
             page.wait_for_timeout(4000)

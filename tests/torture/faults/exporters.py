@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
+import shutil
 import sys
 import time
 from collections.abc import Callable, Generator
@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.exporters.base import EventBatch
+from stepscope.exporters.repair import repair_chrome
 from stepscope.runtime import strings
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.options import Options
+from tests.disks import small_disk
+from tests.launch import run_to_end
 from tests.support import ROOT
 from tests.torture import neighbour, servers
 from tests.torture.fault import Fault, Outcome
@@ -23,22 +27,37 @@ SLACK = 0.5
 """Seconds by which closing may exceed its deadline, as promised."""
 SETTLING = 1.0
 """Seconds that the interpreter itself may need to end on a busy machine, beyond closing."""
+DEFAULT = Options().close_timeout
+"""Seconds of the deadline for closing, unless it is set."""
+DISK = 128 << 10
+"""Bytes of a disk that fills up."""
 
 
 def trial(
-    how: str, method: str, server: Callable[[], contextlib.AbstractContextManager[int]], place: Path, _: int
+    how: str,
+    method: str,
+    server: Callable[[Path], contextlib.AbstractContextManager[int]],
+    place: Path,
+    _: int,
+    *,
+    seconds: float = neighbour.TIMEOUT,
 ) -> Outcome:
-    """Trains beside an exporter that misbehaves in `method`, and reads what the others have written."""
-    with server() as port:
-        command = [sys.executable, "-m", "tests.torture.neighbour", how, method, str(place), str(port)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    """Trains beside an exporter that misbehaves, in one method or all, and reads what the others have written.
+
+    Args:
+        seconds: deadline for closing.
+    """
+    with server(place) as port:
+        command = [sys.executable, "-m", "tests.torture.neighbour", how, method, str(place), str(port), str(seconds)]
+        done = run_to_end(command, cwd=ROOT, timeout=60)
+        written = repaired(place / "disk" / "trace.json") if how == "full" else []
     ended = time.monotonic_ns()
     if done.returncode or not done.stdout:
         return Outcome(problems=(f"the program ended with {done.returncode}: {done.stderr[-500:]}",))
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     leaving = ended - said["ending"]
     problems: list[str] = []
-    if max(leaving, said["closing"]) > (neighbour.TIMEOUT + SLACK + (SETTLING if not said["closing"] else 0)) * 1e9:
+    if max(leaving, said["closing"]) > (seconds + SLACK) * 1e9:
         problems.append(f"closing took {said['closing'] / 1e9:.2f} s and the exit {leaving / 1e9:.2f} s")
     spans = neighbour.STEPS * neighbour.SPANS
     problems += [
@@ -47,6 +66,7 @@ def trial(
         if said[output] != spans
     ]
     problems += [f"{name} still has {row[3]} events in flight" for name, row in said["ledger"].items() if row[3]]
+    problems += written
     if how != "slow" and not said["errors"]["bad" if "bad" in said["errors"] else "stream"]:
         problems.append("nothing was said of what the exporter did")
     rows = said["ledger"].values()
@@ -60,13 +80,23 @@ def trial(
     )
 
 
+def repaired(trace: Path) -> list[str]:
+    """What is wrong with a trace whose disk was too small: it must be JSON once it is repaired elsewhere, and have events."""
+    copy = Path(shutil.copy(trace, trace.parent.parent / "copied.json"))
+    rows: list[dict[str, Any]] = json.loads(repair_chrome(copy).path.read_bytes())
+    full = trace.stat().st_size > DISK // 2
+    return (
+        [] if full and any(row.get("name") == "work" for row in rows) else [f"the full disk holds {len(rows)} events"]
+    )
+
+
 LEAVING = """
 import time
 import stepscope as sc
 from stepscope.exporters.memory import MemoryExporter
-from tests.torture.neighbour import TIMEOUT, Threaded
+from tests.torture.neighbour import Threaded
 bad = {bad}
-profiler = sc.trace(exporters=[bad], output_dir={place!r}, options=sc.Options(close_timeout=TIMEOUT, drain_interval=0.05))
+profiler = sc.trace(exporters=[bad], output_dir={place!r}, options=sc.Options(close_timeout={seconds}, drain_interval=0.05))
 profiler.start()
 for _ in range(100):
     with sc.span("work"):
@@ -77,27 +107,47 @@ print(time.monotonic_ns(), flush=True)
 """
 
 
-def leaving(bad: str, place: Path, _: int) -> Outcome:
+def leaving(bad: str, place: Path, _: int, *, seconds: float = neighbour.TIMEOUT) -> Outcome:
     """The program ends without closing its profiler: the interpreter's exit keeps the deadline, too."""
-    program = LEAVING.format(bad=bad, place=str(place / "run"))
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    program = LEAVING.format(bad=bad, place=str(place / "run"), seconds=seconds)
+    done = run_to_end([sys.executable, "-c", program], cwd=ROOT, timeout=60)
     took = time.monotonic_ns() - int(done.stdout)
     with JournalReader(place / "run" / "journal") as reader:
         batches = [item.events for item in reader if isinstance(item, EventBatch)]
         ended = reader.end is not None
     found = sum(int((events["name"] == strings.intern("work")).sum()) for events in batches)
-    problems = [] if took < (neighbour.TIMEOUT + SLACK + SETTLING) * 1e9 else [f"the exit took {took / 1e9:.2f} s"]
+    problems = [] if took < (seconds + SLACK + SETTLING) * 1e9 else [f"the exit took {took / 1e9:.2f} s"]
     problems += [] if ended and not done.returncode else [f"exit status {done.returncode}: {done.stderr[-300:]}"]
     return Outcome(produced=100, exported=found, shutdown_ns=took, problems=tuple(problems))
 
 
 @contextlib.contextmanager
-def nobody() -> Generator[int]:
+def nobody(place: Path) -> Generator[int]:
     """No server is needed."""
     yield 0
 
 
-def _fault(name: str, how: str, method: str = "export", server: Callable[[], Any] = nobody, short: int = 0) -> Fault:
+@contextlib.contextmanager
+def full_disk(place: Path) -> Generator[int]:
+    """A disk that is too small for a trace."""
+    with small_disk(place / "disk", DISK):
+        yield 0
+
+
+def serving(
+    server: Callable[[], contextlib.AbstractContextManager[int]],
+) -> Callable[[Path], contextlib.AbstractContextManager[int]]:
+    """A server, which needs no place."""
+
+    def serve(place: Path) -> contextlib.AbstractContextManager[int]:
+        return server()
+
+    return serve
+
+
+def _fault(
+    name: str, how: str, method: str = "export", server: Callable[[Path], Any] = nobody, short: int = 0
+) -> Fault:
     return Fault(family="exporters", name=name, trial=partial(trial, how, method, server), trials=1, short=short)
 
 
@@ -117,9 +167,21 @@ FAULTS = (
     *(_fault(f"blocks its thread in {method}", "block", method, short=method == "export") for method in ("open", "export", "close_window", "aclose")),
     _fault("hangs in asyncio.to_thread", "thread"),
     _fault("takes 3 s for a batch", "slow"),
-    _fault("its server refuses", "connect", server=servers.refusing),
-    _fault("its server does not answer", "connect", server=servers.dead),
-    _fault("its server never reads", "connect", server=servers.half_open),
-    _fault("its server reads 1 byte/s", "connect", server=servers.trickling, short=1),
-    _fault("its server resets the connection", "connect", server=servers.resetting),
+    _fault("its disk is full", "full", server=full_disk, short=1),
+    *(
+        Fault(
+            family="exporters", name=f"{what} in export, deadline of {DEFAULT:g} s as by default",
+            trial=partial(trial, how, "export", nobody, seconds=DEFAULT), trials=1, short=0,
+        )
+        for what, how in (("hangs", "hang"), ("blocks its thread", "block"))
+    ),
+    Fault(
+        family="exporters", name=f"the interpreter exits while one hangs, deadline of {DEFAULT:g} s as by default",
+        trial=partial(leaving, 'MemoryExporter(hang_in="export")', seconds=DEFAULT), trials=1, short=0,
+    ),
+    _fault("its server refuses", "connect", server=serving(servers.refusing)),
+    _fault("its server does not answer", "connect", server=serving(servers.dead)),
+    _fault("its server never reads", "connect", server=serving(servers.half_open)),
+    _fault("its server reads 1 byte/s", "connect", server=serving(servers.trickling), short=1),
+    _fault("its server resets the connection", "connect", server=serving(servers.resetting)),
 )  # fmt: skip

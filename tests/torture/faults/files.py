@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterable
@@ -34,7 +36,10 @@ from tests.journals import batch_with_arguments, frame_borders, write_journal
 from tests.torture.fault import Fault, Outcome
 
 SWEPT = 1 << 16
-"""Bytes at the end of a file that are cut off one by one."""
+"""Bytes at the end of a file that are cut off one by one. Samples that are swept are larger."""
+
+MEMORY = Path("/dev/shm")
+"""Where files that are cut are: there are many of them."""
 
 FAMILY = "files"
 WORKERS = 2
@@ -65,7 +70,7 @@ def journal_sweep(place: Path, cuts: Iterable[int]) -> Outcome:
     counts = [(end, _events_at(data, at)) for at, end in frames if data[at + 4] == fmt.FrameType.EVENTS]
     near = {border + by for border in borders for by in range(-2, 3)}
     total = Outcome(tried=0)
-    for cut in sorted({max(len(data) - cut, 0) for cut in cuts}, reverse=True):
+    for cut in lengths(data, cuts):
         os.truncate(path, cut)
         reader = FrameReader(path)
         exported = 0
@@ -100,15 +105,19 @@ def _converts(path: Path, place: Path, events: int) -> bool:
 
 def trace_sweep(exporter: Callable[[Path], Exporter], place: Path, cuts: Iterable[int]) -> Outcome:
     """A trace that is cut: every whole event is kept, and what comes out is JSON."""
-    home = place / f"trace-{os.getpid()}"
-    source = write_trace(exporter(home), home, sample(4, 60))
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else place) as home:
+        return _trace_sweep(exporter, Path(home) / "trace", cuts)
+
+
+def _trace_sweep(exporter: Callable[[Path], Exporter], home: Path, cuts: Iterable[int]) -> Outcome:
+    source = write_trace(exporter(home), home, sample(4, 126))
     data = source.read_bytes()
     zipped = data.startswith(GZIP)
     # Of a compressed file a piece is there or not; what there is to find is what any reader of gzip finds.
     total = Outcome(tried=0)
     path = home / "cut" / f"{source.name}.part"
     path.parent.mkdir()
-    for cut in sorted({max(len(data) - cut, 0) for cut in cuts}, reverse=True):
+    for cut in lengths(data, cuts):
         path.write_bytes(data[:cut])
         text = zlib.decompressobj(31).decompress(data[:cut]) if zipped else data[:cut]
         produced = text.count(b',\n{"ph":"X"')
@@ -123,6 +132,11 @@ def trace_sweep(exporter: Callable[[Path], Exporter], place: Path, cuts: Iterabl
         except (FormatError, msgspec.DecodeError, zlib.error) as error:
             total += Outcome(produced=produced, problems=(f"cut at {cut}: {error!r}",))
     return total
+
+
+def lengths(data: bytes, cuts: Iterable[int]) -> list[int]:
+    """How long a file is when so many bytes are cut off, each once, from long to short; of a small file fewer are cut."""
+    return sorted({len(data) - cut % (len(data) + 1) for cut in cuts}, reverse=True)
 
 
 def spans_in(trace: bytes) -> int:
@@ -149,12 +163,14 @@ def write_trace(exporter: Exporter, home: Path, batches: list[EventBatch]) -> Pa
 
 
 def sweep(trial: Callable[[Path, Iterable[int]], Outcome], some: int, place: Path, seed: int) -> Outcome:
-    """Cuts off 0 to 65,536 bytes; with `some`, that many cuts of the last 4 KiB, drawn by the seed."""
+    """Cuts off 0 to 65,536 bytes: any number, or 100 numbers drawn by the seed. Whole frames or events come back."""
     if some:
-        return trial(place, random.Random(seed).sample(range(4096), some))
+        return trial(place, random.Random(seed).sample(range(SWEPT + 1), some))
     with ProcessPoolExecutor(WORKERS, get_context("spawn")) as workers:
         parts = [range(worker, SWEPT + 1, WORKERS) for worker in range(WORKERS)]
-        return sum(workers.map(partial(trial, place), parts), Outcome(tried=0))
+        outcome = sum(workers.map(partial(trial, place), parts), Outcome(tried=0))
+    problems = () if outcome.tried == SWEPT + 1 else (f"the sample is too small: {outcome.tried:,} lengths",)
+    return outcome + Outcome(tried=0, problems=problems)
 
 
 # damaged
@@ -217,12 +233,32 @@ def damaged_trace(exporter: Callable[[Path], Exporter], place: Path, seed: int) 
     except (msgspec.DecodeError, zlib.error) as error:
         return Outcome(problems=(repr(error),))
     if data.startswith(GZIP):
-        return Outcome(produced=exported, exported=exported)
-    lines = [line for line in data.split(b"\n") if line.startswith(b'{"ph":"X"')]
+        # At least what any reader of gzip finds in front of the damage, as it was.
+        written = set(_span_lines(zlib.decompress(data, 31)))
+        whole = sum(line in written for line in _span_lines(_inflated(made)))
+        return Outcome(produced=max(whole, exported), exported=exported)
+    lines = _span_lines(data)
     text = b"\n" + made
     produced = sum(text.count(b"\n" + line + b"\n") for line in lines)
     # JSON has no checksum: an event with one wrong letter is an event.
     return Outcome(produced=produced, exported=min(exported, produced) if exported - produced == 1 else exported)
+
+
+def _span_lines(text: bytes) -> list[bytes]:
+    """The spans among the lines that have an end."""
+    return [line for line in text.split(b"\n")[:-1] if line.startswith(b'{"ph":"X"')]
+
+
+def _inflated(data: bytes) -> bytes:
+    """What zlib makes of gzip until something is wrong with it."""
+    inflate = zlib.decompressobj(31)
+    text: list[bytes] = []
+    with contextlib.suppress(zlib.error):
+        for at in range(len(data)):
+            text.append(inflate.decompress(data[at : at + 1]))
+            if inflate.eof:
+                break
+    return b"".join(text)
 
 
 # removed and replaced

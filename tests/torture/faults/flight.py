@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recorder import recorder
 from stepscope.runtime.recovery.recover import recover
+from tests.launch import launched
 from tests.support import ROOT
 from tests.torture.fault import Fault, Outcome
 
@@ -70,7 +73,7 @@ def _killed(how: int, saves: bool) -> Callable[[Path, int], Outcome]:
         session.mkdir()
         diary.write_bytes(bytes(8 * _MOST_STEPS))
         command = [sys.executable, "-c", VICTIM, *map(str, (run, session, diary, seed, int(saves)))]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        with launched(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None
             process.stdout.readline()
             time.sleep(random.Random(seed).uniform(0.05, 0.6))
@@ -95,7 +98,7 @@ def _killed(how: int, saves: bool) -> Callable[[Path, int], Outcome]:
         return Outcome(
             produced=len(expected),
             exported=len(expected & set(found)),
-            dropped=min(dropped, len(expected - set(found))),
+            dropped=dropped,
             shutdown_ns=took,
             problems=tuple(problems),
         )
@@ -105,6 +108,40 @@ def _killed(how: int, saves: bool) -> Callable[[Path, int], Outcome]:
         f"A process that {doing} is killed at a random moment; the last steps are recovered, each event once."
     )
     return trial
+
+
+def _terminated(directory: Path, seed: int) -> Outcome:
+    """A process that keeps its last steps gets SIGTERM at a random moment: they are saved before it dies."""
+    run, session, diary = (directory / name for name in ("run", "session", "diary"))
+    session.mkdir()
+    diary.write_bytes(bytes(8 * _MOST_STEPS))
+    victim = VICTIM.replace("triggers=()", "triggers=(sc.Terminated(),)")
+    command = [sys.executable, "-c", victim, *map(str, (run, session, diary, seed, 0))]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(random.Random(seed).uniform(0.05, 0.6))
+        began = clock.now()
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+        took = clock.now() - began
+    if process.returncode != -signal.SIGTERM:
+        return Outcome(problems=(f"the victim ended with {process.returncode}",))
+    book = np.frombuffer(diary.read_bytes(), np.int64)
+    oldest = int(book[2]) - STEPS + 1
+    expected = set(range(int(book[2 + oldest]) if oldest > 0 else 0, int(book[1])))
+    found: list[int] = []
+    dropped = 0
+    for path in (run / WINDOWS).glob("*-terminated_by_sigterm.journal"):
+        found, dropped = _numbers(path)
+    problems = [] if len(found) == len(set(found)) else ["an event was saved twice"]
+    return Outcome(
+        produced=len(expected),
+        exported=len(expected & set(found)),
+        dropped=min(dropped, len(expected - set(found))),
+        shutdown_ns=took,
+        problems=(*problems, *_damaged(run / WINDOWS)),
+    )
 
 
 def _numbers(journal: Path) -> tuple[list[int], int]:
@@ -173,6 +210,10 @@ class _Bad:
 
 def _raise() -> None:
     raise BrokenPipeError("the other end is gone")
+
+
+def _hang() -> Any:
+    return anyio.sleep(3600)
 
 
 class _Recording:
@@ -270,7 +311,7 @@ def _storm(directory: Path, seed: int) -> Outcome:
 
 def _dead_exporters(directory: Path, seed: int) -> Outcome:
     """Two exporters die in the middle of a save; the journals and the healthy one get everything."""
-    bad = [_Bad("raising", _raise), _Bad("hanging", lambda: anyio.sleep(3600))]
+    bad = [_Bad("raising", _raise), _Bad("hanging", _hang)]
     recording = _Recording(directory, *bad, triggers=(), options=sc.Options(drain_interval=0.02, close_timeout=1.0))
     recording.profiler.start()
     for number in range(60):
@@ -283,6 +324,51 @@ def _dead_exporters(directory: Path, seed: int) -> Outcome:
     problems = [] if recording.shutdown < 2.0e9 else [f"closing took {recording.shutdown / 1e9:.1f} s of 1"]
     if not list((recording.directory / WINDOWS).glob("*.journal")):
         problems.append("nothing was saved beside exporters that had died")
+    return recording.outcome(*problems)
+
+
+class _Discarding(sc.MemoryExporter):
+    """Fails where windows that it has closed are to be deleted."""
+
+    def __init__(self, fail: Callable[[], Any]) -> None:
+        super().__init__(name="discarding")
+        self._failing = fail
+        self.asked = 0
+
+    async def discard_window(self, window: int) -> None:
+        self.asked += 1
+        outcome = self._failing()
+        if outcome is not None:
+            await outcome
+
+
+def _cancelled() -> None:
+    raise asyncio.CancelledError("made up")
+
+
+def _discards(fail: Callable[[], Any], directory: Path, seed: int) -> Outcome:
+    """An exporter fails in `discard_window`, for every window that was saved and is let go; what it was given is written."""
+    bad = _Discarding(fail)
+    recording = _Recording(directory, bad, triggers=(), options=sc.Options(drain_interval=0.02, close_timeout=1.0))
+    recording.profiler.start()
+    for number in range(60):
+        sc.instant("event")
+        if number % 6 == 5:
+            recording.call(lambda: recording.profiler.save("discarded"))
+            recording.profiler.flush()
+        recording.call(recording.profiler.step)
+    recording.close()
+    pipeline = recording.profiler.statistics().pipeline
+    assert pipeline is not None
+    outlet = next(output for output in pipeline.exporters if output.name == bad.name)
+    hangs = fail is _hang
+    problems = [] if recording.shutdown < 1.5e9 else [f"closing took {recording.shutdown / 1e9:.1f} s of 1"]
+    if not bad.asked or (outlet.errors != bad.asked and not hangs) or not outlet.first_error:
+        problems.append(f"asked {bad.asked} times, {outlet.errors} errors are known: {outlet.first_error!r}")
+    if len(bad) != outlet.ledger.exported or (outlet.ledger.dropped and not hangs):
+        problems.append(f"it has {len(bad)} events, its account is {outlet.ledger}")
+    if len(recording.memory) != outlet.ledger.offered:
+        problems.append(f"the exporter beside it has {len(recording.memory)} of {outlet.ledger.offered} events")
     return recording.outcome(*problems)
 
 
@@ -315,7 +401,12 @@ def _harmed_files(directory: Path, seed: int) -> Outcome:
 FAULTS: tuple[Fault, ...] = (
     Fault(family="flight", name="SIGKILL while steps are kept", trial=_killed(signal.SIGKILL, False), trials=15),
     Fault(family="flight", name="SIGABRT while windows are saved", trial=_killed(signal.SIGABRT, True), trials=8),
+    Fault(family="flight", name="SIGTERM while steps are kept", trial=_terminated, trials=8),
     Fault(family="flight", name="storm of triggers", trial=_storm, trials=6),
     Fault(family="flight", name="exporters die during a save", trial=_dead_exporters, trials=4),
+    *(
+        Fault(family="flight", name=f"an exporter {what} in discard_window", trial=partial(_discards, fail), trials=2)
+        for what, fail in (("raises", _raise), ("raises CancelledError", _cancelled), ("hangs", _hang))
+    ),
     Fault(family="flight", name="what is kept is damaged", trial=_harmed_files, trials=4),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -10,97 +11,61 @@ import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from stepscope.exporters.repair import repair_chrome
 from stepscope.runtime.errors import StepscopeError
 from stepscope.runtime.recovery.recover import recover
+from tests.launch import launched
 from tests.support import ROOT
-from tests.torture.diary import ENTERED, LANES, LEFT, Diary
+from tests.torture.cgroup import Group, limited
 from tests.torture.fault import Fault, Outcome
-from tests.torture.found import Found
-from tests.torture.victim import MAIN
+from tests.torture.settle import settle
 
 CRASHES = {
-    "segfault": -signal.SIGSEGV,
-    "abort": -signal.SIGABRT,
-    "abort_in_a_foreign_thread": -signal.SIGABRT,
-    "leave_at_once": 7,
-    "out_of_memory": -signal.SIGKILL,
-    "overflow_the_stack": -signal.SIGSEGV,
+    "SIGSEGV": ("segfault", -signal.SIGSEGV),
+    "SIGABRT": ("abort", -signal.SIGABRT),
+    "SIGABRT in a thread that Python did not make": ("abort_in_a_foreign_thread", -signal.SIGABRT),
+    "os._exit": ("leave_at_once", 7),
+    "stack overflow": ("overflow_the_stack", -signal.SIGSEGV),
+    "RLIMIT_AS used up, then SIGKILL": ("killed_without_address_space", -signal.SIGKILL),
+    "RLIMIT_DATA used up, then SIGKILL": ("killed_without_data", -signal.SIGKILL),
 }
-"""Endings of the victim that run none of our code, and what its parent sees of them."""
+"""Ends that run none of our code: what the victim does, and what its parent sees of it."""
 STOPS = {
-    "terminate": -signal.SIGTERM,
-    "interrupt": -signal.SIGINT,
-    "exit_normally": 3,
-    "raise_an_exception": 1,
-    "raise_in_a_thread": 1,
+    "SIGTERM": ("terminate", -signal.SIGTERM),
+    "SIGINT": ("interrupt", -signal.SIGINT),
+    "sys.exit": ("exit_normally", 3),
+    "exception in the loop": ("raise_an_exception", 1),
+    "exception in a thread, then sys.exit": ("raise_in_a_thread", 1),
 }
-"""Endings that let the profiler close."""
+"""Ends that let the profiler close."""
+GROUP_MEMORY = 512 << 20
+"""Bytes that a control group leaves to a victim."""
 MOST_NS = 8_000_000_000
 """Deadline for closing, half a second, and what a loaded machine takes to end a process."""
 
 
-def start(place: Path, seed: int, ending: str = "wait") -> subprocess.Popen[bytes]:
-    """Starts the victim and returns when it records."""
+@contextlib.contextmanager
+def started(
+    place: Path, seed: int, ending: str = "wait", group: Group | None = None
+) -> Generator[subprocess.Popen[bytes]]:
+    """The victim, in a control group if there is one, when it records."""
     (place / "session").mkdir()
     command = [sys.executable, "-m", "tests.torture.victim", str(place), str(seed), ending]
-    with (place / "stderr").open("wb") as errors:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=errors, stderr=errors
-        )
-    deadline = time.monotonic() + 60
-    while not (place / "ready").exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.002)
-    return process
-
-
-def settle(place: Path, journal: Path) -> Outcome:
-    """Compares what was recovered with the diary: every span that had ended is there, and those that were open."""
-    found = Found(journal)
-    diary = Diary(place / "diary")
-    problems = list(found.problems)
-    produced = exported = 0
-    for lane in range(LANES):
-        notes = np.frombuffer(diary.lane(lane), np.uint8)
-        left, entered = np.flatnonzero(notes == LEFT), np.flatnonzero(notes == ENTERED)
-        ended = found.ended(lane)
-        produced += len(left)
-        exported += int(np.isin(left, ended).sum())
-        # The process may have died between what it did and the note of it: in one span of each lane.
-        more = ended[~np.isin(ended, left)]
-        if len(more) > 1 or not np.isin(more, np.append(entered, len(notes))).all():
-            problems.append(f"lane {lane}: {len(more)} spans came back that had not ended")
-        still_open = len(entered) - int(np.isin(entered, ended).sum())
-        if not still_open <= found.open[lane] <= still_open + 1:
-            problems.append(f"lane {lane}: {still_open} spans were open, {found.open[lane]} came back")
-    missing = produced - exported
-    # Gaps also count what had no note yet, and step marks.
-    if not missing <= found.gaps <= missing + LANES:
-        problems.append(f"{found.gaps} events are said to be dropped, {missing} are missing")
-    return Outcome(produced=produced, exported=exported, dropped=min(found.gaps, missing), problems=tuple(problems))
-
-
-def settle_closed(place: Path, journal: Path) -> Outcome:
-    """Compares what was written in order with the diary: no span is missing before the end of recording."""
-    found = Found(journal)
-    diary = Diary(place / "diary")
-    produced = exported = 0
-    for lane in range(LANES):
-        left = np.flatnonzero(np.frombuffer(diary.lane(lane), np.uint8) == LEFT)
-        ended = found.ended(lane)
-        if lane != MAIN:  # the other threads go on while the files are closed
-            left = left[left <= ended.max(initial=-1)]
-        missing = int((~np.isin(left, ended)).sum())
-        # Spans that were open when recording ended are written without their number.
-        produced += len(left)
-        exported += len(left) - missing + min(missing, found.open[lane])
-    dropped = min(found.gaps, produced - exported)
-    return Outcome(produced=produced, exported=exported, dropped=dropped, problems=found.problems)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with (
+        (place / "stderr").open("wb") as errors,
+        launched(command, cwd=ROOT, env=environment, stdout=errors, stderr=errors) as process,
+    ):
+        if group is not None:
+            group.take(process.pid)
+        deadline = time.monotonic() + 60
+        while not (place / "ready").exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        yield process
 
 
 def traces(place: Path, *, repair: bool) -> list[str]:
@@ -118,27 +83,27 @@ def traces(place: Path, *, repair: bool) -> list[str]:
     return problems
 
 
-def recovered(place: Path) -> Outcome:
-    """Recovers what the victim left, and settles accounts."""
+def recovered(place: Path, *, closed: bool = False) -> Outcome:
+    """Recovers what the victim left, and settles accounts; `closed` if it may have ended its last window."""
     began = time.monotonic_ns()
     result = recover(place / "run")
     took = time.monotonic_ns() - began
     problems = traces(place, repair=True)
-    return settle(place, result.journal) + Outcome(tried=0, shutdown_ns=took, problems=tuple(problems))
+    return settle(place, result.journal, closed=closed) + Outcome(tried=0, shutdown_ns=took, problems=tuple(problems))
 
 
 def kill(place: Path, seed: int) -> Outcome:
     """SIGKILL at a random moment."""
-    process = start(place, seed)
-    time.sleep(random.Random(seed).uniform(0.0, 0.4))
-    process.kill()
-    process.wait()
+    with started(place, seed) as process:
+        time.sleep(random.Random(seed).uniform(0.0, 0.4))
+        process.kill()
     return recovered(place)
 
 
 def crash(ending: str, code: int, place: Path, seed: int) -> Outcome:
     """An end that runs none of our code."""
-    ended = start(place, seed, ending).wait(60)
+    with started(place, seed, ending) as process:
+        ended = process.wait(60)
     outcome = recovered(place)
     if ended != code:
         outcome += Outcome(tried=0, problems=(f"{ending} ended with {ended}: {_said(place)}",))
@@ -147,28 +112,39 @@ def crash(ending: str, code: int, place: Path, seed: int) -> Outcome:
 
 def stop(ending: str, code: int, place: Path, seed: int) -> Outcome:
     """An end that lets the profiler close."""
-    process = start(place, seed, ending)
-    while process.poll() is None and not (place / "ending").exists():
-        time.sleep(0.002)
-    began = time.monotonic_ns()
-    ended = process.wait(60)
+    with started(place, seed, ending) as process:
+        while process.poll() is None and not (place / "ending").exists():
+            time.sleep(0.002)
+        began = time.monotonic_ns()
+        ended = process.wait(60)
     took = time.monotonic_ns() - began
     problems = traces(place, repair=False)
     problems += [f"{ending} ended with {ended}: {_said(place)}"] if ended != code else []
     problems += ["there is something to recover"] if (place / "run" / "session").exists() else []
     problems += [f"closing took {took / 1e9:.1f} s"] if took > MOST_NS else []
-    return settle_closed(place, place / "run" / "journal") + Outcome(
+    return settle(place, place / "run" / "journal", closed=True) + Outcome(
         tried=0, shutdown_ns=took, problems=tuple(problems)
     )
 
 
 def starve(place: Path, seed: int) -> Outcome:
-    """Memory is used up and stays so, while Python ends: what cannot be closed then is recovered."""
-    process = start(place, seed, "run_out_of_memory")
-    process.wait(60)
-    if not (place / "run" / "session").exists():
-        return settle_closed(place, place / "run" / "journal")
-    return recovered(place)
+    """The limit is 1 GiB, and what was taken is kept while Python ends: what cannot be closed then is recovered."""
+    with started(place, seed, "run_out_of_address_space") as process:
+        ended = process.wait(60)
+    problems = () if ended and "MemoryError" in _said(place) else (f"ended with {ended}: {_said(place)}",)
+    if (place / "run" / "session").exists():
+        outcome = recovered(place, closed=True)
+    else:
+        outcome = settle(place, place / "run" / "journal", closed=True)
+    return outcome + Outcome(tried=0, problems=problems)
+
+
+def out_of_memory(place: Path, seed: int) -> Outcome:
+    """The kernel kills the victim in a control group (v2) whose `memory.max` it passes."""
+    with limited(GROUP_MEMORY) as group, started(place, seed, "eat_memory", group) as process:
+        ended = process.wait(60)
+        problems = () if ended == -signal.SIGKILL and group.kills else (f"ended with {ended}: {_said(place)}",)
+    return recovered(place) + Outcome(tried=0, problems=problems)
 
 
 def _said(place: Path) -> str:
@@ -177,14 +153,15 @@ def _said(place: Path) -> str:
 
 FAMILY = "killed"
 FAULTS = (
-    Fault(family=FAMILY, name="SIGKILL at a random moment", trial=kill, trials=50, short=4),
+    Fault(family=FAMILY, name="SIGKILL at a random moment", trial=kill, trials=50, short=4, least=50),
     *(
-        Fault(family=FAMILY, name=ending.replace("_", " "), trial=partial(crash, ending, code), trials=2)
-        for ending, code in CRASHES.items()
+        Fault(family=FAMILY, name=name, trial=partial(crash, ending, code), trials=2)
+        for name, (ending, code) in CRASHES.items()
     ),
-    Fault(family=FAMILY, name="no memory left at the end", trial=starve, trials=2),
+    Fault(family=FAMILY, name="RLIMIT_AS used up, then MemoryError", trial=starve, trials=2),
+    Fault(family=FAMILY, name="out of memory in a control group", trial=out_of_memory, trials=2),
     *(
-        Fault(family=FAMILY, name=ending.replace("_", " "), trial=partial(stop, ending, code), trials=2)
-        for ending, code in STOPS.items()
+        Fault(family=FAMILY, name=name, trial=partial(stop, ending, code), trials=4)
+        for name, (ending, code) in STOPS.items()
     ),
 )

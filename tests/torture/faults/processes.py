@@ -14,6 +14,7 @@ from pathlib import Path
 
 from stepscope.runtime.recovery.recover import recover
 from tests.families import START, Family, pair
+from tests.launch import launched
 from tests.support import missing
 from tests.torture.fault import Fault, Outcome
 
@@ -113,6 +114,50 @@ if __name__ == "__main__":
         time.sleep(1)
 """
 
+NO_RING = """
+import resource
+def work():
+    sc.join("worker")
+    spans("work", 100)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    threads = [threading.Thread(target=spans, args=("lost", 1000)) for _ in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+if __name__ == "__main__":
+    with trace() as profiler:
+        reap(in_child(work))
+        report(profiler, 8100)
+"""
+
+REMOVED = """
+import shutil
+def work():
+    sc.join("worker")
+    count = 0
+    while not os.path.exists(sys.argv[1] + "-stop"):
+        spans("work", 10)
+        count += 10
+        time.sleep(0.001)
+    os.write(there, count.to_bytes(8, "little"))
+if __name__ == "__main__":
+    here, there = os.pipe()
+    with trace() as profiler:
+        pids = [in_child(work) for _ in range(3)]
+        until = time.monotonic() + float(sys.argv[2])
+        while time.monotonic() < until or sum(w.produced > 0 for w in profiler.statistics().recorder.workers) < len(pids):
+            timed(profiler.step)
+            time.sleep(0.001)
+        shutil.rmtree(os.environ["STEPSCOPE_SESSION"], ignore_errors=True)
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:
+            timed(profiler.step)
+            spans("own", 1)
+            time.sleep(0.001)
+        open(sys.argv[1] + "-stop", "w").close()
+        reap(*pids)
+        report(profiler, sum(int.from_bytes(os.read(here, 8), "little") for _ in pids))
+"""
+
 SPAWNED = """
 def work(name):
     timed(sc.join)
@@ -131,41 +176,57 @@ LOADER = """
 import warnings
 warnings.simplefilter("ignore")
 import torch
+EPOCHS, ITEMS = {epochs}, 16
 class Data(torch.utils.data.Dataset):
+    epoch = 0
     def __len__(self):
-        return 64
+        return ITEMS
     def __getitem__(self, item):
-        with sc.span("load", item=item):
+        with sc.span(f"load {{self.epoch}} {{item}}", item=item):
             return torch.tensor([item])
 def start(worker):
     timed(sc.join)
 if __name__ == "__main__":
-    loader = torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=4, worker_init_fn=start,
+    data = Data()
+    loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers=4, worker_init_fn=start,
                                          multiprocessing_context={method!r})
+    loaded = 0
     with trace() as profiler:
-        for _ in loader:
-            timed(profiler.step)
-        report(profiler, 64)
+        for data.epoch in range(EPOCHS):
+            for batch in loader:
+                loaded += len(batch)
+                timed(profiler.step)
+        assert loaded == EPOCHS * ITEMS
+        report(profiler, loaded)
 """
 
 
-def _closed(directory: Path, program: str, tried: int, *only: str, missed: int = 0) -> Outcome:
+def _closed(
+    directory: Path, program: str, tried: int, *only: str, missed: int = 0, once: str = "", timeout: float = 60
+) -> Outcome:
     """Runs a program that reports, and counts what is in its journal and its Chrome file, which must agree.
 
     Args:
         only: names of the spans that count; all if there are none.
         missed: spans beyond those reported that may be there: of a process that was killed before it could say so.
+        once: spans whose name begins so count, instead of `only`; each name must occur once.
+        timeout: seconds in which the program must end.
     """
     family = Family(directory)
     try:
-        family.of(TIMED + program, timeout=60)
+        family.of(TIMED + program, timeout=timeout)
         found = family.spans()
         whole = found + family.spans(still_open=True)
         problems = [] if whole == family.shown() else ["journal and Chrome file do not agree"]
     except (AssertionError, subprocess.TimeoutExpired) as error:
         return Outcome(tried=tried, problems=(str(error)[-500:],))
     ((produced, dropped, held, shutdown),) = family.said
-    exported = sum(count for (_, name), count in found.items() if not only or name in only)
+    counts = [
+        count for (_, name), count in found.items() if (name.startswith(once) if once else not only or name in only)
+    ]
+    exported = sum(counts)
+    if once and any(count > 1 for count in counts):
+        problems.append(f"{sum(count - 1 for count in counts)} spans were written twice")
     if produced < exported <= produced + missed:
         produced = exported
     return Outcome(
@@ -190,15 +251,24 @@ def worker_killed(directory: Path, seed: int) -> Outcome:
     return _closed(directory, program, 1, "work", missed=20)
 
 
+def without_rings(directory: Path, seed: int) -> Outcome:
+    """A worker that may make no file any more starts eight threads, which can have no ring."""
+    return _closed(directory, NO_RING, 1)
+
+
+def session_removed(directory: Path, seed: int) -> Outcome:
+    """Somebody removes the session directory while three workers record, which it has seen by then and which do not fill their rings."""
+    program = REMOVED.replace("float(sys.argv[2])", str(random.Random(seed).uniform(0.2, 0.5)))
+    return _closed(directory, program, 1, "work")
+
+
 def owner_killed(directory: Path, seed: int) -> Outcome:
     """The process that drains is killed at a random moment; its workers are killed later."""
     program = directory / "program.py"
     program.write_text(START + OWNER_KILLED)
     command = [sys.executable, str(program), str(directory / "run")]
     said = {0: 0, 1: 0}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as process:
+    with launched(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         lines = (pair(line) for line in process.stdout)
         wait = time.monotonic() + random.Random(seed).uniform(0.05, 0.3)
@@ -229,11 +299,12 @@ def spawned(directory: Path, seed: int) -> Outcome:
     return _closed(directory, SPAWNED.format(method="spawn"), 3)
 
 
-def data_loader(method: str, directory: Path, _: int) -> Outcome:
-    """A DataLoader with four workers that record what they load."""
+def data_loader(method: str, epochs: int, directory: Path, _: int) -> Outcome:
+    """Each epoch starts a DataLoader's four workers anew; each item that they load is a span of a name of its own."""
     if importlib.util.find_spec("torch") is None:
         missing("torch", "`make test` installs it.")
-    return _closed(directory, LOADER.format(method=method), 1, "load")
+    program = LOADER.format(method=method, epochs=epochs)
+    return _closed(directory, program, 4 * epochs, once="load ", timeout=80)
 
 
 FAMILY = "processes"
@@ -241,17 +312,26 @@ FAULTS: tuple[Fault, ...] = (
     Fault(family=FAMILY, name="fork while eight threads record", trial=fork_storm, trials=5),
     Fault(family=FAMILY, name="a worker killed at a random moment", trial=worker_killed, trials=6),
     Fault(family=FAMILY, name="the owner killed while workers record", trial=owner_killed, trials=4),
+    Fault(family=FAMILY, name="a worker's threads can have no ring", trial=without_rings, trials=2),
+    Fault(family=FAMILY, name="the session directory removed", trial=session_removed, trials=4),
     Fault(family=FAMILY, name="spawned workers leave by os._exit", trial=spawned, trials=1),
     Fault(
         family=FAMILY,
-        name="DataLoader, four forked workers",
-        trial=partial(data_loader, "fork"),
+        name="DataLoader, four forked workers, 3 epochs",
+        trial=partial(data_loader, "fork", 3),
         trials=1,
     ),
     Fault(
         family=FAMILY,
-        name="DataLoader, four spawned workers",
-        trial=partial(data_loader, "spawn"),
+        name="DataLoader, four forked workers, 50 epochs",
+        trial=partial(data_loader, "fork", 50),
+        trials=1,
+        short=0,
+    ),
+    Fault(
+        family=FAMILY,
+        name="DataLoader, four spawned workers, 2 epochs",
+        trial=partial(data_loader, "spawn", 2),
         trials=1,
         short=0,
     ),

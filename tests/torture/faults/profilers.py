@@ -157,7 +157,7 @@ def _governed(directory: Path, seed: int) -> Outcome:
     )
     profiler.start()
     ticks = steps = 0
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while _detail(profiler) not in ("step marks only", "1 step in 64") and time.monotonic() < end:
         for _ in range(500 + seed % 7):
             sc.instant("tick")
@@ -168,7 +168,7 @@ def _governed(directory: Path, seed: int) -> Outcome:
     marks = sum(name.startswith("ProfilerStep#") for name in memory.names(kind=Kind.SPAN))
     if not any("detail lowered" in note for window in memory.windows for note in window.diagnostics):
         problems.append("detail was not lowered")
-    # Rings that overflow for long drop step marks as well, and count them.
+    # The step that the last step() began is one only if something was recorded in it.
     return outcome + Outcome(tried=0, produced=steps, exported=min(marks, steps), problems=tuple(problems))
 
 

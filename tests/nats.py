@@ -1,0 +1,52 @@
+"""Debian's NATS server, with JetStream, for tests: it can be killed and started again."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from tests.support import missing
+
+
+class NatsServer:
+    """Listens on a port of its own on loopback; what it stores outlives it."""
+
+    def __init__(self, directory: Path) -> None:
+        program = shutil.which("nats-server")
+        if program is None:
+            missing("nats-server", "Install it (on Debian: apt-get install nats-server).")
+        self._program, self._directory = program, directory
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"nats://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Starts it, and waits until it listens."""
+        command = [self._program, "-a", "127.0.0.1", "-p", str(self._port), "-js", "-sd", str(self._directory)]
+        with (self._directory.parent / "nats.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self._port), 1).close()
+                return
+            except OSError:
+                assert self._process.poll() is None and time.monotonic() < deadline, "nats-server does not listen"
+                time.sleep(0.01)
+
+    def kill(self) -> None:
+        """Ends it as a crash does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None

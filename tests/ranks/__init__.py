@@ -1,0 +1,1 @@
+"""Jobs of several ranks that stream to a collector, for tests."""

@@ -1,0 +1,29 @@
+"""What exporters send, made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stepscope.exporters.collector import protocol
+from stepscope.exporters.specimens import run_in
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.records import run_record
+
+SYNC = b"\xf5abc"
+STREAM = "0123456789abcdef" * 2
+
+
+def frames(first: int, count: int, size: int = 40, sync: bytes = SYNC) -> bytes:
+    """Frames of a stream, of a type that nobody knows."""
+    return b"".join(
+        bytes(part)
+        for number in range(first, first + count)
+        for part in fmt.encode_frame(sync, 99, number, [number.to_bytes(8, "little") * (size // 8)])
+    )
+
+
+def hello(oldest: int = 0, stream: str = STREAM, **fields: Any) -> bytes:
+    """The first message of an exporter."""
+    record = run_record(run_in(Path("/")), 0)
+    return protocol.encode(protocol.Hello(stream, fields.pop("sync", SYNC), oldest, record, **fields))

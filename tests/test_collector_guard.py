@@ -1,0 +1,157 @@
+"""Who gets into a collector, and what is left of those who tried."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+from websockets.typing import Origin
+
+from stepscope.collector.errors import ExposureError
+from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.tickets import MOST, Tickets
+from tests.collecting import ask, collecting, trained, until
+from tests.support import missing
+
+TOKEN = "a-token-of-this-test"
+ALLOWED = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def stream_url(url: str) -> str:
+    """Where exporters connect."""
+    return f"ws://{urlsplit(url).netloc}/v1/stream"
+
+
+def test_nothing_is_told_without_the_token(tmp_path: Path) -> None:
+    """No data, no metrics, no stream; the page and what describes the interface have no data. Tries are noted, tokens never."""
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    with collecting(tmp_path / "runs", "--token-file", str(file)) as collector:
+        for path in ("/v1/job", "/v1/ranks", "/v1/events", "/metrics", "/v1/steps", "/v1/nothing"):
+            for headers in (
+                None,
+                {"Authorization": f"Bearer {TOKEN}x"},
+                {"Authorization": TOKEN},
+                {"Authorization": "Bearer é"},
+            ):
+                answer = ask(collector.url + path, headers)
+                assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert ask(f"{collector.url}/v1/job?token={TOKEN}").status == 401
+        with pytest.raises(InvalidStatus) as refused:
+            connect(stream_url(collector.url), additional_headers={"Authorization": "Bearer wrong"})
+        assert refused.value.response.status_code == 401
+        for path in ("/", "/page/app.js", "/healthz", "/openapi.json"):
+            assert ask(collector.url + path).status == 200
+        trained(collector.url, 0, token=TOKEN)
+        until(lambda: collector.get("/v1/job", headers=ALLOWED)["ended"])
+        assert b"stepscope_ranks" in ask(f"{collector.url}/metrics", headers=ALLOWED).body
+        said = "".join(collector.stop())
+    audit = [json.loads(line) for line in (tmp_path / "runs" / "audit.jsonl").read_text().splitlines()]
+    assert {"start", "refused", "stop"} == {line["action"] for line in audit}
+    assert max(line.get("refused", 0) for line in audit) >= 5
+    assert TOKEN not in said + json.dumps(audit)
+    assert (tmp_path / "runs" / "audit.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_ticket_is_for_one_download(tmp_path: Path) -> None:
+    """Only who has the token gets one, and it opens one address once."""
+    with collecting(tmp_path, STEPSCOPE_TOKEN=TOKEN) as collector:
+        wanted = json.dumps({"path": "/v1/windows?limit=7"}).encode()
+        assert ask(f"{collector.url}/v1/tickets", method="POST", body=wanted).status == 401
+        answer = ask(f"{collector.url}/v1/tickets", method="POST", body=wanted, headers=ALLOWED)
+        ticket = answer.json()["ticket"]
+        assert ask(f"{collector.url}/v1/windows?limit=7&ticket={ticket}").status == 200
+        assert ask(f"{collector.url}/v1/windows?limit=7&ticket={ticket}").status == 401
+        ticket = ask(f"{collector.url}/v1/tickets", method="POST", body=wanted, headers=ALLOWED).json()["ticket"]
+        assert ask(f"{collector.url}/v1/job?ticket={ticket}").status == 401
+        for wrong, status in ((b"{", 400), (b'{"path": 1}', 400), (b'{"path": "/", "x": 1}', 400), (b" " * 5000, 413)):
+            assert ask(f"{collector.url}/v1/tickets", method="POST", body=wrong, headers=ALLOWED).status == status
+
+
+def test_tickets_are_bounded() -> None:
+    """Who asks for many gets many, but only the newest hold."""
+    tickets = Tickets()
+    issued = [tickets.issue("/a") for _ in range(MOST + 1)]
+    assert not tickets.use(issued[0], "/a") and tickets.use(issued[1], "/a") and not tickets.use(issued[2], "/b")
+
+
+def test_pages_of_others_get_nothing(tmp_path: Path) -> None:
+    """A name that leads to this machine is not this machine, and a page of another origin opens no stream."""
+    with collecting(tmp_path) as collector:
+        for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "["):
+            assert ask(f"{collector.url}/v1/ranks", headers={"Host": host}).status == 421
+        for host in ("localhost:1", "127.0.0.1", "[::1]:7"):
+            assert ask(f"{collector.url}/v1/ranks", headers={"Host": host}).status == 200
+        with pytest.raises(InvalidStatus) as refused:
+            connect(stream_url(collector.url), origin=Origin("http://evil.example"))
+        assert refused.value.response.status_code == 403
+        wanted = json.dumps({"path": "/"}).encode()
+        assert (
+            ask(
+                f"{collector.url}/v1/tickets", method="POST", body=wanted, headers={"Origin": "https://evil.example"}
+            ).status
+            == 403
+        )
+        answer = ask(f"{collector.url}/v1/ranks", headers={"Origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_every_answer_keeps_browsers_in_bounds(tmp_path: Path) -> None:
+    """Nothing is loaded from elsewhere, framed, guessed or kept; what runs the server is not told."""
+    with collecting(tmp_path) as collector:
+        for path in ("/", "/page/app.js", "/v1/ranks", "/v1/nothing", "/metrics"):
+            headers = ask(collector.url + path).headers
+            assert headers["content-security-policy"].startswith(
+                "default-src 'none'; script-src 'self'; style-src 'self'"
+            )
+            assert (headers["x-content-type-options"], headers["x-frame-options"]) == ("nosniff", "DENY")
+            assert headers["cache-control"] == "no-store" and "server" not in headers
+
+
+def test_exposure_is_refused_unless_it_is_asked_for(tmp_path: Path) -> None:
+    """Off loopback there must be a token and TLS; `--insecure` is told to all who look."""
+    for settings in (
+        CollectorSettings(directory=tmp_path, host="0.0.0.0"),
+        CollectorSettings(directory=tmp_path, host="0.0.0.0", token=TOKEN),
+        CollectorSettings(directory=tmp_path, host="0.0.0.0", certificate=tmp_path / "none"),
+    ):
+        with pytest.raises(ExposureError, match="--insecure"):
+            settings.check_exposure()
+    with collecting(tmp_path, "--host", "0.0.0.0", "--insecure") as collector:
+        job = collector.get("/v1/job")
+        assert job["exposed"]
+    with collecting(tmp_path, "--insecure") as collector:
+        assert not collector.get("/v1/job")["exposed"], "on loopback nothing is exposed"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for this machine, and its key."""
+    if shutil.which("openssl") is None:
+        missing("openssl", "Install it (on Debian: apt-get install openssl).")
+    path = tmp_path_factory.mktemp("tls")
+    made, key = path / "cert.pem", path / "key.pem"
+    command = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run(["openssl", *command.split(), "-keyout", key, "-out", made], check=True, capture_output=True)
+    return made, key
+
+
+def test_tls(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+    """With a certificate nothing is told in the clear, and off loopback nothing is exposed."""
+    made, key = certificate
+    options = ("--host", "0.0.0.0", "--certificate", str(made), "--key", str(key))
+    with collecting(tmp_path, *options, STEPSCOPE_TOKEN=TOKEN) as collector:
+        assert collector.url.startswith("https://")
+        url = collector.url.replace("0.0.0.0", "127.0.0.1")
+        answer = ask(f"{url}/v1/job", tls=ssl.create_default_context(cafile=str(made)), headers=ALLOWED)
+        assert answer.json()["exposed"] is False
+        assert "strict-transport-security" in answer.headers
+        with pytest.raises(OSError):
+            ask(url.replace("https", "http"), headers=ALLOWED)

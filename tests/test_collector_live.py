@@ -1,0 +1,315 @@
+"""The live state of streams, without a network: what frames make of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.collector.charts import chart
+from stepscope.collector.clock_bound import clock_bound
+from stepscope.collector.downloads import Downloads
+from stepscope.collector.history import BUCKETS, History
+from stepscope.collector.live import Live
+from stepscope.collector.live_events import INTERVAL, LiveEvents
+from stepscope.collector.rate import Rate
+from stepscope.collector.restoring import Restoring
+from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.slowest import FEWEST, slowest
+from stepscope.collector.step_times import RECENT, StepTimes
+from stepscope.collector.store import Store
+from stepscope.collector.stream import Stream
+from stepscope.collector.streams import Streams, rank_id
+from stepscope.exporters.collector.protocol import Hello
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.events import EventBatch, Kind, empty_block
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.records import ClockSync, EndRecord, RunRecord, WindowRecord, encode_record
+from stepscope.runtime.ledger import Ledger, SourceLedger
+
+SECOND = 10**9
+START = 1_700_000_000 * SECOND
+ANYTHING = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+def run_of(rank: int | None = 0, name: str = "job") -> RunRecord:
+    """A rank of a run whose monotonic clock is Unix time."""
+    return RunRecord(name=name, anchor=ClockAnchor(START, START, 0), rank=rank, host="host", pid=7)
+
+
+def steps(durations: list[int], start: int = START, number: int = 0) -> Any:
+    """Step spans, one after the other."""
+    block: Any = empty_block(len(durations))
+    ends = np.cumsum(durations)
+    block["ts"], block["dur"] = start + ends - durations, durations
+    block["step"] = number + np.arange(len(durations))
+    block["kind"] = int(Kind.SPAN)
+    return block
+
+
+def events_frame(events: Any, source: str = "steps", compression: fmt.Compression = "zstd") -> tuple[int, int, bytes]:
+    """A frame of events."""
+    ((_, flags, parts, _),) = fmt.encode_events(EventBatch(source, 0, events, b""), compression)
+    return int(fmt.FrameType.EVENTS), flags, b"".join(parts)
+
+
+def record_frame(kind: fmt.FrameType, record: Any) -> tuple[int, int, bytes]:
+    """A frame of a record."""
+    return int(kind), 0, encode_record(record)
+
+
+def a_life() -> list[tuple[int, int, bytes]]:
+    """The frames of a short run."""
+    ledger = Ledger(sources={"recorder": SourceLedger(produced=120, accepted=100, dropped={"overflow": 20})})
+    closed = WindowRecord(
+        index=0, start_ns=START, end_ns=START + SECOND, steps=b"\0" * 48, complete=True, ledger=ledger
+    )
+    return [
+        record_frame(fmt.FrameType.RUN, run_of()),
+        record_frame(fmt.FrameType.CLOCK_SYNC, sync(START, START + 5 * SECOND, 1000)),
+        events_frame(steps([SECOND // 10] * 20)),
+        events_frame(empty_block(100), source="recorder"),
+        record_frame(fmt.FrameType.WINDOW_CLOSED, closed),
+        record_frame(fmt.FrameType.END, EndRecord(events=120, windows=1)),
+    ]
+
+
+def sync(sent: int, theirs: int, trip: int, clock: str = "a") -> ClockSync:
+    """A round trip."""
+    return ClockSync(sent=sent, arrived=theirs, answered=theirs, returned=sent + trip, clock=clock)
+
+
+def told(stream: Stream) -> dict[str, Any]:
+    """What is told of a stream, but for how fast it came."""
+    streams = Streams(8)
+    streams.add(stream)
+    live = Live(streams, Downloads(Path("/nowhere")), exposed=False)
+    (view,) = live.snapshot().ranks
+    found: dict[str, Any] = msgspec.to_builtins(view)
+    return {name: value for name, value in found.items() if name not in ("events_per_s", "bytes_per_s", "silent_s")}
+
+
+async def test_live_and_read_again_are_the_same(tmp_path: Path) -> None:
+    """However the frames are divided among messages, and wherever the collector was started again in between."""
+    frames = a_life()
+    sync_word = fmt.new_sync_word()
+    whole = Stream("a" * 32, run_of())
+    whole.took(frames, 0, len(frames))
+    for cut in range(len(frames) + 1):
+        store, streams = Store(CollectorSettings(directory=tmp_path / str(cut))), Streams(8)
+        data = [
+            b"".join(fmt.encode_frame(sync_word, kind, n, [body], flags))
+            for n, (kind, flags, body) in enumerate(frames)
+        ]
+        path = store.path("a" * 32)
+        path.parent.mkdir(mode=0o700)
+        path.write_bytes(fmt.encode_file_header(sync_word) + b"".join(data[:cut]))
+        restoring = Restoring(store, streams)
+        restoring.look()
+        with streams.connected(Hello("a" * 32, sync_word, 0, run_of()), object()) as stream:
+            assert stream.restoring
+            task = asyncio.create_task(restoring.run())
+            for number in range(cut, len(frames)):
+                with path.open("ab") as file:
+                    file.write(data[number])
+                stream.took([frames[number]], len(data[number]), number + 1)
+                await asyncio.sleep(0)
+            await task
+            # An exporter that did not hear the confirmation sends again what is there.
+            stream.took(frames[-2:], 0, len(frames))
+        assert {**told(stream), "restoring": False} == told(whole), cut
+        assert stream.bytes == path.stat().st_size
+        assert dict(stream.dropped) == {"recorder/overflow": 20}
+
+
+@given(st.lists(st.tuples(ANYTHING, ANYTHING, st.integers(0, 255)), max_size=40), ANYTHING)
+def test_times_that_make_no_sense_cost_nothing_but_themselves(rows: list[tuple[int, int, int]], offset: int) -> None:
+    """Any times and durations are taken without an error, in bounded memory."""
+    block = steps([1] * len(rows))
+    for at, (ts, dur, flags) in enumerate(rows):
+        block["ts"][at], block["dur"][at], block["flags"][at] = ts, dur, flags
+    times = StepTimes()
+    times.add(block, max(min(offset, 1 << 62), -(1 << 62)), START, START + 100 * SECOND)
+    times.add(steps([5, 6]), 0, START, START + 100 * SECOND)
+    assert times.newest(2)[2].tolist() == [5, 6]
+    for history in (times.recent, times.all):
+        index, means = history.means(history.width_ns)
+        assert len(index) == len(means) <= BUCKETS
+
+
+@given(st.lists(st.tuples(st.integers(0, 20_000 * SECOND), st.integers(1, SECOND)), min_size=1, max_size=60))
+def test_a_history_keeps_the_mean_of_all(samples: list[tuple[int, int]]) -> None:
+    """Whatever is added in whatever order counts once; the width is as small as the time allows."""
+    history = History(rolling=False)
+    for at, duration in samples:
+        history.add(np.array([START + at]), np.array([duration]))
+    width = history.width_ns
+    times = [at for at, _ in samples]
+    assert width == 250_000_000 or max(times) - min(times) > width * (BUCKETS // 2 - 2) or max(times) > times[0]
+    index, means = history.means(width * 1024)
+    assert len(index) <= 2
+    _, all_means = history.means(width)
+    assert min(d for _, d in samples) <= means.min() <= means.max() <= max(d for _, d in samples)
+    assert len(all_means) <= min(len(samples), BUCKETS)
+
+
+def test_the_newest_steps_are_kept_one_by_one() -> None:
+    """More than fit, in one block and in many."""
+    for sizes in ([1000], [100] * 10, [7] * 150):
+        times, total = StepTimes(), 0
+        for size in sizes:
+            times.add(steps([SECOND] * size, number=total), 0, START, START + 10**13)
+            total += size
+        numbers, _, durations = times.newest(10_000)
+        assert numbers.tolist() == list(range(total - RECENT, total)) and set(durations.tolist()) == {SECOND}
+        assert (times.count, times.last) == (total, total - 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 1000)), max_size=60))
+def test_rates(counts: list[tuple[int, int]]) -> None:
+    """The average of the last five whole seconds, whenever it is asked for."""
+    rate, now, seen = Rate(), 100.0, list[tuple[int, int]]()
+    for tenths, count in counts:
+        now += tenths / 10
+        rate.add(count, now)
+        seen.append((int(now), count))
+    if not seen:
+        assert rate.per_second(now) == 0
+        return
+    second = int(now) + 1
+    seconds = min(second - seen[0][0], 5)
+    expected = sum(count for at, count in seen if second - seconds <= at < second) / seconds
+    assert rate.per_second(now + 1) == pytest.approx(expected)
+    assert rate.per_second(now + 100) == 0
+
+
+@given(
+    st.integers(2, 40),
+    st.floats(0.0, 0.05),
+    st.floats(1.5, 5.0),
+    st.integers(0, 1000),
+)
+def test_the_slow_rank_is_named_and_no_other(ranks: int, noise: float, factor: float, seed: int) -> None:
+    """One rank that takes half as long again or more is found, whatever the noise; equal ranks are not."""
+    random = np.random.default_rng(seed)
+    times = {str(n): (1e7 * (1 + noise * random.standard_normal(64))).astype(np.int64) for n in range(ranks)}
+    assert slowest(times) == []
+    times["0"] = (times["0"] * factor).astype(np.int64)
+    (found,) = slowest(times)
+    assert found.id == "0" and found.factor == pytest.approx(factor, rel=0.2)
+
+
+def test_what_is_no_slow_rank() -> None:
+    """Too few steps, a single rank, one slow step, ranks that differ as much among each other, and nothing at all."""
+    steady = [100] * 64
+    assert slowest({}) == slowest({"a": steady}) == []
+    assert slowest({"a": steady, "b": [900] * (FEWEST - 1)}) == []
+    assert slowest({"a": steady, "b": [*steady[:-3], 9000, 9000, 9000]}) == []
+    spread = {str(n): [100 + 10 * n] * 64 for n in range(8)}
+    assert slowest(spread) == []
+    assert [one.id for one in slowest({**spread, "x": [400] * 64})] == ["x"]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=20),
+    st.integers(-(10**18), 10**18),
+)
+def test_the_clock_bound_holds(trips: list[tuple[int, int]], offset: int) -> None:
+    """The true offset is within the bound, however the way there and the way back divide the round trip."""
+    samples = [
+        ClockSync(
+            sent=n,
+            arrived=n + there + offset,
+            answered=n + there + offset + 3,
+            returned=n + there + 3 + back,
+            clock="a",
+        )
+        for n, (there, back) in enumerate(trips)
+    ]
+    found = clock_bound(samples)
+    assert found is not None and abs(found.offset_ns - offset) <= found.bound_ns + 1
+    assert found.bound_ns == min((there + back + 1) // 2 for there, back in trips)
+
+
+@given(
+    st.lists(
+        st.builds(ClockSync, sent=ANYTHING, arrived=ANYTHING, answered=ANYTHING, returned=ANYTHING, clock=st.just("a"))
+    )
+)
+def test_round_trips_that_make_no_sense(samples: list[ClockSync]) -> None:
+    """Clocks that went back or are off by centuries give no bound, or one that a number holds."""
+    found = clock_bound(samples)
+    assert found is None or (found.bound_ns >= 0 and abs(found.offset_ns) < 1 << 62)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3), st.binary(max_size=80)), max_size=20))
+def test_any_frames_are_taken(frames: list[tuple[int, int, bytes]]) -> None:
+    """What is in a frame with a right checksum may be anything."""
+    stream = Stream("a" * 32, run_of())
+    stream.took(frames, 100, len(frames))
+    assert stream.next == len(frames)
+    assert told(stream)["id"] == "job-0"
+
+
+def test_whose_a_stream_is() -> None:
+    """Each start of a rank has the same id, two names never have one, and each is fit for an address."""
+    assert rank_id(run_of(3), "a") == rank_id(run_of(3), "b") == "job-3"
+    names = ["a/b", "a_b", "a b", "../..", "é", "x" * 500, "x" * 501, ""]
+    ids = [rank_id(run_of(1, name), "a") for name in names]
+    assert len(set(ids)) == len(names)
+    assert all(id.isascii() and "/" not in id and len(id) < 100 for id in ids)
+    assert rank_id(run_of(None), "a") != rank_id(run_of(None), "b")
+
+
+def test_streams_that_are_over_are_forgotten() -> None:
+    """A collector that sees a million starts keeps the newest."""
+    streams = Streams(8)
+    for number in range(100):
+        streams.add(Stream(f"{number:032x}", run_of(number % 5), born_ns=number))
+    assert 8 <= len(streams.all) <= 16
+    assert {rank.latest.id for rank in streams} <= set(streams.all)
+    assert sum(len(rank.streams) for rank in streams) == len(streams.all)
+
+
+async def test_charts_are_bounded() -> None:
+    """Starts of a rank that lie years apart are one chart of a few hundred points."""
+    streams = Streams(8)
+    for number, year in enumerate((0, 1, 2)):
+        stream = Stream(f"{number:032x}", run_of(), born_ns=START + year * 10**16)
+        stream.steps.add(steps([SECOND] * 100, START + year * 3 * 10**16), 0, START, 1 << 62)
+        streams.add(stream)
+    for range in ("recent", "all"):
+        found = await chart(streams, range, ["job-0"])
+        assert 0 < len(found.times) <= BUCKETS
+        assert set(found.series[0].step_ms) == {1000.0}
+
+
+async def test_a_slow_listener_is_told_the_latest_only() -> None:
+    """What it does not take is not kept for it; then it gets everything at once."""
+    streams = Streams(64)
+    events = LiveEvents(Live(streams, Downloads(Path("/nowhere")), exposed=False))
+    slow, quick = events.listen(), events.listen()
+
+    async def next_of(listener: Any) -> Any:
+        return msgspec.json.decode((await anext(listener)).split(b"data: ")[1])
+
+    assert (await next_of(slow))["full"] and (await next_of(quick))["full"]
+    for number in range(3):
+        streams.add(Stream(f"{number:032x}", run_of(number)))
+        found = await next_of(quick)
+        while not found["ranks"]:
+            found = await next_of(quick)
+        assert not found["full"]
+        assert [view["rank"] for view in found["ranks"] if view["rank"] == number]
+    found = await next_of(slow)
+    assert found["full"] and len(found["ranks"]) == 3
+    await events.stop()
+    assert [chunk async for chunk in slow][-1].startswith(b"event: end")
+    await quick.aclose()
+    assert events.listeners == 0 and INTERVAL <= 1

@@ -1,0 +1,177 @@
+"""Streaming through JetStream: stored once whatever is killed, and taken by several collectors who share the streams."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope as sc
+from stepscope.exporters.nats import layout
+from stepscope.exporters.nats.exporter import NatsExporter
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.journal.reader import JournalReader
+from tests.nats import NatsServer
+from tests.support import ROOT
+
+COLLECTOR = """
+import asyncio, sys
+from pathlib import Path
+from typing import Any
+from stepscope.collector.nats_source import NatsSource
+from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.store import Store
+from stepscope.collector.streams import Streams
+asyncio.run(NatsSource([sys.argv[1]], Store(CollectorSettings(directory=Path(sys.argv[2]))), Streams(100)).run())
+"""
+
+Start = Callable[[Path], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Generator[NatsServer]:
+    started = NatsServer(tmp_path / "jetstream")
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def collect(server: NatsServer) -> Generator[Start]:
+    """Starts collectors, and ends them."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(directory: Path) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([sys.executable, "-c", COLLECTOR, server.url, str(directory)], cwd=ROOT))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def steps(profiler: sc.Profiler, count: int) -> None:
+    for _ in range(count):
+        for layer in range(20):
+            with sc.span("work", layer=layer):
+                pass
+        profiler.step()
+        time.sleep(0.001)
+
+
+def events(journal: Path) -> int | None:
+    """Events of a journal that has its end; it must be whole."""
+    with JournalReader(journal) as reader:
+        count = sum(len(item) for item in reader if isinstance(item, EventBatch))
+        assert not reader.damage
+        return count if reader.end is not None else None
+
+
+def names(directory: Path) -> set[str]:
+    """The streams in a collector's directory."""
+    return {path.parent.name for path in directory.glob("streams/*/journal")}
+
+
+def wait_for(directory: Path, streams: int) -> dict[str, int]:
+    """Events of each stream, once each has its end in some collector's directory."""
+    deadline = time.monotonic() + 90
+    while True:
+        found = {path: events(path) for path in directory.glob("**/streams/*/journal")}
+        whole = {path.parent.name: count for path, count in found.items() if count is not None}
+        if len(whole) == streams:
+            return whole
+        assert time.monotonic() < deadline, f"{found} of {streams} streams"
+        time.sleep(0.1)
+
+
+def stored(server: NatsServer) -> tuple[int, int]:
+    """Messages in the stream, and how many different ids they have."""
+
+    async def read() -> tuple[int, int]:
+        client = await layout.connect([server.url])
+        try:
+            jetstream = layout.jetstream(client)
+            info = await jetstream.stream_info(layout.STREAM)
+            ids: list[str] = []
+            for number in range(1, info.state.messages + 1):
+                message: Any = await jetstream.get_msg(layout.STREAM, number)
+                ids.append(message.headers["Nats-Msg-Id"])
+            return len(ids), len(set(ids))
+        finally:
+            await client.close()
+
+    return asyncio.run(read())
+
+
+def test_killed_servers_and_collectors_cost_nothing(server: NatsServer, collect: Start, tmp_path: Path) -> None:
+    """What is exported is stored once, and stands once in the collector's file, whatever was killed in between."""
+    memory = sc.MemoryExporter()
+    first = collect(tmp_path / "collected")
+    with sc.trace(
+        output_dir=tmp_path / "run",
+        exporters=[NatsExporter(server.url), memory],
+        schedule=sc.schedule(wait=0, warmup=0, active=50),
+        options=sc.Options(drain_interval=0.02, close_timeout=30.0),
+    ) as profiler:
+        steps(profiler, 60)
+        server.kill()
+        steps(profiler, 60)
+        server.start()
+        steps(profiler, 60)
+        first.kill()
+        first.wait()
+        collect(tmp_path / "collected")
+        steps(profiler, 60)
+    profiler.raise_errors()
+    messages, ids = stored(server)
+    assert messages == ids > 2
+    assert list(wait_for(tmp_path / "collected", 1).values()) == [len(memory)]
+
+
+def test_collectors_share_the_streams(server: NatsServer, collect: Start, tmp_path: Path) -> None:
+    """Each stream is taken by one collector; when one dies the other takes what it has left, from the beginning."""
+    both = [collect(tmp_path / "one"), collect(tmp_path / "other")]
+    counts: list[int] = []
+    left_over: set[str] = set()
+    for index in range(4):
+        memory, exporter = sc.MemoryExporter(), NatsExporter(server.url)
+        with sc.trace(
+            output_dir=tmp_path / f"run{index}",
+            exporters=[exporter, memory],
+            options=sc.Options(drain_interval=0.02, close_timeout=30.0),
+        ) as profiler:
+            steps(profiler, 20)
+            if index == 2:
+                both[0].kill()
+                left_over = {exporter.stream} if exporter.stream in names(tmp_path / "one") else set()
+            steps(profiler, 20)
+        profiler.raise_errors()
+        counts.append(len(memory))
+    found = wait_for(tmp_path, 4)
+    assert sorted(found.values()) == sorted(counts)
+    assert all((tmp_path / "other" / "streams" / stream).exists() for stream in left_over)
+
+
+def test_without_a_server_training_goes_on_and_closing_ends(tmp_path: Path) -> None:
+    exporter = NatsExporter("nats://127.0.0.1:9")
+    began = time.monotonic()
+    with sc.trace(output_dir=tmp_path / "run", exporters=[exporter], options=sc.Options(close_timeout=0.5)) as profiler:
+        steps(profiler, 5)
+    assert time.monotonic() - began < 10
+    report = str(profiler.report())
+    assert "nats" in report
+    statistics = exporter.statistics()
+    assert statistics is not None and not statistics.connected and statistics.last_error
+
+
+@pytest.mark.parametrize("url", ["http://host", "nats://", "host:4222", "nats://me:secret@host"])
+def test_a_wrong_url_is_refused_without_repeating_a_password(url: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        NatsExporter(url)
+    assert "secret" not in str(caught.value)

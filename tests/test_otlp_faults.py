@@ -1,0 +1,282 @@
+"""What a receiver may do wrong: nothing is lost that could be delivered, and what is lost is counted by reason."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import anyio
+import pytest
+
+import stepscope as sc
+from stepscope.exporters.otlp.exporter import OtlpExporter
+from stepscope.exporters.otlp.options import OtlpOptions
+from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
+from stepscope.runtime.errors import BrokenError
+from stepscope.runtime.events import Kind
+from tests.receiver import Receiver, ReceiverThread, Reply, receiver
+from tests.support import missing
+
+EVENTS = 20
+PLAIN = OtlpOptions(spans_per_second=None, metrics=False, retry_seconds=20.0)
+
+
+class Sent:
+    """What became of the events of one window."""
+
+    def __init__(self) -> None:
+        self.exported = 0
+        self.dropped: Counter[str] = Counter()
+        self.errors: list[str] = []
+
+
+async def send(exporter: OtlpExporter, path: Path) -> Sent:
+    """Sends one window, as an outlet would."""
+    sent = Sent()
+    batch = batch_of(spans([f"span {number}" for number in range(EVENTS)]))
+    await exporter.open(run_in(path))
+    for call in (exporter.export(batch), exporter.close_window(window_of(0, batch)), exporter.aclose()):
+        try:
+            await call
+        except BrokenError as error:
+            sent.errors.append(str(error))
+        for settled in exporter.settle():
+            sent.exported += settled.exported
+            sent.dropped.update(settled.dropped)
+    assert sent.exported + sent.dropped.total() == EVENTS
+    return sent
+
+
+def everything(server: Receiver) -> bool:
+    return server.names() == Counter({f"span {number}": 1 for number in range(EVENTS)})
+
+
+async def test_what_may_pass_is_tried_again(tmp_path: Path) -> None:
+    """The four codes of the specification, one after the other."""
+    async with receiver() as server:
+        server.replies = [Reply(status) for status in (503, 429, 502, 504)]
+        sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
+        assert everything(server) and sent.exported == EVENTS and not sent.errors
+        assert len({got.size for got in server.received[:5]}) == 1  # the same request
+
+
+@pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 408, 413, 500, 501, 505])
+async def test_what_will_not_pass_is_not(status: int, tmp_path: Path) -> None:
+    """One attempt, one error that says where and what; a redirection is not followed."""
+    async with receiver() as server:
+        server.replies = [Reply(status, (("Location", f"{server.url}/elsewhere"),), b"a reason")]
+        sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
+        assert sent.dropped == {"rejected": EVENTS}
+        (error,) = sent.errors
+        assert f"{server.url}/v1/traces: {status}" in error and "a reason" in error
+        assert {got.path for got in server.received} == {"/v1/traces"}
+
+
+@pytest.mark.parametrize("fault", ["drop", "drop in body", "half an answer", "close after", "hang"])
+async def test_broken_connections_are_made_anew(fault: str, tmp_path: Path) -> None:
+    """Wherever it breaks, every span is there in the end; a store tells those that came twice by their ids."""
+    options = OtlpOptions(spans_per_second=None, metrics=False, retry_seconds=20.0, timeout=0.5, batch_spans=5)
+    async with receiver() as server:
+        server.replies = [Reply(), Reply(fault=fault), Reply(), Reply(fault=fault)]  # type: ignore[arg-type]
+        sent = await send(OtlpExporter(server.url, options=options), tmp_path)
+        assert everything(server) and sent.exported == EVENTS and not sent.errors
+        assert server.connections >= 2
+
+
+async def test_a_receiver_says_when_to_come_again(tmp_path: Path) -> None:
+    """Retry-After is waited for, also by the requests behind."""
+    async with receiver() as server:
+        server.replies = [Reply(429, (("Retry-After", "2"),))]
+        sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
+        assert everything(server) and not sent.dropped
+        assert server.received[1].at - server.received[0].at >= 2.0
+
+
+async def test_a_receiver_that_asks_for_too_long_is_given_up(tmp_path: Path) -> None:
+    """An hour is longer than there is; nobody waits for nothing, and it is not asked again."""
+    options = OtlpOptions(spans_per_second=None, metrics=False, retry_seconds=0.3)
+    async with receiver() as server:
+        server.always = Reply(503, (("Retry-After", "3600"),))
+        sent = await send(OtlpExporter(server.url, options=options), tmp_path)
+        assert sent.dropped == {"unsent": EVENTS}
+        assert "503" in sent.errors[0] and "given up after 0.3 s" in sent.errors[0]
+        assert len(server.received) <= 1 + len(sent.errors)
+
+
+async def test_partial_success_is_counted(tmp_path: Path) -> None:
+    """What a receiver took but for some is exported but for those."""
+    async with receiver() as server:
+        server.replies = [Reply(rejects=7)]
+        sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
+        assert (sent.exported, sent.dropped) == (EVENTS - 7, {"rejected": 7})
+
+
+@pytest.mark.parametrize("claim", [10**9, -5])
+async def test_partial_success_is_not_believed_beyond_reason(claim: int, tmp_path: Path) -> None:
+    """The accounts stay whole whatever a receiver says."""
+    async with receiver() as server:
+        server.replies = [Reply(rejects=claim)]
+        sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
+        assert sent.dropped == ({"rejected": EVENTS} if claim > 0 else {})
+
+
+@pytest.mark.parametrize("body", [b"{}", b"\xff" * 100, b"ok" * 1_000_000])
+async def test_an_answer_that_is_none_is_a_success(body: bytes, tmp_path: Path) -> None:
+    """Receivers answer 200 with all sorts of bodies; a huge one is not read."""
+    async with receiver() as server:
+        server.replies = [Reply(body=body)]
+        sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
+        assert sent.exported == EVENTS and not sent.errors
+
+
+async def test_nobody_there(tmp_path: Path) -> None:
+    """A receiver that is away costs the spans that could not wait, and says so."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{reserved.getsockname()[1]}"
+        options = OtlpOptions(metrics=False, retry_seconds=0.2)
+        sent = await send(OtlpExporter(url, options=options), tmp_path)
+    assert sent.dropped == {"unsent": EVENTS}
+    assert "Cannot connect" in sent.errors[0]
+
+
+async def test_a_receiver_that_comes_late(tmp_path: Path) -> None:
+    """What is sent before it is there arrives when it is."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = int(reserved.getsockname()[1])
+    server = Receiver()
+
+    async def later() -> None:
+        await anyio.sleep(0.7)
+        await server.start(port=port)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(later)
+        sent = await send(OtlpExporter(f"http://127.0.0.1:{port}", options=PLAIN), tmp_path)
+        assert everything(server) and sent.exported == EVENTS
+    await server.stop()
+
+
+async def test_a_receiver_without_metrics_is_asked_once(tmp_path: Path) -> None:
+    """Stores of traces refuse metrics: spans go on arriving."""
+    async with receiver() as server:
+        exporter = OtlpExporter(server.url, options=OtlpOptions())
+        counters = spans(["loss"] * 3)
+        counters["kind"] = int(Kind.COUNTER)
+        await exporter.open(run_in(tmp_path))
+        errors: list[str] = []
+        counted: Counter[str] = Counter()
+        for window in range(3):
+            batch = batch_of(counters.copy(), window=window)
+            await exporter.export(batch)
+            server.replies = [] if window else [Reply(404)]  # the metrics come before the window's span
+            try:
+                await exporter.close_window(window_of(window, batch))
+            except BrokenError as error:
+                errors.append(str(error))
+            for settled in exporter.settle():
+                counted.update(settled.dropped)
+        await exporter.aclose()
+        assert len([got for got in server.received if got.path == "/v1/metrics"]) == 1
+        assert counted == {"rejected": 9}
+        assert len(errors) == 1 and "metrics=False" in errors[0]
+
+
+async def test_no_secret_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Not by errors, also where a receiver repeats them, nor by names and representations."""
+    async with receiver() as server:
+        server.replies = [Reply(401, body=b"bad token s3cr3t-token in Bearer s3cr3t-token, key=qu3ry-key")]
+        exporter = OtlpExporter(
+            f"{server.url}/base?key=qu3ry-key", headers={"Authorization": "Bearer s3cr3t-token"}, options=PLAIN
+        )
+        sent = await send(exporter, tmp_path)
+        assert server.received[0].headers["authorization"] == "Bearer s3cr3t-token"
+        assert server.received[0].path == "/base/v1/traces?key=qu3ry-key"
+    told = repr((exporter, exporter.name, sent.errors, vars(exporter), caplog.text))
+    assert "401" in told and "s3cr3t" not in told and "qu3ry" not in told
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that only those trust who are given it, and its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        missing("openssl", "Install it (on Debian: apt-get install openssl).")
+    directory = tmp_path_factory.mktemp("tls")
+    key, file = directory / "key.pem", directory / "certificate.pem"
+    subprocess.run(
+        [
+            openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+            "-subj", "/CN=receiver", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", file,
+        ],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return file, key
+
+
+@pytest.mark.parametrize("trust", ["unknown", "named", "unchecked"])
+async def test_certificates_are_checked(trust: str, certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    """Nothing goes to a receiver that cannot be told from another, unless it is said that this does not matter."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    options = OtlpOptions(
+        metrics=False, spans_per_second=None, certificate=str(certificate[0]) if trust == "named" else None,
+        verify=trust != "unchecked",
+    )  # fmt: skip
+    async with receiver(context) as server:
+        sent = await send(OtlpExporter(server.url, headers={"x-key": "secret"}, options=options), tmp_path)
+        if trust == "unknown":
+            assert sent.dropped == {"rejected": EVENTS} and not server.received
+            assert "OtlpOptions.certificate" in sent.errors[0]
+        else:
+            assert everything(server) and not sent.errors
+
+
+@pytest.mark.parametrize("reply", [Reply(fault="hang"), Reply(503), Reply(429, (("Retry-After", "600"),))])
+def test_the_end_waits_for_no_receiver(reply: Reply, tmp_path: Path) -> None:
+    """Closing keeps its deadline, and what was not sent by then is counted."""
+    with ReceiverThread() as server:
+        server.always = reply
+        exporter = OtlpExporter(server.url, options=OtlpOptions(metrics=False))
+        profiler = sc.trace(exporters=[exporter], output_dir=tmp_path, options=sc.Options(close_timeout=1.0))
+        with profiler:
+            for _ in range(50):
+                with sc.span("work"):
+                    pass
+                profiler.step()
+            begun = time.monotonic()
+        assert time.monotonic() - begun < 15.0
+        assert not profiler.audit()
+        pipeline = profiler.statistics().pipeline
+        assert pipeline is not None
+        (output,) = [output for output in pipeline.exporters if output.name == exporter.name]
+        assert sum(output.ledger.dropped.values()) == output.ledger.offered
+        assert set(output.ledger.dropped) <= {"closed", "unsent"}
+        assert output.ledger.offered > 100
+
+
+def test_training_goes_on_while_a_receiver_is_away(tmp_path: Path) -> None:
+    """A queue that is full drops for this exporter alone."""
+    with ReceiverThread() as server:
+        server.always = Reply(fault="hang")
+        exporter, memory = OtlpExporter(server.url, options=OtlpOptions(metrics=False)), sc.MemoryExporter()
+        options = sc.Options(close_timeout=1.0, queue_bytes=10_000, drain_interval=0.01)
+        with sc.trace(exporters=[exporter, memory], output_dir=tmp_path, options=options) as profiler:
+            for _ in range(20):
+                for _ in range(200):
+                    with sc.span("work"):
+                        pass
+                profiler.step()
+                time.sleep(0.02)
+        assert not profiler.audit()
+        pipeline = profiler.statistics().pipeline
+        assert pipeline is not None
+        ledgers = {output.name: output.ledger for output in pipeline.exporters}
+        assert ledgers[exporter.name].dropped["queue"] > 0
+        assert ledgers[exporter.name].exported == 0 < 2000 < ledgers["memory"].exported

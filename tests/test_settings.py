@@ -1,0 +1,96 @@
+"""What can be set is explained where people look: in `help()`, and on a page that is made of the same texts."""
+
+from __future__ import annotations
+
+import pydoc
+import subprocess
+import sys
+import textwrap
+import types
+from typing import Any
+
+import msgspec
+import pytest
+
+import stepscope
+from docs import settings
+from stepscope.runtime.checked import Checked
+from stepscope.runtime.documented import Documented
+from stepscope.runtime.fields import fields_of
+
+PUBLIC: dict[str, Any] = {name: getattr(stepscope, name) for name in stepscope.__all__}
+STRUCTS: list[type[msgspec.Struct]] = [
+    value for value in PUBLIC.values() if isinstance(value, type) and issubclass(value, msgspec.Struct)
+]
+
+
+@pytest.mark.parametrize("kind", STRUCTS, ids=lambda kind: kind.__name__)
+def test_help_explains_every_field(kind: type[msgspec.Struct]) -> None:
+    """With its type, its default and a text; so do settings, and what a program gets back."""
+    assert issubclass(kind, Documented)
+    shown = pydoc.plain(pydoc.render_doc(kind))
+    for field in fields_of(kind):
+        assert field.text, f"{kind.__name__}.{field.name} has no text"
+        assert f"{field.name}: {field.type}" in shown
+        assert all(line in shown for line in field.text.splitlines())
+
+
+def test_fields_are_told_with_type_default_and_range() -> None:
+    """As a person would write them, whatever the annotations are made of."""
+    told = {field.name: (field.type, field.default, field.range) for field in fields_of(stepscope.Options)}
+    assert told["ring_bytes"] == ("int", "256 << 20", "at least 1 << 12")
+    assert told["linger"] == ("float", "5.0", "at least 0")
+    assert told["session_dir"] == ("str | None", "None", "")
+    steps, *_ = fields_of(stepscope.FlightRecorder)
+    assert (steps.default, steps.range) == (None, "1 to 1 << 16")
+    limit = fields_of(stepscope.MemoryHigh)[1]
+    assert (limit.type, limit.range) == ("int | None", "above 0")
+
+
+def test_ranges_are_those_that_are_checked() -> None:
+    """What is told as the least is taken, and one less is refused."""
+    assert stepscope.Options(ring_bytes=1 << 12).ring_bytes == 1 << 12
+    with pytest.raises(ValueError, match="ring_bytes"):
+        stepscope.Options(ring_bytes=(1 << 12) - 1)
+
+
+def test_without_sources_the_fields_are_told() -> None:
+    """A struct that has none, as one written at a prompt: names, types and defaults are known all the same."""
+    scope: dict[str, Any] = {"__name__": "stepscope.nowhere", "Documented": Documented}
+    source = 'class Made(Documented):\n    """What it is."""\n    given: int\n    size: int = 3\n'
+    module = types.ModuleType("stepscope.nowhere")
+    vars(module).update(scope)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, module.__name__, module)
+        exec(compile(source, "<prompt>", "exec"), vars(module))
+        made: Any = vars(module)["Made"]
+        assert made.__doc__ == "What it is.\n\nAttributes:\n    given: int\n    size: int = 3"
+
+
+def test_no_source_is_read_on_import() -> None:
+    """Only whoever asks for help pays for it."""
+    program = """
+        import linecache
+
+        import stepscope
+
+        assert not [name for name in linecache.cache if name.endswith("options.py")]
+        assert "Attributes:" in stepscope.Options.__doc__
+        assert [name for name in linecache.cache if name.endswith("options.py")]
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
+
+
+def test_the_page_is_current() -> None:
+    """`make docs` writes it anew."""
+    assert settings.PAGE.read_text(encoding="utf-8") == settings.page()
+
+
+def test_the_page_has_every_setting() -> None:
+    """Each public settings struct, and each class or function that takes arguments and is no part of the API of spans."""
+    listed = {subject for chapter in settings.CHAPTERS.values() for subject in chapter}
+    expected = {kind for kind in STRUCTS if issubclass(kind, Checked)}
+    expected |= {value for name, value in PUBLIC.items() if name.endswith(("Exporter", "_handler")) and callable(value)}
+    assert expected - {PUBLIC.get("Exporter")} <= listed
+    for subject in listed:
+        assert all(field.text for field in settings.settings_of(subject)), subject

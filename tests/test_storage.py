@@ -1,0 +1,164 @@
+"""Storage governance: the limit holds, what is dear stays, and every file can be read as before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stepscope as sc
+from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.storage import Held, Storage, StoragePolicy, choose
+from stepscope.collector.store import Store
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.journal.discard import discard, places
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.window import Window
+
+STREAM = "0123456789abcdef" * 2
+
+
+def record(path: Path, windows: int, spans: int = 2000) -> Path:
+    """A journal with windows of two steps each."""
+    schedule = sc.schedule(wait=0, warmup=0, active=2)
+    exporter = sc.JournalExporter(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with sc.trace(
+        output_dir=path.parent / "run", schedule=schedule, exporters=[exporter], options=sc.Options(journal=False)
+    ) as profiler:
+        for _ in range(2 * windows):
+            for _ in range(spans):
+                with sc.span("work"):
+                    pass
+            profiler.step()
+        profiler.flush()
+    return exporter.path
+
+
+def read(path: Path) -> tuple[dict[int, int], list[int], int]:
+    """(events of each window, windows that ended, events taken out); the file must be whole."""
+    counts: dict[int, int] = {}
+    ended: list[int] = []
+    with JournalReader(path) as reader:
+        for item in reader:
+            if isinstance(item, EventBatch):
+                counts[item.window] = counts.get(item.window, 0) + len(item)
+            elif isinstance(item, Window):
+                ended.append(item.index)
+        assert not reader.damage and reader.end is not None
+        return counts, ended, reader.discarded
+
+
+def test_discarded_events_free_the_disk_and_are_counted(tmp_path: Path) -> None:
+    """Steps, ends of windows and all other events stay; discarding again changes nothing."""
+    path = record(tmp_path / "journal", 4)
+    before, ended, _ = read(path)
+    size, blocks = path.stat().st_size, path.stat().st_blocks
+    chosen = [place for place in places(path) if place.header.window in (0, 2)]
+    freed = discard(path, chosen)
+    counts, still_ended, gone = read(path)
+    assert path.stat().st_size == size and still_ended == ended
+    assert gone == before[0] + before[2] and counts == {1: before[1], 3: before[3]}
+    if freed:
+        assert path.stat().st_blocks < blocks
+    assert {place.header.window for place in places(path)} == {1, 3}
+
+
+def test_a_crash_between_the_two_writes_leaves_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frame says that it is discarded before its blocks are freed."""
+
+    def refuse(*_: int) -> int:
+        return -1
+
+    path = record(tmp_path / "journal", 2)
+    before, _, _ = read(path)
+    monkeypatch.setattr("stepscope.runtime.journal.discard._fallocate", refuse)
+    chosen = [place for place in places(path) if place.header.window == 0]
+    with pytest.raises(OSError):
+        discard(path, chosen)
+    counts, _, gone = read(path)
+    first = chosen[0].header.count
+    assert gone == first and sum(counts.values()) == sum(before.values()) - first
+
+
+def test_what_is_no_journal_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"text" * 100)
+    with pytest.raises(FormatError):
+        list(places(path))
+    with pytest.raises(FormatError):
+        discard(path, [])
+    link = tmp_path / "link"
+    link.symlink_to(record(tmp_path / "journal", 1))
+    with pytest.raises(OSError):
+        list(places(link))
+
+
+def test_the_limit_holds_and_the_newest_stay(tmp_path: Path) -> None:
+    """Of old windows steps and accounts are left; the newest are whole."""
+    store = Store(CollectorSettings(directory=tmp_path))
+    path = record(store.path(STREAM), 6, spans=4000)
+    before, ended, _ = read(path)
+    limit = path.stat().st_blocks * 512 * 2 // 3
+    done = Storage(store, StoragePolicy(max_bytes=limit, newest=2, slowest=0)).enforce()
+    counts, still_ended, gone = read(path)
+    assert done.used <= limit and done.freed > 0
+    assert done.events == gone == sum(before.values()) - sum(counts.values())
+    assert still_ended == ended and counts[5] == before[5] and counts[4] == before[4]
+    assert 0 not in counts
+    again = Storage(store, StoragePolicy(max_bytes=limit, newest=2, slowest=0)).enforce()
+    assert again.windows == 0
+
+
+def test_a_window_without_an_end_gives_up_its_oldest(tmp_path: Path) -> None:
+    """A run that is one window for weeks stays within the limit as well."""
+    store = Store(CollectorSettings(directory=tmp_path))
+    path = store.path(STREAM)
+    exporter = sc.JournalExporter(path)
+    options = sc.Options(journal=False, drain_interval=0.01)
+    with sc.trace(output_dir=tmp_path / "run", exporters=[exporter], options=options) as profiler:
+        for _ in range(40):
+            for _ in range(1000):
+                with sc.span("work"):
+                    pass
+            profiler.step()
+            profiler.flush(0.2)
+        limit = path.stat().st_blocks * 512 // 2
+        done = Storage(store, StoragePolicy(max_bytes=limit)).enforce()
+        assert done.events and done.used <= limit + (1 << 20)
+    counts, _, gone = read(path)
+    assert gone == done.events and counts[0] > 0
+
+
+windows = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 1000), st.integers(0, 99), st.booleans()),
+    max_size=30,
+    unique_by=lambda row: row[:2],
+)
+
+
+@given(windows, st.integers(1, 5000), st.integers(0, 4), st.integers(0, 4))
+def test_what_is_chosen(rows: list[tuple[int, int, int, int, bool]], limit: int, newest: int, slowest: int) -> None:
+    """The limit is met if that is possible; windows go on all ranks or on none; nothing open goes, nor the last one."""
+    held = [
+        Held(str(stream), window, window, nbytes, 1000 * window + stream, float(pace), closed)
+        for stream, window, nbytes, pace, closed in rows
+    ]
+    used = sum(one.nbytes for one in held)
+    policy = StoragePolicy(max_bytes=limit, newest=newest, slowest=slowest)
+    chosen = choose(held, policy, used)
+    assert len(chosen) == len({(one.stream, one.window) for one in chosen})
+    gone = {one.window for one in chosen}
+    opened = {one.window for one in held if not one.closed}
+    assert not gone & opened
+    assert all(one in chosen for one in held if one.window in gone and one.nbytes)
+    closed = sorted({one.window for one in held} - opened)
+    left = used - sum(one.nbytes for one in chosen)
+    if left > limit:
+        kept = [window for window in closed if window not in gone and any(o.nbytes for o in held if o.window == window)]
+        assert len(kept) <= 1
+    if newest and closed and gone:
+        assert closed[-1] not in gone
