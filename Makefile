@@ -1,4 +1,5 @@
 # make demo      train a small network under stepscope and show where the results are
+# make demo-cluster  four ranks that train together and stream to a collector, while things break
 # make test      all tests
 # make check     lint, types and tests
 # make sanitize  tests of the native core under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
@@ -6,12 +7,14 @@
 # make bench     the benchmarks, beside other tracers
 # make torture   breaks the runtime in every way, about five minutes, and writes docs/reliability.md
 # make endurance 100 million spans and 10,000 starts, about fifteen minutes, for docs/reliability.md
+# make docs      docs/settings.md, of what the settings say of themselves
 # make wheel     dist/
 # Each target makes what it needs; what is there already is not made again.
 
 PYTHON ?= python3.11
 VENV := .venv
 HTA_VENV := .venv-hta
+PHOENIX_VENV := .venv-phoenix
 FUZZ_VENV := .venv-fuzz
 FUZZ_SECONDS ?= 60
 STAMPS := $(VENV)/stamps
@@ -25,7 +28,7 @@ PYTEST_ARGS ?=
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint types bench torture endurance wheel hta viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
+.PHONY: help install demo demo-cluster test check lint types bench torture endurance docs wheel hta phoenix viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -62,6 +65,9 @@ $(STAMPS)/bench: $(STAMPS)/core
 demo: install
 	@$(BIN)/stepscope demo
 
+demo-cluster: install
+	@$(BIN)/python -m stepscope.demo.cluster
+
 test: install viewers-if-npm
 	@$(BIN)/pytest $(PYTEST_ARGS)
 
@@ -86,7 +92,7 @@ fuzz: $(FUZZ_VENV)/stamp install
 $(FUZZ_VENV)/stamp:
 	@echo "making $(FUZZ_VENV) (once)"
 	@$(PYTHON) -m venv $(FUZZ_VENV)
-	@$(FUZZ_VENV)/bin/python -m pip --disable-pip-version-check --quiet install atheris numpy msgspec anyio aiofiles
+	@$(FUZZ_VENV)/bin/python -m pip --disable-pip-version-check --quiet install atheris numpy msgspec anyio aiofiles zstandard
 	@touch $@
 
 bench: $(STAMPS)/bench
@@ -97,6 +103,9 @@ torture: install
 
 endurance: install
 	@$(BIN)/python -m benchmarks.endurance --markdown docs/reliability.md --plot docs/endurance.svg
+
+docs: install
+	@$(BIN)/python -m docs.settings
 
 # Through the source distribution, which shows that it is complete.
 wheel: install
@@ -114,13 +123,29 @@ $(HTA_VENV)/stamp:
 	@$(HTA_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps HolisticTraceAnalysis==0.5.0
 	@touch $@
 
+# Arize Phoenix, a store for OTLP, brings a web server and database of 850 MB: tests start it, nothing imports it.
+phoenix: $(PHOENIX_VENV)/stamp
+
+$(PHOENIX_VENV)/stamp:
+	@echo "making $(PHOENIX_VENV) (once)"
+	@$(PYTHON) -m venv $(PHOENIX_VENV)
+	@$(PHOENIX_VENV)/bin/python -m pip --disable-pip-version-check --quiet install arize-phoenix==20.26.1
+	@touch $@
+
 # What TensorBoard's trace view would load from the network; tests serve it from here.
-viewers: .cache/viewers/webcomponents/package/webcomponents.min.js
+viewers: .cache/viewers/webcomponents/package/webcomponents.min.js .cache/viewers/axe-core/package/axe.min.js
 
 .cache/viewers/webcomponents/package/webcomponents.min.js:
 	@mkdir -p .cache/viewers/webcomponents
 	npm pack --silent --pack-destination .cache/viewers webcomponents.js@0.7.24
 	tar -xzf .cache/viewers/webcomponents.js-0.7.24.tgz -C .cache/viewers/webcomponents
+	@touch $@
+
+# What looks whether everybody can use the collector's page.
+.cache/viewers/axe-core/package/axe.min.js:
+	@mkdir -p .cache/viewers/axe-core
+	npm pack --silent --pack-destination .cache/viewers axe-core@4.14.1
+	tar -xzf .cache/viewers/axe-core-4.14.1.tgz -C .cache/viewers/axe-core
 	@touch $@
 
 viewers-if-npm:

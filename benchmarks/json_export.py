@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from stepscope.runtime.run import Run
 
 
-def _rate(events: int, work: Callable[[], object]) -> float:
+def rate(events: int, work: Callable[[], object]) -> float:
     """Millions of events per second of processor time."""
     start = time.process_time_ns()
     work()
     return events * 1e3 / max(time.process_time_ns() - start, 1)
 
 
-def _recorded(count: int) -> tuple[Run, list[EventBatch]]:
+def recorded(count: int) -> tuple[Run, list[EventBatch]]:
     """Batches of spans as they left the recorder."""
     import stepscope
 
@@ -48,7 +48,7 @@ def _recorded(count: int) -> tuple[Run, list[EventBatch]]:
 def _encoder(scale: Scale) -> Generator[Round]:
     from stepscope.runtime import _core
 
-    _, batches = _recorded(scale.events)
+    _, batches = recorded(scale.events)
     count = sum(len(batch) for batch in batches)
     base = int(batches[0].events["ts"][0]) - 1_000_000_000
 
@@ -60,7 +60,7 @@ def _encoder(scale: Scale) -> Generator[Round]:
             for batch in batches:
                 size += len(_core.encode_chrome(batch.events, batch.args, base, "kineto"))
 
-        return Sample(_rate(count, encode), facts={"bytes per event": size / count})
+        return Sample(rate(count, encode), facts={"bytes per event": size / count})
 
     yield once
 
@@ -69,7 +69,7 @@ def _encoder(scale: Scale) -> Generator[Round]:
 def _exporter(scale: Scale) -> Generator[Round]:
     import stepscope
 
-    run, batches = _recorded(scale.events)
+    run, batches = recorded(scale.events)
     count = sum(len(batch) for batch in batches)
 
     async def export(path: Path) -> None:
@@ -82,8 +82,8 @@ def _exporter(scale: Scale) -> Generator[Round]:
     def once() -> Sample:
         with scratch() as directory:
             path = directory / "trace.json"
-            rate = _rate(count, lambda: asyncio.run(export(path)))
-            return Sample(rate, facts={"bytes per event": path.stat().st_size / count})
+            speed = rate(count, lambda: asyncio.run(export(path)))
+            return Sample(speed, facts={"bytes per event": path.stat().st_size / count})
 
     yield once
 
@@ -98,8 +98,8 @@ def _torch(scale: Scale) -> Generator[Round]:
         count = len(profile.profiler.kineto_results.events())
         with scratch() as directory:
             path = directory / "trace.json"
-            rate = _rate(count, lambda: profile.export_chrome_trace(os.fspath(path)))
-            return Sample(rate, facts={"bytes per event": path.stat().st_size / count})
+            speed = rate(count, lambda: profile.export_chrome_trace(os.fspath(path)))
+            return Sample(speed, facts={"bytes per event": path.stat().st_size / count})
 
     yield once
 
@@ -118,8 +118,8 @@ def _viztracer(scale: Scale) -> Generator[Round]:
         tracer.stop()
         with scratch() as directory:
             path = directory / "trace.json"
-            rate = _rate(count, lambda: tracer.save(os.fspath(path)))
-            return Sample(rate, facts={"bytes per event": path.stat().st_size / count})
+            speed = rate(count, lambda: tracer.save(os.fspath(path)))
+            return Sample(speed, facts={"bytes per event": path.stat().st_size / count})
 
     yield once
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-PACKAGES = ("stepscope", "torch", "viztracer", "opentelemetry-sdk", "nvtx", "numpy", "uvloop")
+PACKAGES = ("stepscope", "torch", "viztracer", "opentelemetry-sdk", "nvtx", "perfetto", "numpy", "uvloop")
 
 
 class Machine(msgspec.Struct, frozen=True):

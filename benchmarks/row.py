@@ -30,6 +30,7 @@ class Tool(StrEnum):
     VIZTRACER = "viztracer"
     OPENTELEMETRY = "opentelemetry"
     NVTX = "nvtx"
+    PERFETTO = "perfetto"
 
 
 Round = Callable[[], Sample]

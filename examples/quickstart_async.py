@@ -24,7 +24,7 @@ async def forward(batch: list[float]) -> float:
 async def main() -> None:
     async with sc.trace(
         schedule=sc.schedule(wait=1, warmup=1, active=3, repeat=2),
-        exporters=[sc.ChromeTraceExporter("trace.json")],
+        exporters=[sc.ChromeTraceExporter("trace.json"), sc.PerfettoExporter("trace.pftrace")],
         output_dir="run",
     ) as profiler:
         async for batch in batches(12):

@@ -27,6 +27,10 @@ RATES = (400_000.0, 800_000.0, 1_200_000.0, 1_600_000.0, 2_400_000.0)
 PROBE = 10.0
 """Seconds of each."""
 CYCLES = 10_000
+FLAT = 100_000
+"""Bytes for a million spans: growth below that, over the second half of a run, is that of allocators and caches."""
+LONG = 50_000_000
+"""Spans of a run whose second half says how flat memory is."""
 MB = 1e6
 
 
@@ -70,7 +74,7 @@ def _cycles(kind: Kind, count: int) -> Cycles:
 
 
 def problems(report: Report) -> list[str]:
-    """What is not as promised, besides how flat memory is, which people judge."""
+    """What is not as promised."""
     long = report.long
     found = [f"{long.lost} events lost without a count"] if long.lost else []
     found += [f"{name}: {count} in flight" for name, (*_, count) in long.end.outputs.items() if count]
@@ -78,6 +82,12 @@ def problems(report: Report) -> list[str]:
     found += [f"left in /dev/shm: {name}" for name in long.left]
     found += [f"thread left: {name}" for name in long.end.threads]
     found += [f"exit status {long.status}"] if long.status else []
+    for what, grown in (
+        ("allocated memory", long.per_million(lambda seen: seen.private)),
+        ("rings", long.per_million(lambda seen: seen.shared)),
+    ):
+        if grown > FLAT and long.end.spans >= LONG:
+            found.append(f"{what} grew by {grown:,.0f} bytes for a million spans; {FLAT:,} is what counts as flat")
     for cycles in report.cycles:
         found += cycles.problems
         for what in ("descriptors", "threads"):

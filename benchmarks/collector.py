@@ -1,0 +1,145 @@
+"""Streaming to a collector over loopback: what it costs the training process, and what the collector takes in.
+
+Both are processor time: of the collector's process for what it takes in, of the training process, less that of the same load
+without the exporter, for what it costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from benchmarks.collecting import collecting, payload
+from benchmarks.ranks import SYNC
+from benchmarks.ranks import run as run_ranks
+from benchmarks.row import Contender, Round, Row, Sample, Tool
+from benchmarks.scale import Scale
+from benchmarks.session import scratch, session
+
+RATE = 100_000
+"""Events a second of the training process."""
+CHUNK = 25_000
+"""Events of a frame: what a quarter of a second has at that rate."""
+RANKS = 1000
+
+
+@contextmanager
+def _ingest(scale: Scale) -> Generator[Round]:
+    count, flags, data = payload(min(CHUNK, scale.events))
+    frames = max(scale.events * 400 // count, 1)  # processor time is counted in hundredths of a second
+
+    def once() -> Sample:
+        with scratch() as directory, collecting(directory) as collector:
+            before = collector.processor_seconds()
+            asyncio.run(_send(collector.url, frames, flags, data))
+            spent = max(collector.processor_seconds() - before, 1e-3)
+            return Sample(frames * count / spent / 1e6, facts={"bytes per event": len(data) / count})
+
+    yield once
+
+
+async def _send(url: str, frames: int, flags: int, data: bytes) -> None:
+    from websockets.asyncio.client import connect
+    from websockets.typing import Subprotocol
+
+    from stepscope.exporters.collector import protocol
+    from stepscope.runtime.clock import ClockAnchor
+    from stepscope.runtime.journal import format as fmt
+    from stepscope.runtime.journal.records import RunRecord
+
+    subprotocols = [Subprotocol(protocol.SUBPROTOCOL)]
+    async with connect(url + protocol.PATH, subprotocols=subprotocols, compression=None, proxy=None) as socket:
+        await socket.send(
+            protocol.encode(protocol.Hello("0" * 32, SYNC, 0, RunRecord(name="", anchor=ClockAnchor.read())))
+        )
+        await socket.recv()
+        confirmed = 0
+        for number in range(frames):
+            frame = fmt.encode_frame(SYNC, fmt.FrameType.EVENTS, number, [data], flags)
+            await socket.send(protocol.encode(protocol.Frames(number, 1), *map(bytes, frame)))
+            while confirmed < number - 8:
+                await socket.recv()
+                confirmed += 1
+        while confirmed < frames:
+            await socket.recv()
+            confirmed += 1
+
+
+@contextmanager
+def _exporter(scale: Scale) -> Generator[Round]:
+    from stepscope.exporters.collector.exporter import CollectorExporter
+
+    seconds = max(scale.events / RATE, 0.01)
+    with scratch() as directory, collecting(directory) as collector:
+
+        def once() -> Sample:
+            without = _cost([], seconds)
+            exporter = CollectorExporter(collector.url)
+            return Sample((_cost([exporter], seconds) - without) / seconds * 100, without / seconds * 100)
+
+        yield once
+
+
+def _cost(exporters: list[object], seconds: float) -> float:
+    """Processor seconds of recording for so long, and of delivering all of it."""
+    import stepscope
+
+    with session(exporters=exporters, options=stepscope.Options(journal=False)) as profiler:
+        begun, start = time.process_time(), time.monotonic()
+        for turn in range(int(seconds * 100)):
+            time.sleep(max(start + turn / 100 - time.monotonic(), 0))
+            for _ in range(RATE // 100 // 10):
+                with stepscope.span("forward"):
+                    for name in ("a", "b", "c", "d", "e", "f", "g", "h", "i"):
+                        with stepscope.span(name):
+                            pass
+            profiler.step()
+        profiler.close()
+        return time.process_time() - begun
+
+
+@contextmanager
+def _ranks(scale: Scale) -> Generator[Round]:
+    def once() -> Sample:
+        seconds = scale.events / 500_000 * 60
+        result = run_ranks(RANKS if seconds > 1 else 10, 1000, seconds)
+        facts = {
+            "events missing": float(result.missing),
+            "slowest confirmation, s": result.slowest_ack,
+            "collector, % of a core": 100 * result.collector_seconds / result.seconds,
+        }
+        return Sample(result.collector_peak_bytes / 1e6, facts=facts)
+
+    yield once
+
+
+ROWS = (
+    Row(
+        key="collector.ingest",
+        what="a collector's ingest over loopback with a durable journal, one core",
+        unit="M events/s",
+        budget=2.0,
+        more_is_better=True,
+        heavy=True,
+        contenders=(Contender(Tool.STEPSCOPE, "stepscope collect", _ingest),),
+    ),
+    Row(
+        key="collector.exporter",
+        what="streaming 100,000 events/s to a collector: processor time of the training process",
+        unit="% of a core",
+        budget=2.0,
+        heavy=True,
+        contenders=(Contender(Tool.STEPSCOPE, "CollectorExporter", _exporter),),
+    ),
+    Row(
+        key="collector.ranks",
+        what="a collector's memory, 1,000 ranks that stream 1,000 events/s each for a minute",
+        unit="MB",
+        budget=1000.0,
+        heavy=True,
+        contenders=(Contender(Tool.STEPSCOPE, "stepscope collect", _ranks, every=5),),
+    ),
+)
+"""What a collector and its exporter cost."""

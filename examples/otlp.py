@@ -1,0 +1,27 @@
+"""Sends a run to a receiver of OTLP: `python otlp.py http://localhost:4318`, or to where OTEL_EXPORTER_OTLP_ENDPOINT says."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import stepscope as sc
+
+
+def main() -> None:
+    options = sc.OtlpOptions(service_name="example", spans_per_second=500.0, leave_out=("cpu_op",))
+    exporter = sc.OtlpExporter(sys.argv[1] if len(sys.argv) > 1 else None, options=options)
+    with sc.trace(exporters=[exporter], output_dir="run") as profiler:
+        for step in range(5):
+            with sc.span("load", rows=32):
+                time.sleep(0.002)
+            with sc.span("train"), sc.span("forward", layer=step):
+                time.sleep(0.003)
+            sc.counter("loss", 1 / (step + 1))
+            profiler.step()
+    print(profiler.report())  # what arrived, and what did not and why
+    profiler.raise_errors()
+
+
+if __name__ == "__main__":
+    main()
