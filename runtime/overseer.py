@@ -202,8 +202,16 @@ class Overseer:
         self._rings = produced, clock_now
         if clock_now - max(now, begun) < interval * intervals:
             return None
-        cost = (produced - before) * self._costs.span / (clock_now - since)
+        cost = (produced - before) * self._per_event() / (clock_now - since)
         return cost, [cost / level.every if level.every else 0.0 for level in self._ladder]
+
+    def _per_event(self) -> float:
+        """ns that an event has cost the program's threads so far, operators among them."""
+        counted = self.counted.copy()
+        number = counted.events + counted.operators
+        if not number:
+            return self._costs.span
+        return (counted.events_ns(self._costs) + counted.operators_ns(self._costs)) / number
 
     def _expect(self, last: _Reading, now: _Reading, wall: int) -> tuple[float, list[float]]:
         """The cost of the last interval, and what it would have been at each level."""

@@ -292,8 +292,9 @@ class Pipeline:
         if begun is None or not changes or (changes[-1].after == FULL and not self._unsaid):
             return
         self._unsaid = False
-        block, args = self.overseer.change_event(changes[-1], max(at, begun), self._track)
-        self._route(OVERHEAD, block, args)
+        at = max(at, begun)
+        self._route(OVERHEAD, *self.overseer.change_event(changes[-1], at, self._track))
+        self._route(OVERHEAD, self.overseer.cost_event(changes[-1].cost, at, self._track), b"")
 
     async def _oversee(self, interval: float) -> None:
         while not self._closing.is_set():

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from stepscope.runtime.session import ENVIRONMENT, make_session, remove_session
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.spool import Spool
 from stepscope.runtime.workers import Workers
+
+LOOK_EVERY = 0.1
+"""Seconds between two looks for the session directory."""
 
 DRAIN_LIMIT = 1 << 18
 """Events taken at a time: a block of 16 MiB at most."""
@@ -47,6 +51,7 @@ class Recorder:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise OutputError(error.errno, f"cannot open a session in {self.directory}: {error.strerror}") from error
         self.workers = Workers(self.directory, options.worker_ring_bytes)
+        self._looked, self._gone = -LOOK_EVERY, False
         self._outer_session = os.environ.get(ENVIRONMENT)
         os.environ[ENVIRONMENT] = str(self.directory)
 
@@ -87,10 +92,17 @@ class Recorder:
             recording=bool(_core.recording()),
             cut=_core.counts(),
             workers=self.workers.statistics(),
-            removed=not self.directory.exists(),
+            removed=self._removed(),
             unwatched=asyncio_tasks.unwatched.copy(),
             **rings,
         )
+
+    def _removed(self) -> bool:
+        # Asking lets go of the interpreter for a moment: whoever asks all the time would keep the hub from ever getting it.
+        now = time.monotonic()
+        if now - self._looked >= LOOK_EVERY:
+            self._looked, self._gone = now, not self.directory.exists()
+        return self._gone
 
     def close(self) -> None:
         """Stops recording for good, here and in processes that joined, and removes the session directory."""

@@ -33,7 +33,6 @@ def work_until(profiler: sc.Profiler, detail: str, seconds: float = 60) -> int:
                     pass
             made += 200
             profiler.step()
-        time.sleep(0.002)  # what was done is known when the loop has had a turn
         assert time.monotonic() < deadline, f"{detail} was not reached: {overhead(profiler)}"
     return made
 
