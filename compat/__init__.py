@@ -1,0 +1,1 @@
+"""Front doors for users of other profilers, and callbacks for training frameworks."""
