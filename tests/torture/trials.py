@@ -48,15 +48,13 @@ def attempt(fault: Fault, request: Request) -> Answer:
     except (Exception, pytest.fail.Exception) as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         outcome = Outcome(problems=(f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})",))
-    left = [f"left running: {command(pid)[:120]}" for pid in children(os.getpid()) if not _helper(pid)]
-    for pid in children(os.getpid()):
-        if not _helper(pid):
-            end_tree(pid)
+    running = {pid: command(pid) for pid in children(os.getpid())}
+    running = {pid: line for pid, line in running.items() if not any(helper in line for helper in HELPERS)}
+    # One without a command line is past its last instruction, and only not yet gone.
+    left = [f"left running: {line[:120]}" for line in running.values() if line]
+    for pid in running:
+        end_tree(pid)
     return Answer(msgspec.structs.replace(outcome, problems=(*outcome.problems, *left)))
-
-
-def _helper(pid: int) -> bool:
-    return any(helper in command(pid) for helper in HELPERS)
 
 
 def serve(package: str, requests: BinaryIO, answers: BinaryIO) -> None:
