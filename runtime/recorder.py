@@ -79,7 +79,9 @@ class Recorder:
             events, args, more = _core.drain(DRAIN_LIMIT)
             if events:
                 blocks.append((np.frombuffer(events, EVENT_DTYPE), args))
-        return until, blocks + self.workers.drain()
+        for events, args in (others := self.workers.drain()):
+            _core.spool_write(events, args)
+        return until, blocks + others
 
     def open_spans(self) -> Block:
         """Spans that have begun and not ended, in any process of the session, with `dur` up to now."""

@@ -13,7 +13,7 @@ from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, join_blocks
 from stepscope.runtime.intervals import FOREVER, Mask, ends
 from stepscope.runtime.journal.ids import IdMap
-from stepscope.runtime.ledger import SAMPLED, Ledger, SourceLedger, losses
+from stepscope.runtime.ledger import SAMPLED, Ledger, OutputLedger, SourceLedger, losses
 from stepscope.runtime.open_window import STEPS, OpenWindow
 from stepscope.runtime.recovery.kept import kept_blocks
 from stepscope.runtime.recovery.ring_content import Told
@@ -126,8 +126,8 @@ class Leftovers:
 
     def _rings(self) -> Iterator[tuple[Block, bytes, Block, str]]:
         """What a flight recorder kept, what had been drained, and the rings; what is in several, once."""
+        known = _NO_KEYS
         for number, (files, ids) in enumerate(self._parts):
-            known = _NO_KEYS
             # Processes that joined leave keeping and spooling to the session's owner.
             stored = () if number else (kept_blocks(files, self._profiler), files.spooled())
             for pieces in stored:
@@ -163,6 +163,8 @@ class UnfinishedWindow:
         """Events that the journal lacked, without gaps."""
         self.dropped = 0
         """Events that gaps count which the journal lacked."""
+        self.untold = 0
+        """Events, in no gap, that the run's journal had dropped."""
         self.profiler = 0
         """Number that the profiler's step marks bear; 0 = unknown."""
         self._marks: list[Block] = []
@@ -240,7 +242,10 @@ class UnfinishedWindow:
             added = recovered.get(source, SourceLedger())
             accepted = self._counts[source] + added.accepted
             dropped = self._dropped.get(source, Counter()) + Counter(added.dropped)
+            accepted += self.untold if source == RECORDER else 0
             sources[source] = SourceLedger(accepted + dropped.total(), accepted, dict(dropped))
+        offered = sum(ledger.accepted for ledger in sources.values())
+        journal = OutputLedger(offered, offered - self.untold, {"queue": self.untold} if self.untold else {})
         return Window(
             index=self.index,
             profiler=profiler,
@@ -249,7 +254,7 @@ class UnfinishedWindow:
             steps=tuple(step for step in self.window.steps() if step.number >= 0),
             complete=False,
             diagnostics=(note,),
-            ledger=Ledger(sources),
+            ledger=Ledger(sources, {"journal": journal}),
             metadata=metadata,
             wall_start_ns=wall_start_ns,
         )
