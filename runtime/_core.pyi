@@ -90,7 +90,7 @@ def spool(fd: int, /) -> None:
     """Drains append what they take to this file before they give the rings free; -1: to none; -2: to none, though they
     should, so that what they take counts as `unspooled`."""
 
-def spool_write(events: Buffer, args: Buffer, /) -> None:
+def spool_write(events: Any, args: bytes, /) -> None:
     """Appends events that were taken from the rings of processes that joined, in this process's ids.
 
     Raises:

@@ -34,7 +34,9 @@ def test_the_page_says_what_the_tests_say() -> None:
 def test_a_row_without_a_test_is_found(tmp_path: Path) -> None:
     """It is `open`, and a row that had a test before and has none now differs from the page."""
     source = tmp_path / "test_some.py"
-    source.write_text('@pytest.mark.checklist("A1", "A2")\ndef test_it(): ...\nclass TestMore:\n    def test_no(self): ...')
+    source.write_text(
+        '@pytest.mark.checklist("A1", "A2")\ndef test_it(): ...\nclass TestMore:\n    def test_no(self): ...'
+    )
     found = marked([source])
     assert found == {"A1": ["test_some.py::test_it"], "A2": ["test_some.py::test_it"]}
     text = "| A1 | what | here | |\n| A3 | what | here | `test_gone.py::test_gone` |\n"

@@ -1,4 +1,4 @@
-"""What neither the spool nor the journal has when a process is killed: it is counted, or said to be missing at most."""
+"""What neither the spool nor the journal has when a process is killed: it is said how much may be missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Slow(sc.JournalExporter):
         await asyncio.sleep(SECONDS)
         await super().export(batch)
 profiler = sc.trace(output_dir=sys.argv[1], exporters=[Slow()], options=sc.Options(session_dir=sys.argv[2],
-                    queue_bytes=QUEUE, drain_interval=0.005))
+                    queue_bytes=QUEUE, drain_interval=0.005, ring_slots=2048))
 profiler.start()
 made = 0
 """
@@ -60,7 +60,7 @@ def check(crash: Crash) -> Recovery:
     recovery = crash.recover()
     made = int((crash.run / "made").read_text())
     (window,) = windows(recovery.journal)
-    counted = window.ledger.dropped() + sum(window.ledger.outputs["journal"].dropped.values())
+    counted = window.ledger.dropped()
     found = names(recovery.journal)["x"]
     assert counted == recovery.dropped
     assert found + counted <= made <= found + counted + at_most(recovery), recovery.text()
@@ -77,8 +77,8 @@ def test_a_journal_that_hangs(crash: Crash) -> None:
 
 def test_a_journal_that_is_slow(crash: Crash) -> None:
     """What its queue dropped was handled, so the spool lets go of it: the count is in the session."""
-    crash.of(program(LOOP, seconds=0.1, queue=1 << 18))
-    assert check(crash).dropped > 0
+    crash.of(program(LOOP, seconds=1.0, queue=1 << 18))
+    assert at_most(check(crash)) > 0
 
 
 def test_a_journal_that_keeps_up_has_nothing_missing(crash: Crash) -> None:
@@ -101,7 +101,13 @@ with open(os.path.dirname(sys.argv[2]) + "/filler", "wb", buffering=0) as file:
         while file.write(bytes(4096)) == 4096: pass
     except OSError: pass
 """
-        crash.of(program("profiler.flush()\n" + LOOP.replace("range(40)", "range(2)") + fill + LOOP, seconds=1000.0, queue=64 << 20))
+        crash.of(
+            program(
+                "profiler.flush()\n" + LOOP.replace("range(40)", "range(2)") + fill + LOOP,
+                seconds=1000.0,
+                queue=64 << 20,
+            )
+        )
         recovery = check(crash)
     assert at_most(recovery) > 0
 
@@ -121,7 +127,9 @@ os.waitpid(pid, 0)
 made = 20000
 time.sleep(0.3)
 """
-    text = program(loop, seconds=1000.0, queue=64 << 20).replace("drain_interval=0.005", "drain_interval=0.005, worker_ring_bytes=1 << 16, ring_slots=1024")
+    text = program(loop, seconds=1000.0, queue=64 << 20).replace(
+        "drain_interval=0.005", "drain_interval=0.005, worker_ring_bytes=1 << 16"
+    )
     crash.of(text)
     recovery = check(crash)
     assert not at_most(recovery) and recovery.processes == 1

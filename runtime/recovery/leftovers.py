@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime import strings, tracks
-from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, join_blocks
+from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.intervals import FOREVER, Mask, ends
 from stepscope.runtime.journal.ids import IdMap
-from stepscope.runtime.ledger import SAMPLED, Ledger, OutputLedger, SourceLedger, losses
+from stepscope.runtime.ledger import SAMPLED, Ledger, SourceLedger, losses
 from stepscope.runtime.open_window import STEPS, OpenWindow
 from stepscope.runtime.recovery.kept import kept_blocks
 from stepscope.runtime.recovery.ring_content import Told
@@ -50,7 +50,7 @@ class Leftovers:
         ended: list[Keys] = []
         begins: list[NDArray[np.int64]] = []
         marks: list[Block] = []
-        for events, _, _, _ in self._rings():
+        for events, _, _, _, _ in self._rings():
             kinds = events["kind"]
             keys.append(keys_of(events))
             self.last_ns = max(self.last_ns, int(ends(events).max(initial=0)))
@@ -107,13 +107,16 @@ class Leftovers:
         index = int(np.searchsorted(self._begins, at, side="right"))
         return int(self._begins[index]) if index < len(self._begins) else None
 
-    def pieces(self, profiler: int) -> Iterator[tuple[Block, bytes, str]]:
-        """Events and gaps of everything that was left, each once, with their source; step marks of one profiler only."""
-        for events, args, gaps, source in self._rings():
+    def pieces(self, profiler: int) -> Iterator[tuple[Block, bytes, str, bool]]:
+        """Events and gaps of everything that was left, each once, with their source; step marks of one profiler only.
+
+        The last value says whether they had been taken from a ring, and are in nothing that was stored after that.
+        """
+        for events, args, gaps, source, alone in self._rings():
             foreign = (events["kind"] == int(Kind.STEP)) & (events["id"] != profiler)
-            yield events[~foreign], args, source
+            yield events[~foreign], args, source, alone
             gaps["ts"] = np.where(gaps["ts"] == 0, self.last_ns, gaps["ts"])
-            yield gaps, b"", RECORDER
+            yield gaps, b"", RECORDER, False
 
     def open_spans(self, until: int) -> Block:
         """Spans that had not ended, up to `until`; those left out whose end is in a ring."""
@@ -124,7 +127,7 @@ class Leftovers:
             blocks.append(spans[~np.isin(spans["id"], self._ended)])
         return join_blocks(blocks)
 
-    def _rings(self) -> Iterator[tuple[Block, bytes, Block, str]]:
+    def _rings(self) -> Iterator[tuple[Block, bytes, Block, str, bool]]:
         """What a flight recorder kept, what had been drained, and the rings; what is in several, once."""
         known = _NO_KEYS
         for number, (files, ids) in enumerate(self._parts):
@@ -138,7 +141,7 @@ class Leftovers:
                     self._uncount(piece.events)
                     keys = keys_of(piece.events)
                     found.append(keys)
-                    yield piece.events[~_among(keys, known)], bytes(piece.args), piece.gaps, piece.source
+                    yield piece.events[~_among(keys, known)], bytes(piece.args), piece.gaps, piece.source, False
                 known = np.unique(np.concatenate(found))
             for ring in files.rings(self._told[number]):
                 ids.localise(ring.events, ring.args)
@@ -148,8 +151,11 @@ class Leftovers:
                     ring.gaps["name"][-1] = SAMPLED
                 # What was drained lies in the ring until it is overwritten. Steps are those of the session's owner.
                 new = ~_among(keys_of(ring.events), known)
-                own = ring.events[new if number == 0 else new & (ring.events["kind"] != int(Kind.STEP))]
-                yield own, bytes(ring.args), ring.gaps, ring.source
+                new &= (number == 0) | (ring.events["kind"] != int(Kind.STEP))
+                taken = np.ones(len(new), np.bool_) if ring.drained is None else ring.drained
+                args = bytes(ring.args)
+                yield ring.events[new & taken], args, empty_block(), ring.source, True
+                yield ring.events[new & ~taken], args, ring.gaps, ring.source, False
 
 
 class UnfinishedWindow:
@@ -163,8 +169,6 @@ class UnfinishedWindow:
         """Events that the journal lacked, without gaps."""
         self.dropped = 0
         """Events that gaps count which the journal lacked."""
-        self.untold = 0
-        """Events, in no gap, that the run's journal had dropped."""
         self.profiler = 0
         """Number that the profiler's step marks bear; 0 = unknown."""
         self._marks: list[Block] = []
@@ -242,10 +246,7 @@ class UnfinishedWindow:
             added = recovered.get(source, SourceLedger())
             accepted = self._counts[source] + added.accepted
             dropped = self._dropped.get(source, Counter()) + Counter(added.dropped)
-            accepted += self.untold if source == RECORDER else 0
             sources[source] = SourceLedger(accepted + dropped.total(), accepted, dict(dropped))
-        offered = sum(ledger.accepted for ledger in sources.values())
-        journal = OutputLedger(offered, offered - self.untold, {"queue": self.untold} if self.untold else {})
         return Window(
             index=self.index,
             profiler=profiler,
@@ -254,7 +255,7 @@ class UnfinishedWindow:
             steps=tuple(step for step in self.window.steps() if step.number >= 0),
             complete=False,
             diagnostics=(note,),
-            ledger=Ledger(sources, {"journal": journal}),
+            ledger=Ledger(sources),
             metadata=metadata,
             wall_start_ns=wall_start_ns,
         )

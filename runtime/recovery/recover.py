@@ -53,7 +53,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     open_spans: int
     """Spans that had not ended."""
     dropped: int
-    """Events that did not fit the rings, or that the journal had dropped as it could not keep up, reported nowhere before."""
+    """Events that did not fit the rings, reported nowhere before."""
     damage: Damage
     """What could not be read of the run's journal."""
     notes: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
             f"  {human_count(self.from_rings, 'event')} and {human_count(self.open_spans, 'open span')} from {session}",
         ]
         lines += [f"  {human_count(self.processes, 'process', 'es')} had joined"] if self.processes else []
-        lines += [f"  {human_count(self.dropped, 'event')} had been dropped, and are counted"] if self.dropped else []
+        lines += [f"  {human_count(self.dropped, 'event')} had not fitted the rings"] if self.dropped else []
         if self.damage:
             lost = ", ".join(
                 f"{name} {value:,}" for name, value in msgspec.structs.asdict(self.damage).items() if value
@@ -144,13 +144,13 @@ def recover(
             work.copy(reader)
             if note is None and work.whole and reader.end is not None and not reader.damage:
                 raise FormatError(f"nothing to recover in {place}: {reader.path} is whole, its run ended in order")
-        unspooled, untold = session.unheld() if session else (0, 0)
-        if unspooled:
+        work.add_leftovers()
+        unheld = (session.unheld() if session else 0) - work.found_alone
+        if unheld > 0:
             missing.append(
-                f"at most {human_count(unspooled, 'event')} that had been taken from the rings when the spool had no room for "
-                f"them (it has Options.queue_bytes, in {session.directory if session else ''}): the journal may lack them"
+                f"at most {human_count(unheld, 'event')} that had been taken from the rings while the journal was far behind, "
+                "and that it dropped, or that the session had no room for (Options.queue_bytes)"
             )
-        work.add_leftovers(untold)
         writer.write_metadata(dict(run.metadata()))
         writer.close()
         os.replace(writer.path, target)
@@ -199,6 +199,8 @@ class _Recovering:
 
     def __init__(self, writer: JournalWriter, run: Run, leftovers: Leftovers, profiler: int) -> None:
         self.windows = self.unfinished = self.events = self.from_rings = self.open_spans = self.dropped = 0
+        self.found_alone = 0
+        """Events that were found in rings only, though they had been taken from there."""
         self._writer = writer
         self._run = run
         self._leftovers = leftovers
@@ -241,12 +243,8 @@ class _Recovering:
             elif isinstance(item, CapRecord):
                 self._writer.write_cap(item)
 
-    def add_leftovers(self, untold: int) -> None:
-        """Adds the events of the rings to the windows that were open, or to a new one, and closes these.
-
-        Args:
-            untold: events that the journal had dropped, not told of yet; of which window is not known, so the last has them.
-        """
+    def add_leftovers(self) -> None:
+        """Adds the events of the rings to the windows that were open, or to a new one, and closes these."""
         if not self._profiler:
             numbers = np.unique(self._leftovers.marks["id"])
             self._profiler = int(numbers[0]) if len(numbers) == 1 else 0
@@ -258,12 +256,12 @@ class _Recovering:
         for index, window in enumerate(windows):
             window.begin(marks, windows[index + 1].start if index + 1 < len(windows) else last + 1)
         by_index = {window.index: window for window in windows}
-        for events, args, source in self._leftovers.pieces(self._profiler):
+        for events, args, source, alone in self._leftovers.pieces(self._profiler):
+            before = sum(window.added for window in windows)
             for borders, part in divide([window.window for window in windows], events):
                 self._writer.write_batch(by_index[borders.index].take(part, args, source))
-        for window in windows[-1:]:
-            window.untold = untold
-            self.dropped += untold
+            if alone:
+                self.found_alone += sum(window.added for window in windows) - before
         for window in windows:
             self._finish(window, last)
 

@@ -170,19 +170,18 @@ class SessionFiles:
             finally:
                 os.close(file)
 
-    def unheld(self) -> tuple[int, int]:
-        """What is in none of the files, as its process has said.
+    def unheld(self) -> int:
+        """Events that were taken from the rings and may be in no file since, at most, as their process has said.
 
-        Returns:
-            Events that were taken from the rings and found no room in the spool: the journal may lack so many. And events
-            that the journals had dropped, because they could not keep up, and had not written of.
+        They found no room in the spool and no journal had handled them; or the journals had dropped them, because they
+        could not keep up, and had not written of that. What was not overwritten in the rings is still there.
         """
         data = self._read(_CONTROL_FILE, MAX_CONTROL_BYTES) if _CONTROL_FILE in os.listdir(self._fd) else b""
         if len(data) < _CONTROL.size:
-            return 0, 0
+            return 0
         magic, unspooled, settled, untold = _CONTROL.unpack_from(data)
         believed = magic == _CONTROL_MAGIC and settled <= unspooled < 1 << 62 and untold < 1 << 62
-        return (unspooled - settled, untold) if believed else (0, 0)
+        return unspooled - settled + untold if believed else 0
 
     def waiting(self) -> int:
         """Events that are in no journal, at most: those that were not drained, lost ones included, and those in the spool."""

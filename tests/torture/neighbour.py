@@ -91,7 +91,11 @@ def main(how: str, method: Method, directory: Path, port: int, seconds: float) -
     good = MemoryExporter(name="good")
     chrome = sc.ChromeTraceExporter(directory / "good.json")
     options = sc.Options(close_timeout=seconds, drain_interval=0.05, queue_bytes=1 << 16)
-    profiler = sc.trace(exporters=[*neighbours(how, method, directory, port), good, chrome], output_dir=directory / "run", options=options)
+    profiler = sc.trace(
+        exporters=[*neighbours(how, method, directory, port), good, chrome],
+        output_dir=directory / "run",
+        options=options,
+    )
     held: list[int] = []
     began = time.perf_counter()
     profiler.start()
