@@ -79,8 +79,9 @@ class Recorder:
             events, args, more = _core.drain(DRAIN_LIMIT)
             if events:
                 blocks.append((np.frombuffer(events, EVENT_DTYPE), args))
-        for events, args in (others := self.workers.drain()):
-            _core.spool_write(events, args)
+        others = self.workers.drain()
+        for block, heap in others:
+            _core.spool_write(block, heap)
         return until, blocks + others
 
     def open_spans(self) -> Block:
