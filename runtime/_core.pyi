@@ -87,7 +87,22 @@ def drain(limit: int, /) -> tuple[bytes, bytes, bool]:
     """Takes up to `limit` events of all rings: (events, arguments, whether more is left)."""
 
 def spool(fd: int, /) -> None:
-    """Drains append what they take to this file before they give the rings free; -1: to none."""
+    """Drains append what they take to this file before they give the rings free; -1: to none; -2: to none, though they
+    should, so that what they take counts as `unspooled`."""
+
+def spool_write(events: Any, args: bytes, /) -> None:
+    """Appends events that were taken from the rings of processes that joined, in this process's ids.
+
+    Raises:
+        ValueError: if they are no whole events.
+    """
+
+def spool_tell(settled: int, untold: int, /) -> None:
+    """Tells whoever recovers this session how many of the `unspooled` the journals have, or count, by now, and how many
+    events they dropped and have not written of."""
+
+def unspooled() -> int:
+    """Events taken from the rings of this session that were not copied to the spool, though they should have been."""
 
 def open_spans() -> bytes:
     """Spans that are open now, as events with FLAG_OPEN and `dur` up to now."""

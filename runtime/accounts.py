@@ -18,6 +18,8 @@ class Accounts:
         self._held: Counter[int] = Counter()
         self._past_offered = self._past_exported = 0
         self._past_dropped: Counter[str] = Counter()
+        self.dropped = 0
+        """Events dropped over the run, for any reason."""
 
     def offer(self, window: int, count: int) -> None:
         """So many events of a window were offered."""
@@ -33,6 +35,7 @@ class Accounts:
     def drop(self, window: int, reason: str, count: int) -> None:
         """So many were dropped; perhaps of a window that was forgotten meanwhile."""
         if count:
+            self.dropped += count
             known = window in self
             (self._dropped.setdefault(window, Counter()) if known else self._past_dropped)[reason] += count
 

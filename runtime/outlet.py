@@ -116,6 +116,7 @@ class Outlet:
         """The reason by which everything is dropped from now on; empty while the exporter is fed."""
         self._bytes = self._peak = self._batches = self._handled = self._error_count = self._busy = 0
         self._accounts = Accounts()
+        self._told = 0
         self._cap_seen = 0
         self._settling = exporter if isinstance(exporter, Settling) else None
         self._closed: dict[int, None] = {}
@@ -278,6 +279,12 @@ class Outlet:
             return self.given - len(self._queue) - (self._in_hand is not None)
 
     @property
+    def untold(self) -> int:
+        """Events that were dropped, of windows whose end the exporter has not been given yet."""
+        with self._lock:
+            return self._accounts.dropped - self._told
+
+    @property
     def ended(self) -> bool:
         """Whether the thread has done its work; true if it was never started."""
         return self._thread is None or self._thread.ended
@@ -376,6 +383,8 @@ class Outlet:
                 window = msgspec.structs.replace(item.window, ledger=self._with_own(item.window))
                 await self._guard("close_window", lambda: self.exporter.close_window(window))
                 self._settle()
+            with self._lock:
+                self._told += sum(self._accounts.ledger(item.window.index).dropped.values())
             self._windows_closed += 1
             self._closed[item.window.index] = None
             if len(self._closed) > KEPT_WINDOWS:

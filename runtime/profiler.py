@@ -42,8 +42,12 @@ from stepscope.runtime.windows import INTERRUPTED
 
 log = logging.getLogger("stepscope")
 
-OVERRUN = 0.4
+OVERRUN = 0.35
 """Seconds that closing may take beyond `Options.close_timeout` before the loop is given up."""
+JOINING = 0.1
+"""Seconds beyond `Options.close_timeout` in which threads that have done their work may end."""
+LATEST = 0.48
+"""Seconds beyond `Options.close_timeout` after which `close` returns, whatever is not done."""
 
 
 class Profiler(Reporting):
@@ -268,7 +272,7 @@ class Profiler(Reporting):
         closing = self._closing
         if closing is not None and self._may_wait():
             try:
-                closing.result(self.options.close_timeout + 2 * OVERRUN)
+                closing.result(self.options.close_timeout + LATEST)
             except FutureTimeoutError:
                 log.error("profiler %r did not close in time: something blocks its loop", self.name)
         if not _alive:
@@ -306,8 +310,10 @@ class Profiler(Reporting):
                 hub_.do(self._accounts.close)
             self.output.finish()
             hub.release()
-            for outlet in pipeline.outlets:
-                outlet.join(OVERRUN)
+            now = clock.now()
+            until = min(now + round(OVERRUN * 1e9), max(now, deadline) + round(JOINING * 1e9))
+            for outlet in pipeline.outlets:  # one end for all: each may have handed something to a thread that hangs
+                outlet.join(max(until - clock.now(), 0) / 1e9)
         finally:
             _alive.discard(self)
             if not _alive:

@@ -79,7 +79,10 @@ class Recorder:
             events, args, more = _core.drain(DRAIN_LIMIT)
             if events:
                 blocks.append((np.frombuffer(events, EVENT_DTYPE), args))
-        return until, blocks + self.workers.drain()
+        others = self.workers.drain()
+        for block, heap in others:
+            _core.spool_write(block, heap)
+        return until, blocks + others
 
     def open_spans(self) -> Block:
         """Spans that have begun and not ended, in any process of the session, with `dur` up to now."""

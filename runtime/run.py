@@ -95,7 +95,7 @@ def rank_from_environment() -> tuple[int | None, int | None]:
     def number(*names: str) -> int | None:
         for name in names:
             text = os.environ.get(name, "").strip()
-            if text.isdigit():
+            if text.isascii() and text.isdecimal():
                 return int(text)
         return None
 

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -35,7 +36,7 @@ _MAX_NOTE = 1 << 20
 class Swept(msgspec.Struct, frozen=True):
     """That the session was removed by a later run, because its memory was needed."""
 
-    at_ns: int
+    at_ns: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
     """Wall clock."""
     events: int
     """So many of its events, at most, are in no journal."""

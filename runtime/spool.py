@@ -12,6 +12,11 @@ from stepscope.runtime import _core
 FILES = ("spool-0", "spool-1")
 
 
+NOTHING = -1
+FULL = -2
+"""What `_core.spool` takes in the place of a file: nothing has to be kept; or it has to and is not, and is counted."""
+
+
 class Writer(Protocol):
     """An outlet, as far as the spool is concerned."""
 
@@ -19,6 +24,22 @@ class Writer(Protocol):
     def given(self) -> int: ...
     @property
     def handled(self) -> int: ...
+    @property
+    def untold(self) -> int: ...
+
+
+class Passage:
+    """Waits until the journals have handled everything that was drained before it was made."""
+
+    def __init__(self) -> None:
+        self._at = _core.now()
+        self._goals: list[tuple[Writer, int]] | None = None
+
+    def over(self, routed: int, journals: Sequence[Writer]) -> bool:
+        """Whether they have; `routed`: everything that began by this time was routed, in ns."""
+        if self._goals is None and routed >= self._at:
+            self._goals = [(journal, journal.given) for journal in journals]
+        return self._goals is not None and all(journal.handled >= goal for journal, goal in self._goals)
 
 
 class Spool:
@@ -26,7 +47,8 @@ class Spool:
 
     A drain copies what it takes into one of them before it gives the rings free. When everything in the other one has
     been routed, and the journals have handled what they were given by then, that one is emptied and is next. So an
-    event is in a ring, in the spool or in the journal at every moment. Used on the loop.
+    event is in a ring, in the spool or in the journal at every moment. What finds no room here, and what the journals
+    drop before they can write of it, is counted in the session, for recovery. Used on the loop.
 
     Args:
         directory: of the session.
@@ -41,8 +63,11 @@ class Spool:
         self._limit = limit
         self._files = [os.open(directory / name, flags, 0o600) for name in FILES]
         self._now = 0
-        self._left_at: int | None = None
-        self._goals: list[tuple[Writer, int]] | None = None
+        self._left: Passage | None = None
+        """Of the file that is not written to."""
+        self._missed: tuple[int, Passage] | None = None
+        """Of so many events that are in no file."""
+        self._settled = 0
         self.stalled = 0
         """Times that a file had reached its limit."""
 
@@ -57,29 +82,39 @@ class Spool:
             routed: everything that began by this time was routed, in ns.
             journals: who must have it; if there is none, nothing is kept.
         """
+        self._tell(routed, journals)
         if not journals:
-            _core.spool(-1)
+            _core.spool(NOTHING)
             for file in self._files:
                 os.ftruncate(file, 0)
-            self._left_at = self._goals = None
+            self._left = None
             return
-        if self._left_at is not None and self._goals is None and routed >= self._left_at:
-            self._goals = [(journal, journal.given) for journal in journals]
-        if self._goals is not None and all(journal.handled >= goal for journal, goal in self._goals):
+        if self._left is not None and self._left.over(routed, journals):
             os.ftruncate(self._files[1 - self._now], 0)
-            self._left_at = self._goals = None
+            self._left = None
         size = os.fstat(self._files[self._now]).st_size
-        if self._left_at is None and size:
+        if self._left is None and size:
             self._now = 1 - self._now
-            self._left_at = _core.now()
+            self._left = Passage()
             size = 0
         full = size > self._limit
         self.stalled += full
-        _core.spool(-1 if full else self._files[self._now])
+        _core.spool(FULL if full else self._files[self._now])
+
+    def _tell(self, routed: int, journals: Sequence[Writer]) -> None:
+        """Before anything is emptied: what would be lost without a word then has to be told of first."""
+        count = _core.unspooled()
+        if self._missed is not None and self._missed[1].over(routed, journals):
+            self._settled, self._missed = self._missed[0], None
+        if not journals:
+            self._settled, self._missed = count, None
+        elif self._missed is None and count > self._settled:
+            self._missed = count, Passage()
+        _core.spool_tell(self._settled, sum(journal.untold for journal in journals))
 
     def close(self) -> None:
         """Closes the files; also in a forked child, whose parent goes on with them."""
-        _core.spool(-1)
+        _core.spool(NOTHING)
         for file in self._files:
             os.close(file)
         self._files.clear()

@@ -118,7 +118,10 @@ typedef struct {
     atomic_uint joins;      /* processes that have joined so far */
     atomic_uint threads;    /* serials given to threads: unique in the session, and so are the ids of spans */
     atomic_ullong refused[REFUSED]; /* events of threads that could have no ring, in processes that joined: by their number */
-    char rest[PAGE - 24 - 8 * REFUSED];
+    atomic_ullong unspooled; /* events taken from rings that were not copied to the spool, though they should have been */
+    atomic_ullong settled;   /* so many of those the journals have by now, or count */
+    atomic_ullong untold;    /* events that the journals dropped and have not written of */
+    char rest[PAGE - 48 - 8 * REFUSED];
 } __attribute__((aligned(PAGE))) Control;
 _Static_assert(sizeof(Control) == PAGE, "nothing else is in the memory that a mapping replaces");
 extern Control g_control;
@@ -244,6 +247,9 @@ PyObject *ring_py_close(PyObject *self, PyObject *unused);
 PyObject *ring_py_drain(PyObject *self, PyObject *limit);
 PyObject *ring_py_statistics(PyObject *self, PyObject *unused);
 PyObject *spool_py_use(PyObject *self, PyObject *fd);
+PyObject *spool_py_write(PyObject *self, PyObject *args);
+PyObject *spool_py_unspooled(PyObject *self, PyObject *unused);
+PyObject *spool_py_tell(PyObject *self, PyObject *args);
 
 /* context.c: which stack a span goes to: that of the running task, or of the thread. */
 Stack *stack_of_object(Thread *thread);   /* needs the GIL; NULL with what a signal handler raised meanwhile */

@@ -56,11 +56,14 @@ static PyMethodDef methods[] = {
     {"set_task_lookup", context_py_set_task_lookup, METH_O, NULL},
     {"shed_levels", shed_py_levels, METH_VARARGS, NULL},
     {"spool", spool_py_use, METH_O, NULL},
+    {"spool_tell", spool_py_tell, METH_VARARGS, NULL},
+    {"spool_write", spool_py_write, METH_VARARGS, NULL},
     {"strings_since", strings_py_since, METH_O, NULL},
     {"take_refused", control_py_take_refused, METH_O, NULL},
     {"text", strings_py_text, METH_O, NULL},
     {"track", track_py_new, METH_VARARGS, NULL},
     {"tracks", track_py_since, METH_O, NULL},
+    {"unspooled", spool_py_unspooled, METH_NOARGS, NULL},
     {"want", wants_py_want, METH_VARARGS, NULL},
     {NULL}};
 

@@ -34,6 +34,9 @@ class Journals(msgspec.Struct, frozen=True, kw_only=True):
         for path in sorted(place.glob("journal*")):
             if path.name.endswith(RECOVERED) or not path.is_file():
                 continue
+            if path.is_symlink():
+                unusable.append(f"{path} is a symbolic link, and was not followed; name the file that it leads to")
+                continue
             try:
                 with JournalReader(path) as reader:
                     record = reader.run

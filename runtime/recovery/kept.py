@@ -71,7 +71,7 @@ def complete_windows(run: Path, living: set[str] | None) -> tuple[int, list[str]
         return following, notes
     for name in sorted(os.listdir(directory))[:MAX_FILES]:
         index = name[:6]
-        if not index.isdigit() or ".journal" not in name:
+        if not (index.isascii() and index.isdecimal()) or ".journal" not in name:
             continue
         following = max(following, int(index) + 1)
         if living is not None and name.endswith(PART) and os.path.abspath(directory / name) not in living:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime import strings, tracks
-from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, join_blocks
+from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.intervals import FOREVER, Mask, ends
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.ledger import SAMPLED, Ledger, SourceLedger, losses
@@ -50,7 +50,7 @@ class Leftovers:
         ended: list[Keys] = []
         begins: list[NDArray[np.int64]] = []
         marks: list[Block] = []
-        for events, _, _, _ in self._rings():
+        for events, _, _, _, _ in self._rings():
             kinds = events["kind"]
             keys.append(keys_of(events))
             self.last_ns = max(self.last_ns, int(ends(events).max(initial=0)))
@@ -107,13 +107,16 @@ class Leftovers:
         index = int(np.searchsorted(self._begins, at, side="right"))
         return int(self._begins[index]) if index < len(self._begins) else None
 
-    def pieces(self, profiler: int) -> Iterator[tuple[Block, bytes, str]]:
-        """Events and gaps of everything that was left, each once, with their source; step marks of one profiler only."""
-        for events, args, gaps, source in self._rings():
+    def pieces(self, profiler: int) -> Iterator[tuple[Block, bytes, str, bool]]:
+        """Events and gaps of everything that was left, each once, with their source; step marks of one profiler only.
+
+        The last value says whether they had been taken from a ring, and are in nothing that was stored after that.
+        """
+        for events, args, gaps, source, alone in self._rings():
             foreign = (events["kind"] == int(Kind.STEP)) & (events["id"] != profiler)
-            yield events[~foreign], args, source
+            yield events[~foreign], args, source, alone
             gaps["ts"] = np.where(gaps["ts"] == 0, self.last_ns, gaps["ts"])
-            yield gaps, b"", RECORDER
+            yield gaps, b"", RECORDER, False
 
     def open_spans(self, until: int) -> Block:
         """Spans that had not ended, up to `until`; those left out whose end is in a ring."""
@@ -124,10 +127,10 @@ class Leftovers:
             blocks.append(spans[~np.isin(spans["id"], self._ended)])
         return join_blocks(blocks)
 
-    def _rings(self) -> Iterator[tuple[Block, bytes, Block, str]]:
+    def _rings(self) -> Iterator[tuple[Block, bytes, Block, str, bool]]:
         """What a flight recorder kept, what had been drained, and the rings; what is in several, once."""
+        known = _NO_KEYS
         for number, (files, ids) in enumerate(self._parts):
-            known = _NO_KEYS
             # Processes that joined leave keeping and spooling to the session's owner.
             stored = () if number else (kept_blocks(files, self._profiler), files.spooled())
             for pieces in stored:
@@ -138,7 +141,7 @@ class Leftovers:
                     self._uncount(piece.events)
                     keys = keys_of(piece.events)
                     found.append(keys)
-                    yield piece.events[~_among(keys, known)], bytes(piece.args), piece.gaps, piece.source
+                    yield piece.events[~_among(keys, known)], bytes(piece.args), piece.gaps, piece.source, False
                 known = np.unique(np.concatenate(found))
             for ring in files.rings(self._told[number]):
                 ids.localise(ring.events, ring.args)
@@ -148,8 +151,11 @@ class Leftovers:
                     ring.gaps["name"][-1] = SAMPLED
                 # What was drained lies in the ring until it is overwritten. Steps are those of the session's owner.
                 new = ~_among(keys_of(ring.events), known)
-                own = ring.events[new if number == 0 else new & (ring.events["kind"] != int(Kind.STEP))]
-                yield own, bytes(ring.args), ring.gaps, ring.source
+                new &= (number == 0) | (ring.events["kind"] != int(Kind.STEP))
+                taken = np.ones(len(new), np.bool_) if ring.drained is None else ring.drained
+                args = bytes(ring.args)
+                yield ring.events[new & taken], args, empty_block(), ring.source, True
+                yield ring.events[new & ~taken], args, ring.gaps, ring.source, False
 
 
 class UnfinishedWindow:

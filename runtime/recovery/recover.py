@@ -145,6 +145,12 @@ def recover(
             if note is None and work.whole and reader.end is not None and not reader.damage:
                 raise FormatError(f"nothing to recover in {place}: {reader.path} is whole, its run ended in order")
         work.add_leftovers()
+        unheld = (session.unheld() if session else 0) - work.found_alone
+        if unheld > 0:
+            missing.append(
+                f"at most {human_count(unheld, 'event')} that had been taken from the rings while the journal was far behind, "
+                "and that it dropped, or that the session had no room for (Options.queue_bytes)"
+            )
         writer.write_metadata(dict(run.metadata()))
         writer.close()
         os.replace(writer.path, target)
@@ -193,6 +199,8 @@ class _Recovering:
 
     def __init__(self, writer: JournalWriter, run: Run, leftovers: Leftovers, profiler: int) -> None:
         self.windows = self.unfinished = self.events = self.from_rings = self.open_spans = self.dropped = 0
+        self.found_alone = 0
+        """Events that were found in rings only, though they had been taken from there."""
         self._writer = writer
         self._run = run
         self._leftovers = leftovers
@@ -248,9 +256,12 @@ class _Recovering:
         for index, window in enumerate(windows):
             window.begin(marks, windows[index + 1].start if index + 1 < len(windows) else last + 1)
         by_index = {window.index: window for window in windows}
-        for events, args, source in self._leftovers.pieces(self._profiler):
+        for events, args, source, alone in self._leftovers.pieces(self._profiler):
+            before = sum(window.added for window in windows)
             for borders, part in divide([window.window for window in windows], events):
                 self._writer.write_batch(by_index[borders.index].take(part, args, source))
+            if alone:
+                self.found_alone += sum(window.added for window in windows) - before
         for window in windows:
             self._finish(window, last)
 
@@ -323,6 +334,8 @@ def _open_session(note: SessionNote | None, missing: list[str]) -> SessionFiles 
         return SessionFiles(Path(note.directory), note.owner)
     except (FormatError, OSError, ValueError) as error:
         said = f"the session directory {note.directory} cannot be used: {error}; what no journal has is lost"
+        if isinstance(error, FileNotFoundError):
+            said += " (/dev/shm goes with its machine or container; Options.session_dir names a place that lasts)"
         if (swept := note.swept) is not None:
             at = datetime.datetime.fromtimestamp(swept.at_ns / 1e9).astimezone().isoformat(" ", "seconds")
             count = (

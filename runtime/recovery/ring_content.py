@@ -11,6 +11,7 @@ import numpy as np
 
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EVENT_DTYPE, NO_STEP, Block, Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.intervals import Mask
 
 MAX_SLOTS = 1 << 24
 
@@ -47,6 +48,8 @@ class RingContent(msgspec.Struct, frozen=True):
     source: str = "recorder"
     sampled: bool = False
     """Whether the last of the gaps is what sampling left out."""
+    drained: Mask | None = None
+    """Which of the events had been taken out of the ring; `None` = all."""
 
 
 class _Header(NamedTuple):
@@ -160,7 +163,7 @@ def _content(raw: bytearray, first: int, number: int, ring: _Header, told: Told)
     waiting &= (serials - (expected & 0xFFFFFFFF)) & 0xFFFFFFFF < _FAR
     gaps = _gaps(events[waiting], serials[waiting], expected, ring.produced)
     gaps["track"], gaps["parent"] = ring.track, number + 1
-    return RingContent(events[known], heap, gaps)
+    return RingContent(events[known], heap, gaps, drained=~waiting[known])
 
 
 _FAR = 1 << 31

@@ -33,11 +33,17 @@ MAX_RINGS = 4096
 MAX_STACKS = 1 << 16
 MAX_STRINGS_BYTES = 1 << 30
 MAX_TRACKS_BYTES = 32 << 20
+MAX_CONTROL_BYTES = 1 << 16
 MAX_SPOOLED = 1 << 20
 """Events of one frame of the spool; a drain takes fewer."""
 MAX_SPOOLED_ARGS = 256 << 20
 
 _NOTHING_TOLD: Mapping[int, Told] = {}
+
+_CONTROL_FILE = "control"
+_CONTROL = struct.Struct("<8s16x2048xQQQ")
+"""Magic; events that were not copied to the spool, those of them that the journals have, and those that they dropped."""
+_CONTROL_MAGIC = b"SSCTRL1\0"
 
 _SPOOL_HEAD = struct.Struct("<8sII")
 """Magic, events, bytes of arguments."""
@@ -163,6 +169,19 @@ class SessionFiles:
                     yield RingContent(events[known], args, empty_block())
             finally:
                 os.close(file)
+
+    def unheld(self) -> int:
+        """Events that were taken from the rings and may be in no file since, at most, as their process has said.
+
+        They found no room in the spool and no journal had handled them; or the journals had dropped them, because they
+        could not keep up, and had not written of that. What was not overwritten in the rings is still there.
+        """
+        data = self._read(_CONTROL_FILE, MAX_CONTROL_BYTES) if _CONTROL_FILE in os.listdir(self._fd) else b""
+        if len(data) < _CONTROL.size:
+            return 0
+        magic, unspooled, settled, untold = _CONTROL.unpack_from(data)
+        believed = magic == _CONTROL_MAGIC and settled <= unspooled < 1 << 62 and untold < 1 << 62
+        return unspooled - settled + untold if believed else 0
 
     def waiting(self) -> int:
         """Events that are in no journal, at most: those that were not drained, lost ones included, and those in the spool."""

@@ -23,7 +23,8 @@ INCOMPLETE = 3
 DESCRIPTION = """\
 Makes one complete journal of what a run left when its process died: its journal, and what its threads had recorded
 since, which is still in memory. Traces that it wrote, wherever they are, are completed. Nothing is lost that had
-been recorded, unless the machine itself went down.
+been recorded, as long as the memory lasts that it is in (a container's /dev/shm goes with the container);
+what is missing is said.
 """
 
 EPILOG = """\

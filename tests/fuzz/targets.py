@@ -93,7 +93,7 @@ def session(data: bytes) -> None:
         opened = SessionFiles(Path(place))
         opened.load_ids(ids)
         leftovers = Leftovers([(opened, ids)])
-        for events, args, _ in leftovers.pieces(0):
+        for events, args, _, _ in leftovers.pieces(0):
             chrome(events.tobytes() + args, len(events))
         leftovers.open_spans(1 << 40)
         opened.close()

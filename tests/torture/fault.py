@@ -55,5 +55,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """In the full run."""
     short: int = 1
     """In the short run, which is part of the tests."""
+    most_held_ns: int = 500_000_000
+    """The training thread must not be held longer by a call of ours; far more than any takes, on a machine that is busy."""
     least: int = 1
     """Trials, of those, that are made even if there is no time for them."""

@@ -41,8 +41,16 @@ class Full(sc.ChromeTraceExporter):
         self.name = "bad"
 
 
+def neighbours(how: str, method: Method, directory: Path, port: int) -> list[Exporter]:
+    """The bad exporters."""
+    if how == "several":
+        blocks = MemoryExporter(name="bad 3", block_in=method)
+        return [MemoryExporter(name="bad", hang_in=method), Threaded(name="bad 2"), blocks, Threaded(name="bad 4")]
+    return [neighbour(how, method, directory, port)]
+
+
 def neighbour(how: str, method: Method, directory: Path, port: int) -> Exporter:
-    """The bad exporter."""
+    """One."""
     match how:
         case "raise":
             return MemoryExporter(name="bad", fail={method: OSError("the disk is on fire")})
@@ -66,25 +74,33 @@ def neighbour(how: str, method: Method, directory: Path, port: int) -> Exporter:
             raise ValueError(f"no way to misbehave: {how}")
 
 
-def work(until: float) -> None:
-    """A step's work: some spans, then idle until it is time for the next."""
+def work(until: float) -> int:
+    """A step's work: some spans, then idle until it is time for the next. Returns what the longest of them took, in ns."""
+    longest = 0
     for _ in range(SPANS):
+        before = time.perf_counter_ns()
         with sc.span("work", batch=7):
             pass
+        longest = max(longest, time.perf_counter_ns() - before)
     time.sleep(max(until - time.perf_counter(), 0))
+    return longest
 
 
 def main(how: str, method: Method, directory: Path, port: int, seconds: float) -> dict[str, Any]:
     """Trains, and returns the accounts."""
-    bad, good = neighbour(how, method, directory, port), MemoryExporter(name="good")
+    good = MemoryExporter(name="good")
     chrome = sc.ChromeTraceExporter(directory / "good.json")
     options = sc.Options(close_timeout=seconds, drain_interval=0.05, queue_bytes=1 << 16)
-    profiler = sc.trace(exporters=[bad, good, chrome], output_dir=directory / "run", options=options)
+    profiler = sc.trace(
+        exporters=[*neighbours(how, method, directory, port), good, chrome],
+        output_dir=directory / "run",
+        options=options,
+    )
     held: list[int] = []
     began = time.perf_counter()
     profiler.start()
     for step in range(STEPS):
-        work(began + (step + 1) * 0.01)
+        held.append(work(began + (step + 1) * 0.01))
         before = time.perf_counter_ns()
         profiler.step()
         held.append(time.perf_counter_ns() - before)

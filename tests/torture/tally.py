@@ -39,6 +39,8 @@ class Tally:
             said.insert(0, f"{outcome.lost:,} events lost without a count")
         if outcome.lost < 0:
             said.insert(0, f"{-outcome.lost:,} events written twice, or counted as dropped and written")
+        if outcome.held_ns > self.fault.most_held_ns:
+            said.append(f"the training thread was held for {outcome.held_ns / 1e9:.2f} s")
         self.hung |= any(problem.startswith("hung") for problem in said)
         self.problems += [f"trial {number}: {problem}" for problem in said]
 

@@ -28,7 +28,7 @@ BUSY = 8
 """Processes that compete for the cores."""
 OUTPUTS = 2
 """Each span goes to the journal and to a Chrome trace."""
-DEADLINE = 3.5
+DEADLINE = 2.8
 """Seconds until which closing must return: the deadline of the program, half a second, and a busy machine."""
 
 

@@ -44,7 +44,7 @@ STOPS = {
 """Ends that let the profiler close."""
 GROUP_MEMORY = 512 << 20
 """Bytes that a control group leaves to a victim."""
-MOST_NS = 8_000_000_000
+MOST_NS = 6_500_000_000
 """Deadline for closing, half a second, and what a loaded machine takes to end a process."""
 
 

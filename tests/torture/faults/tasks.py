@@ -56,7 +56,6 @@ def _recorded(directory: Path, body: Callable[[], Made], *, name: str) -> Outcom
         produced=made.spans,
         exported=len(of_body),
         dropped=dropped,
-        held_ns=profiler.statistics().training_thread_ns,
         shutdown_ns=shutdown,
         problems=tuple(problems[:4]),
     )

@@ -57,6 +57,11 @@ def leaving(directory: Path, number: int) -> Outcome:
     return Outcome(produced=1, exported=1)
 
 
+def holding(directory: Path, number: int) -> Outcome:
+    """Loses nothing, and holds the training thread."""
+    return Outcome(produced=1, exported=1, held_ns=2_000_000_000)
+
+
 def absent(directory: Path, number: int) -> Outcome:
     """Needs what is not there."""
     pytest.skip("a part is missing. Get it.")
@@ -64,5 +69,5 @@ def absent(directory: Path, number: int) -> Outcome:
 
 FAULTS = tuple(
     Fault(family="misbehaving", name=trial.__name__, trial=trial, trials=4, short=2)
-    for trial in (good, losing, raising, hanging, crashing, leaving, absent)
+    for trial in (good, losing, raising, hanging, crashing, leaving, holding, absent)
 )
