@@ -38,6 +38,7 @@ from stepscope.collector.tickets import Tickets
 from stepscope.exporters import formats as formats
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.formats import known
+from stepscope.runtime.loop_thread import DaemonExecutor
 
 log = logging.getLogger("stepscope.collector")
 
@@ -134,6 +135,8 @@ class Collector:
             DirectoryInUseError, ListenError, OSError: as `serving`.
         """
         loop = asyncio.get_running_loop()
+        # A thread may be deep in a large file when all is to end: it is not waited for.
+        loop.set_default_executor(DaemonExecutor())
         over = asyncio.Event()
 
         def stop() -> None:
@@ -153,7 +156,7 @@ class Collector:
                 loop.remove_signal_handler(number)
 
     async def _stream(self, socket: WebSocket) -> None:
-        await Connection(socket, self.settings, self.store, self.streams, self.reference).serve()
+        await Connection(socket, self.settings, self.store, self.streams, self.reference, self.audit).serve()
 
 
 def _of_rank() -> list[Download]:

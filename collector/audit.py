@@ -11,6 +11,7 @@ import msgspec
 
 log = logging.getLogger("stepscope.collector.audit")
 
+REFUSED = "refused"
 _MOST_BYTES = 8 << 20
 _REFUSALS_PER_SECOND = 5
 
@@ -18,13 +19,14 @@ _REFUSALS_PER_SECOND = 5
 class Audit:
     """JSON lines in a file of the collector's directory, for this user only, and the logger `stepscope.collector.audit`.
 
-    At 8 MiB the file becomes `audit.1.jsonl`, in place of the one before. Refusals beyond five a second are counted only, so
-    that who tries tokens does not fill the disk. A line that cannot be written is counted.
+    At 8 MiB the file becomes `audit.1.jsonl`, in place of the one before. Refusals are in `refused.jsonl`, likewise, so that
+    who is refused cannot push out what was done; those beyond five a second are counted only. A line that cannot be written
+    is counted.
     """
 
     def __init__(self, directory: Path) -> None:
         """Args: of the collector."""
-        self._path = directory / "audit.jsonl"
+        self._directory = directory
         self._second, self._refusals = 0, 0
         self.refused = 0
         """Requests that were refused."""
@@ -36,7 +38,7 @@ class Audit:
         text = msgspec.json.encode({"time": time.time(), "action": action, "client": client, **facts})
         log.info("%s", text.decode())
         try:
-            self._write(text + b"\n")
+            self._write("refused" if action == REFUSED else "audit", text + b"\n")
         except OSError:
             self.failed += 1
 
@@ -48,16 +50,17 @@ class Audit:
             self._second, self._refusals = second, 0
         self._refusals += 1
         if self._refusals <= _REFUSALS_PER_SECOND:
-            self.line("refused", client, why=why, path=path[:200], refused=self.refused)
+            self.line(REFUSED, client, why=why, path=path[:200], refused=self.refused)
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, name: str, line: bytes) -> None:
+        path = self._directory / f"{name}.jsonl"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        file = os.open(self._path, flags, 0o600)
+        file = os.open(path, flags, 0o600)
         try:
             if os.fstat(file).st_size + len(line) > _MOST_BYTES:
-                os.replace(self._path, self._path.with_name("audit.1.jsonl"))
+                os.replace(path, path.with_name(f"{name}.1.jsonl"))
                 os.close(file)
-                file = os.open(self._path, flags, 0o600)
+                file = os.open(path, flags, 0o600)
             os.write(file, line)
         finally:
             os.close(file)

@@ -8,6 +8,7 @@ import logging
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from stepscope.collector.audit import Audit
 from stepscope.collector.reference import Reference
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.store import FullError, Store
@@ -28,17 +29,23 @@ class Connection:
     """Serves one WebSocket until either side ends it. What a client does wrong ends its own connection only."""
 
     def __init__(
-        self, socket: WebSocket, settings: CollectorSettings, store: Store, streams: Streams, reference: Reference
+        self,
+        socket: WebSocket,
+        settings: CollectorSettings,
+        store: Store,
+        streams: Streams,
+        reference: Reference,
+        audit: Audit,
     ) -> None:
         self._socket, self._settings, self._store, self._streams = socket, settings, store, streams
-        self._reference = reference
+        self._reference, self._audit = reference, audit
         self._task: asyncio.Task[object] | None = None
         self._left = False
 
     async def serve(self) -> None:
         """Takes what comes until the connection is closed."""
         if protocol.SUBPROTOCOL not in self._socket.scope.get("subprotocols", ()):
-            audit(self._socket, f"it does not speak {protocol.SUBPROTOCOL}")
+            self._note(f"it does not speak {protocol.SUBPROTOCOL}")
             await self._socket.send_denial_response(
                 Response(f"this collector speaks {protocol.SUBPROTOCOL}\n", status_code=426)
             )
@@ -76,6 +83,11 @@ class Connection:
     async def _stream(self, hello: protocol.Hello) -> None:
         async with self._store.stream(hello, self.leave) as file:
             with self._streams.connected(hello, self) as stream:
+                client, run = self._socket.client, hello.run
+                self._audit.line(
+                    "stream", client.host if client else "", stream=hello.stream, name=run.name, rank=str(run.rank),
+                    supersedes=hello.supersedes,
+                )  # fmt: skip
                 await self._send(protocol.Welcome(file.next, self._store.message_bytes))
                 if file.next < hello.oldest:
                     stream.missed(hello.oldest - file.next)
@@ -113,7 +125,7 @@ class Connection:
             await self._socket.send_bytes(protocol.encode(header))
 
     async def _refuse(self, reason: str, *, retry: bool) -> None:
-        audit(self._socket, reason)
+        self._note(reason)
         try:
             async with asyncio.timeout(PARTING):
                 await self._socket.send_bytes(protocol.encode(protocol.Refused(reason[:500], retry)))
@@ -121,9 +133,7 @@ class Connection:
         except (RuntimeError, WebSocketDisconnect, TimeoutError):
             return  # it has gone
 
-
-def audit(socket: WebSocket, reason: str) -> None:
-    """Writes down who was refused, and why; nothing that was sent is in it unescaped."""
-    client = socket.client
-    peer = f"{client.host}:{client.port}" if client is not None else "unknown"
-    log.warning("refused a stream from %s: %s", peer, ascii(reason[:300])[1:-1])
+    def _note(self, reason: str) -> None:
+        """Writes down who was refused, and why; nothing that was sent is in it unescaped."""
+        client = self._socket.client
+        self._audit.refuse(ascii(reason[:300])[1:-1], f"{client.host}:{client.port}" if client else "", protocol.PATH)

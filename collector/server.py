@@ -12,7 +12,10 @@ from starlette.types import ASGIApp
 
 from stepscope.collector.errors import ListenError
 from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.web_protocols import ModestSockets, PromptRequests
 
+READERS = 1024
+"""Connections beyond those of exporters."""
 GRACE = 4
 """Seconds that requests have to end when the server is stopped."""
 
@@ -35,13 +38,16 @@ class Server(uvicorn.Server):
         """
         config = uvicorn.Config(
             app,
-            ws="websockets-sansio",
+            http=PromptRequests,
+            ws=ModestSockets,
             ws_max_size=settings.max_message,
             ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,  # logging belongs to the program
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # else whoever is on this machine chooses the address that the audit has
+            limit_concurrency=settings.max_streams + READERS,
             timeout_graceful_shutdown=GRACE,
             ssl_certfile=settings.certificate,
             ssl_keyfile=None if settings.key is None else str(settings.key),

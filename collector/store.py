@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import re
 import stat
@@ -16,9 +17,14 @@ from typing import TypeVar
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.stream_file import Addition, StreamFile
 from stepscope.collector.writer import Writer
-from stepscope.exporters.collector.protocol import Hello
+from stepscope.exporters.collector.protocol import Hello, short
 from stepscope.runtime.errors import FormatError, OutputError
+from stepscope.runtime.journal.format import FrameType
+from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.records import RunRecord, decode_record
 from stepscope.runtime.presence import make_directories, replace_private
+
+log = logging.getLogger("stepscope.collector")
 
 INGEST_BYTES = 256 << 20
 """Bytes of the messages of all connections together that exporters are asked to keep to."""
@@ -102,7 +108,10 @@ class Store:
             with self._writer:
                 place = self._place(hello.stream)
                 # On a thread: what is not marked must be read.
-                file = await _in_thread(lambda: StreamFile(place, hello.sync), lambda file: file.close())
+                durable = self._settings.fsync
+                file = await _in_thread(
+                    lambda: StreamFile(place, hello.sync, durable=durable), lambda file: file.close()
+                )
                 try:
                     self._known.add(hello.stream)
                     if file.ended:
@@ -210,9 +219,16 @@ class Store:
         return directory
 
     def _supersede(self, hello: Hello) -> None:
-        """Marks the stream that this one, which is whole, takes the place of."""
-        if hello.supersedes and hello.supersedes != hello.stream and self.path(hello.supersedes).is_file():
-            replace_private(self.path(hello.supersedes).with_name(SUPERSEDED), hello.stream.encode())
+        """Marks the stream that this one, which is whole, takes the place of; of another process it cannot."""
+        if not hello.supersedes or hello.supersedes == hello.stream:
+            return
+        before = self.path(hello.supersedes)
+        if not before.is_file():
+            return
+        if (run := run_in(before)) is not None and _process(short(run)) != _process(short(hello.run)):
+            log.warning("stream %s does not take the place of %s, which is of another process", hello.stream, before)
+            return
+        replace_private(before.with_name(SUPERSEDED), hello.stream.encode())
 
 
 class _Seat:
@@ -233,6 +249,26 @@ async def _in_thread(work: Callable[[], T], undo: Callable[[T], object] = lambda
         if future.exception() is None:
             undo(future.result())
         raise
+
+
+def run_in(journal: Path) -> RunRecord | None:
+    """Whose journal it is, by its first frame; `None` if that cannot be told."""
+    try:
+        reader = FrameReader(journal, follow=False)
+    except (FormatError, OSError):
+        return None
+    try:
+        frame = reader.next()
+        run = decode_record(frame[0], frame[2]) if frame is not None and frame[0] == FrameType.RUN else None
+    except (FormatError, OSError):
+        return None
+    finally:
+        reader.close()
+    return run if isinstance(run, RunRecord) else None
+
+
+def _process(run: RunRecord) -> tuple[str, int | None, int]:
+    return run.name, run.rank, run.pid
 
 
 def _check_own(directory: Path) -> None:

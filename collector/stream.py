@@ -32,7 +32,7 @@ SILENT_AFTER = 15.0
 DIED_AFTER = 30.0
 """Seconds after which a stream that lost its connection counts as died."""
 _MOST_STEP_BYTES = 8 << 20
-"""Larger blocks of steps are none that an exporter makes."""
+"""Of the steps that come at once, when they are no longer packed: more are none that an exporter makes, and are not shown."""
 _ALLOWANCE = Allowance()
 """Of all streams together, for looking into events."""
 _HOUR = 3600 * 10**9
@@ -79,6 +79,7 @@ class Stream:
         self.event_rate, self.byte_rate = Rate(), Rate()
         self._dropped: Counter[str] | None = None
         self._capped = 0
+        self._step_bytes = _MOST_STEP_BYTES
         self._clock = ""
         self._syncs: deque[ClockSync] = deque(maxlen=clock_bound.KEPT)
         self._bound: clock_bound.ClockBound | None = None
@@ -115,6 +116,7 @@ class Stream:
 
     def _note(self, frames: Sequence[Frame], next: int) -> None:
         self.next = next
+        self._step_bytes = _MOST_STEP_BYTES
         latest = time.time_ns()
         for kind, flags, payload in frames:
             # A record that cannot be read costs itself: what is in the file is for the readers of the file to judge.
@@ -185,7 +187,8 @@ class Stream:
             return
         header = found[0]
         self.events += header.count
-        if header.source == STEPS and header.body_bytes <= _MOST_STEP_BYTES:
+        if header.source == STEPS and header.body_bytes <= self._step_bytes:
+            self._step_bytes -= header.body_bytes
             decoded = fmt.decode_events(bytes(payload), flags)
             if decoded is None:
                 self.undecodable += 1

@@ -39,11 +39,12 @@ class StreamFile:
     was written in part is cut off. A file has one user at a time.
     """
 
-    def __init__(self, directory: Path, sync: bytes) -> None:
+    def __init__(self, directory: Path, sync: bytes, *, durable: bool = False) -> None:
         """
         Args:
             directory: of the stream; the file is made if it is not there.
             sync: the mark of the stream's frames.
+            durable: wait until the disk has what is there already, and the names of both.
 
         Raises:
             FormatError: if the file holds another stream, or is none.
@@ -58,17 +59,24 @@ class StreamFile:
         """Whether the last frame is that of a journal which was closed in order."""
         self.unmarked = ""
         """Why the last checkpoint could not be written: opening the file takes longer then, nothing else."""
+        self._marked = self._last = 0
         self._checkpoint = self._file = -1
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | _FLAGS, 0o600)
             self._checkpoint = os.open(directory / checkpoint.NAME, os.O_RDWR | _FLAGS, 0o600)
             if os.fstat(self._file).st_size:
                 self._find_end()
-            self._marked = self._last = self.size
             if os.fstat(self._file).st_size != self.size:
                 os.ftruncate(self._file, self.size)
+            if self.next and self.size != self._marked:
+                self._mark()  # who read a large file to its end need not do so again, though nothing more is written
+            self._marked = self.size
             if not self.size:
                 self._append(fmt.encode_file_header(sync))
+            if durable:
+                os.fsync(self._file)
+                for path in (directory, directory.parent):
+                    _sync_directory(path)
         except BaseException:
             self._close()
             raise
@@ -164,8 +172,19 @@ class StreamFile:
             if marked is not None:
                 # Its last frame is read again: it says whether the journal was ended.
                 reader.resume(marked.next - 1, marked.last)
+                self._marked = marked.at
+            at = reader.position[1]
             while (frame := reader.next()) is not None:
                 self.ended = frame[0] == fmt.FrameType.END
+                self._last, at = at, reader.position[1]
             self.next, self.size = reader.position
         finally:
             reader.close()
+
+
+def _sync_directory(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

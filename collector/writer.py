@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -10,6 +12,8 @@ from collections.abc import Callable
 import msgspec
 
 from stepscope.collector.stream_file import Addition, StreamFile
+
+log = logging.getLogger("stepscope.collector")
 
 ENDING = 1.0
 """Seconds."""
@@ -98,6 +102,9 @@ def _attempt(job: _Job, work: Callable[[_Job], object]) -> None:
         work(job)
     except OSError as error:
         job.error = error
+    except Exception as error:  # a fault of ours must not end the thread that all streams need
+        log.exception("a stream could not be written")
+        job.error = OSError(errno.EIO, f"{type(error).__name__}: {error}")
 
 
 def _tell(jobs: list[_Job]) -> None:

@@ -12,11 +12,11 @@ from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from stepscope.collector.app import Collector
+from stepscope.collector.server import Server
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector import protocol
 from stepscope.runtime import strings
@@ -51,16 +51,7 @@ async def collecting(directory: Path, *, port: int = 0, **settings: Any) -> Asyn
     made = CollectorSettings(directory=directory, port=port, **settings)
     collector = Collector(made)
     listening = socket.create_server(("127.0.0.1", port), backlog=1000)
-    config = uvicorn.Config(
-        collector.app,
-        ws="websockets-sansio",
-        ws_max_size=made.max_message,
-        ws_per_message_deflate=False,
-        lifespan="off",
-        log_config=None,
-        timeout_graceful_shutdown=2,
-    )
-    server = uvicorn.Server(config)
+    server = Server(collector.app, made, collector.events.stop)
     task = asyncio.create_task(server.serve([listening]))
     try:
         await poll(lambda: server.started or task.done())

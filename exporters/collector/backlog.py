@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from stepscope.exporters.collector.piece import OVERHEAD, Piece
+from stepscope.exporters.collector.protocol import MAX_FRAMES
 from stepscope.exporters.collector.spool import Spool
 from stepscope.runtime.consumer import Settled
 
@@ -108,14 +109,15 @@ class Backlog:
             self.on_disk -= 1
 
     def take(self, max_bytes: int) -> list[Piece]:
-        """What to send next: as many pieces as fit `max_bytes`, but one at least if there is any."""
+        """What to send next: as many pieces as fit `max_bytes` and a message, but one at least if there is any."""
         taken: list[Piece] = []
-        size = 0
+        size = frames = 0
         for piece in islice(self._pieces, self._sent, None):
-            if taken and size + piece.size > max_bytes:
+            if taken and (size + piece.size > max_bytes or frames + piece.count > MAX_FRAMES):
                 break
             taken.append(piece)
             size += piece.size
+            frames += piece.count
         self._sent += len(taken)
         self.sent_bytes += size
         return taken

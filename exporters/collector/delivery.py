@@ -42,6 +42,8 @@ class Parcel(msgspec.Struct, frozen=True):
     """In words, for messages."""
     spool: Path | None = None
     """The directory that is not needed any more once it is delivered."""
+    damaged: str = ""
+    """Why files are left out, and stay where they are; empty if none are."""
 
     def close(self) -> None:
         """Closes the files. Idempotent."""
@@ -122,7 +124,7 @@ def _of_stream(directory: Path) -> Parcel | None:
     if is_running(note.pid, note.start_time):
         raise ProfilerStateError(f"process {note.pid} that sends {directory} itself still runs; wait for its end")
     segments = sorted(directory.glob(f"*{SUFFIX}"))
-    pieces, ended = _rest(segments, note.sync)
+    pieces, ended, damaged = _rest(segments, note.sync)
     if not ended:
         journal = _recovered(directory.parent.parent)
         if journal is not None:
@@ -135,7 +137,8 @@ def _of_stream(directory: Path) -> Parcel | None:
             remove(directory, segments)
             return None
     hello = protocol.Hello(note.stream, note.sync, pieces[0].first, note.run)
-    return Parcel(hello, pieces, _events(pieces), f"the rest of a stream in {directory}", directory)
+    what = f"the rest of a stream in {directory}"
+    return Parcel(hello, pieces, _events(pieces), what, None if damaged else directory, damaged)
 
 
 def _note(directory: Path) -> StreamNote:
@@ -189,8 +192,12 @@ def _whole_journal(path: Path, supersedes: str, what: str) -> Parcel:
     return Parcel(hello, pieces, _events(pieces), what)
 
 
-def _rest(segments: Sequence[Path], sync: bytes) -> tuple[list[Piece], bool]:
-    """The pieces of a spool, and whether the last frame ends the journal."""
+def _rest(segments: Sequence[Path], sync: bytes) -> tuple[list[Piece], bool, str]:
+    """The pieces of a spool, whether the last frame ends the journal, and why files are left out, if some are.
+
+    Raises:
+        FormatError: if not even its first file can be used.
+    """
     pieces: list[Piece] = []
     ended = False
     for path in segments:
@@ -204,9 +211,14 @@ def _rest(segments: Sequence[Path], sync: bytes) -> tuple[list[Piece], bool]:
                 raise FormatError(f"{path} does not belong where it is")
             more, ended = _pieces(segment, reader, first)
             pieces += more
+        except FormatError as error:
+            segment.close()
+            if not pieces:
+                raise
+            return pieces, False, str(error)
         finally:
             reader.close()
-    return pieces, ended
+    return pieces, ended, ""
 
 
 def _pieces(segment: Segment, reader: FrameReader, expected: int) -> tuple[list[Piece], bool]:

@@ -167,9 +167,14 @@ class Link:
     async def _converse(self, socket: ClientConnection) -> None:
         if socket.subprotocol != protocol.SUBPROTOCOL:
             raise FormatError(f"it does not speak {protocol.SUBPROTOCOL}")
-        async with asyncio.timeout(self._settings.timeout * self._patience):
-            await socket.send(protocol.encode(self._hello()))
-            welcome = await _receive(socket)
+        try:
+            async with asyncio.timeout(self._settings.timeout * self._patience):
+                await socket.send(protocol.encode(self._hello()))
+                welcome = await _receive(socket)
+        except TimeoutError:
+            # It may have to read what it has of this stream.
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
+            raise
         if isinstance(welcome, protocol.Refused):
             raise _Refusal(welcome)
         if not isinstance(welcome, protocol.Welcome):

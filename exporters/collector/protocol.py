@@ -28,6 +28,8 @@ MAX_MESSAGE = 80 << 20
 """Bytes: the largest frame of a journal, and what is before it."""
 MAX_FRAME = 12 << 20
 """Bytes of a frame of a stream: every collector takes messages in which it fits."""
+MAX_FRAMES = 1 << 16
+"""Frames in one message."""
 MIN_MAX_MESSAGE = 16 << 20
 """Bytes of a message that every collector takes at least."""
 
@@ -76,7 +78,7 @@ class Frames(msgspec.Struct, frozen=True, tag=4, array_like=True):
     """Frames `first` to `first + count - 1`; the payload."""
 
     first: Count
-    count: Count
+    count: Annotated[int, msgspec.Meta(ge=0, le=MAX_FRAMES)]
 
 
 class Ack(msgspec.Struct, frozen=True, tag=5, array_like=True):

@@ -45,6 +45,16 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-slowest", metavar="N", type=int, default=8, help="windows given up before them; default 8"
     )
+    parser.add_argument("--fsync", action="store_true", help="confirm only what the disk has, at the price of speed")
+    limits = {
+        "max-streams": ("connections of exporters at once", 4096),
+        "max-kept-streams": ("streams in the directory", 65_536),
+        "max-message": ("bytes of one message", 16 << 20),
+        "max-bytes": ("bytes of all streams together; 0: as much as the disk holds", 0),
+        "max-stream-bytes": ("bytes of one stream; 0: no limit of its own", 0),
+    }
+    for name, (what, default) in limits.items():
+        parser.add_argument(f"--{name}", metavar="N", type=int, default=default, help=f"{what}; default {default}")
     parser.set_defaults(function=collect, command="collect", parser=parser)
 
 
@@ -58,6 +68,8 @@ def collect(given: argparse.Namespace) -> int:
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
     token = given.token_file.read_text().strip() if given.token_file else os.environ.get("STEPSCOPE_TOKEN", "")
+    if given.token_file and not token:
+        raise StepscopeError(f"{given.token_file} is empty: write the token into it, or leave --token-file out")
     settings = CollectorSettings(
         directory=given.dir,
         host=given.host,
@@ -70,6 +82,12 @@ def collect(given: argparse.Namespace) -> int:
         disk_bytes=given.disk,
         keep_newest=given.keep_newest,
         keep_slowest=given.keep_slowest,
+        fsync=given.fsync,
+        max_streams=given.max_streams,
+        max_kept_streams=given.max_kept_streams,
+        max_message=given.max_message,
+        max_bytes=given.max_bytes,
+        max_stream_bytes=given.max_stream_bytes,
     )
     _allow_files()
     collector = Collector(settings)

@@ -76,9 +76,11 @@ def deliver(given: argparse.Namespace) -> int:
         for parcel in found:
             asyncio.run(delivery.deliver(parcel, address, LinkSettings(), tls, given.timeout))
             print(f"delivered {parcel.what}: {parcel.events:,} events in stream {parcel.hello.stream}")
+            if parcel.damaged:
+                print(f"NOT delivered, and left where it is: {parcel.damaged}; and what follows that")
     finally:
         for parcel in found:
             parcel.close()
     if not found:
         print(f"nothing of {given.place} is left to deliver")
-    return 0
+    return 1 if any(parcel.damaged for parcel in found) else 0

@@ -1,0 +1,202 @@
+"""Who says nothing, says too much at once, or speaks for others, is held within bounds before it costs anybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+import stepscope as sc
+from stepscope.cli.main import main
+from stepscope.collector import web_protocols, writer
+from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.store import SUPERSEDED, Store, run_in
+from stepscope.collector.stream import Stream
+from stepscope.collector.stream_file import StreamFile
+from stepscope.collector.writer import Writer
+from stepscope.exporters.collector import delivery, protocol
+from stepscope.exporters.collector.backlog import Backlog
+from stepscope.exporters.collector.piece import Piece
+from stepscope.exporters.specimens import run_in as a_run
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.events import Block, EventBatch, Kind, empty_block
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.records import run_record
+from tests.collectors import answer, collecting, connected
+from tests.streams import STREAM, SYNC, frames, hello
+
+OTHER = "fedcba9876543210" * 2
+
+
+async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that never ends its request; one that asks is not disturbed."""
+    monkeypatch.setattr(web_protocols, "FIRST_REQUEST", 0.3)
+    async with collecting(tmp_path) as running:
+        host, port = running.url.removeprefix("ws://").split("/")[0].split(":")
+        silent, slow = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        slow[1].write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        async with connected(running.url) as one:
+            await one.send(hello())
+            await answer(one)
+            for reader, stream in (silent, slow):
+                assert await asyncio.wait_for(reader.read(), 30) == b""
+                stream.close()
+            await one.send(protocol.encode(protocol.Ping(1)))
+            assert isinstance(await answer(one), protocol.Pong)
+
+
+async def test_the_first_message_is_a_header_and_no_more(tmp_path: Path) -> None:
+    """A stranger may not have the collector hold megabytes; who was welcomed may send large messages."""
+    async with collecting(tmp_path) as running:
+        async with connected(running.url) as one:
+            with pytest.raises(ConnectionClosed):
+                await one.send(b"\0" * (1 << 20))
+                await one.recv()
+        async with connected(running.url) as one:
+            await one.send(hello())
+            await answer(one)
+            await one.send(protocol.encode(protocol.Frames(0, 1), frames(0, 1, size=1 << 20)))
+            assert await answer(one) == protocol.Ack(1)
+
+
+async def test_more_frames_than_a_message_may_have(tmp_path: Path) -> None:
+    """They are refused before any is looked at, and exporters do not send so many."""
+    async with collecting(tmp_path) as running, connected(running.url) as one:
+        await one.send(hello())
+        await answer(one)
+        await one.send(protocol.encode(protocol.Frames(0, protocol.MAX_FRAMES + 1)))
+        assert isinstance(refused := await answer(one), protocol.Refused)
+        assert "cannot be read" in refused.reason
+    backlog = Backlog(1 << 30, None)
+    for number in range(3):
+        backlog.put(Piece(number * 40_000, 40_000, 100, Counter(), b"x" * 100))
+    assert [len(backlog.take(1 << 20)) for _ in range(4)] == [1, 1, 1, 0]
+
+
+async def test_a_fault_in_the_writer_costs_one_stream(tmp_path: Path) -> None:
+    """The thread that writes all of them goes on."""
+
+    class Broken(StreamFile):
+        def write(self, addition: object) -> None:
+            raise MemoryError
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    broken, good = Broken(tmp_path / "a", SYNC), StreamFile(tmp_path / "b", SYNC)
+    with Writer(fsync=False) as written:
+        with pytest.raises(OSError, match="MemoryError"):
+            await written.write(broken, broken.check(0, 1, memoryview(frames(0, 1))))
+        await written.write(good, good.check(0, 1, memoryview(frames(0, 1))))
+    assert good.next == 1 and writer.ENDING
+    broken.close()
+    good.close()
+
+
+def test_a_file_that_was_read_to_its_end_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another start of the machine believes no checkpoint; the first who opens the file makes one, and writes nothing else."""
+    file = StreamFile(tmp_path, SYNC)
+    file.write(file.check(0, 50, memoryview(frames(0, 50))))
+    file.close()
+    (tmp_path / "end").write_bytes(b"")
+    StreamFile(tmp_path, SYNC).close()
+    read: list[int] = []
+    resume = FrameReader.resume
+
+    def noted(reader: FrameReader, number: int, at: int) -> None:
+        read.append(number)
+        resume(reader, number, at)
+
+    monkeypatch.setattr(FrameReader, "resume", noted)
+    again = StreamFile(tmp_path, SYNC)
+    assert again.next == 50 and read == [49]
+    again.close()
+
+
+def test_what_is_confirmed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `fsync`, a stream that goes on is told of frames only when the disk has them, and its directory's entry."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(file: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{file}"))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    (tmp_path / "s").mkdir()
+    StreamFile(tmp_path / "s", SYNC, durable=True).close()
+    assert synced == [str(tmp_path / "s" / "journal"), str(tmp_path / "s"), str(tmp_path)]
+    synced.clear()
+    StreamFile(tmp_path / "s", SYNC).close()
+    assert not synced
+
+
+def test_a_stream_takes_the_place_of_its_own_process_only(tmp_path: Path) -> None:
+    """Else anybody with the token could hide what another rank has sent."""
+    store = Store(CollectorSettings(directory=tmp_path / "c"))
+    mine, foreign = tmp_path / "mine", tmp_path / "foreign"
+    for place, rank in ((mine, 0), (foreign, 1)):
+        with sc.trace(output_dir=place, name="job", rank=rank), sc.span("x"):
+            pass
+    journals = [next(place.rglob("journal")) for place in (mine, foreign)]
+    for stream, journal in zip((STREAM, OTHER), journals, strict=True):
+        store.path(stream).parent.mkdir(parents=True)
+        store.path(stream).write_bytes(journal.read_bytes())
+    runs = [run_in(path) for path in journals]
+    assert runs[0] is not None and runs[1] is not None
+    for run, hidden in ((runs[1], False), (runs[0], True)):
+        store._supersede(protocol.Hello("1" * 32, SYNC, 0, run, STREAM))  # pyright: ignore[reportPrivateUsage]
+        assert (store.path(STREAM).with_name(SUPERSEDED)).exists() is hidden
+    assert run_in(tmp_path / "nothing") is None
+    (tmp_path / "text").write_text("no journal")
+    assert run_in(tmp_path / "text") is None
+
+
+def test_an_empty_token_file_is_no_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who gives a file for the token wants one."""
+    (tmp_path / "token").write_text("\n")
+    assert main(["collect", "--dir", str(tmp_path / "c"), "--token-file", str(tmp_path / "token")]) == 1
+    assert "is empty" in capsys.readouterr().err
+
+
+def test_a_spool_is_delivered_up_to_the_damage(tmp_path: Path) -> None:
+    """What is before a torn file is sent; the rest stays, and is named."""
+    header = fmt.encode_file_header(SYNC)
+    for number, (first, count) in enumerate(((0, 5), (5, 5), (10, 5))):
+        data = header + frames(first, count)
+        (tmp_path / f"{first:020}.journal").write_bytes(data[:-3] if number == 1 else data)
+    segments = sorted(tmp_path.glob("*.journal"))
+    pieces, ended, damaged = delivery._rest(segments, SYNC)  # pyright: ignore[reportPrivateUsage]
+    assert pieces[-1].next == 9 and not ended and "does not belong" in damaged
+    for piece in {piece.segment for piece in pieces}:
+        assert piece is not None
+        piece.close()
+    segments[0].write_bytes(fmt.encode_file_header(b"\xf5xyz") + frames(0, 5))
+    with pytest.raises(FormatError):
+        delivery._rest(segments, SYNC)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_steps_beyond_what_exporters_send_at_once_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that unpacks to gigabytes of steps costs the collector's loop as little as any other."""
+    block = empty_block(60_000)
+    block["kind"], block["ts"] = int(Kind.SPAN), range(60_000)
+    payloads = [
+        b"".join(bytes(part) for part in parts)
+        for _, _, parts, _ in fmt.encode_events(EventBatch("steps", 0, block, b""), "")
+    ]
+    stream = Stream(STREAM, run_record(a_run(Path("/")), 0))
+    taken: list[int] = []
+    add = stream.steps.add
+
+    def noted(events: Block, offset: int, first: int, last: int) -> None:
+        taken.append(len(events))
+        add(events, offset, first, last)
+
+    monkeypatch.setattr(stream.steps, "add", noted)
+    all_frames = [(int(fmt.FrameType.EVENTS), 0, memoryview(payload)) for payload in payloads] * 4
+    stream.took(all_frames, 1, len(all_frames))
+    assert sum(taken) * 64 <= 8 << 20 < stream.events * 64
