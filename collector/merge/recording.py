@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from stepscope.collector.merge.accounts import added_up
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch
@@ -17,6 +18,7 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import Damage, FrameReader
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import ClockSync, MetadataRecord, RunRecord, WindowRecord, decode_record
+from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.window import Step, Window
 
 MAX_STREAMS = 65_536
@@ -51,6 +53,8 @@ class Recording(msgspec.Struct, kw_only=True):
     damage: Damage
     metadata: dict[str, Any]
     """What was added to the run, as it was at the end."""
+    ledger: Ledger
+    """The accounts of the run. If it could not say them before it ended, those of its windows, added up."""
 
     @property
     def events(self) -> int:
@@ -96,6 +100,7 @@ class Recording(msgspec.Struct, kw_only=True):
             ended=scan.ended,
             damage=damage,
             metadata=scan.metadata,
+            ledger=scan.ledger or added_up(window.ledger for window in windows.values()),
         )
 
 
@@ -129,6 +134,7 @@ class _Scan:
         self.spans: list[tuple[int, int]] = []
         self.ended = False
         self.metadata: dict[str, Any] = {}
+        self.ledger: Ledger | None = None
 
     def passes(self, beginning: bytes) -> bool:
         """Notes what the beginning of an events frame says."""
@@ -157,6 +163,8 @@ class _Scan:
             self.windows[record.index] = record.window()
         elif isinstance(record, MetadataRecord):
             self.metadata = record.values
+        elif isinstance(record, Ledger):
+            self.ledger = record
         elif kind == fmt.FrameType.END:
             self.ended = True
 
