@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,10 +25,10 @@ WINDOW = "window"
 _VALUED = (int(Kind.COUNTER), int(Kind.MEMORY))
 
 
-class Told(NamedTuple):
+class Told(msgspec.Struct, frozen=True):
     """A window that is to be a row."""
 
-    index: int
+    number: int
     start_ns: int
     end_ns: int
     about: str
@@ -123,11 +124,11 @@ class ParquetRows:
         known: dict[str, list[Any]] = {
             "rank": [run.rank] * len(told),
             "host": [_storable(run.host)] * len(told),
-            "window": [one.index for one in told],
+            "window": [one.number for one in told],
             "ts": [_number(one.start_ns + offset) for one in told],
             "dur": [_number(one.end_ns - one.start_ns) for one in told],
             "kind": [WINDOW] * len(told),
-            "name": [f"window {one.index}" for one in told],
+            "name": [f"window {one.number}" for one in told],
             "args": [one.about for one in told],
         }
         columns = [

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-import stepscope as sc
 from stepscope.collector.merge.accounts import MOST, added_up, together
 from stepscope.collector.merge.job import Job, Member, chosen_job
 from stepscope.collector.merge.merge import Merge
@@ -23,8 +23,21 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.ledger import Ledger, OutputLedger, SourceLedger
 from stepscope.runtime.window import Window
 from tests.ranks.streams import write_stream
+from tests.support import ROOT
 from tests.test_merge import merged, rank_run, syncs_of
 from tests.viewers.scene import Scene, make_window, training
+
+
+PROGRAM = """
+import sys
+import stepscope as sc
+options = sc.Options(ring_slots=256, ring_bytes=int(sys.argv[3]))
+with sc.trace(output_dir=sys.argv[1], name="run", rank=int(sys.argv[2]), options=options) as profiler:
+    for _ in range(20_000):
+        with sc.span("work"):
+            pass
+    profiler.step()
+"""
 
 
 def add_rank(directory: Path, rank: int, *windows: Window) -> None:
@@ -99,20 +112,10 @@ def test_each_rank_alone_has_its_own_accounts(tmp_path: Path, windows: int) -> N
 
 
 def test_a_real_run_that_lost_events_says_so_when_it_is_merged(tmp_path: Path) -> None:
-    """Two runs, one with rings that are too small: what it said of itself is in the merged accounts."""
-
-    def work() -> None:
-        for _ in range(20_000):
-            with sc.span("work"):
-                pass
-
-    for rank, slots in enumerate((256, 1 << 16)):
-        options = sc.Options(ring_slots=slots)
-        with sc.trace(output_dir=tmp_path / str(rank), name="run", rank=rank, options=options) as profiler:
-            thread = threading.Thread(target=work)
-            thread.start()
-            thread.join()
-            profiler.step()
+    """Two processes, one with a ring that is too small: what it said of itself is in the merged accounts."""
+    for rank, memory in enumerate((1 << 14, 1 << 26)):
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path / str(rank)), str(rank), str(memory)]
+        subprocess.run(command, check=True, timeout=60, cwd=ROOT)
     (journal,) = (tmp_path / "0").rglob("journal")
     with JournalReader(journal) as reader:
         (own,) = [item for item in reader if isinstance(item, Ledger)]

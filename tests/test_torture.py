@@ -153,7 +153,7 @@ def test_time_goes_to_what_needs_little_first() -> None:
     assert given[cheap] == pytest.approx(2.0) and given[middle] == pytest.approx(10.0)
     assert given[dear] == given[dearer] == pytest.approx(44.0)
     enough = shares([dear, dearer], 1000.0)
-    assert (enough[dear], enough[dearer]) == (pytest.approx(200.0), pytest.approx(400.0))
+    assert enough[dear] == pytest.approx(200.0) and enough[dearer] == pytest.approx(400.0)
     assert set(shares([cheap, dear], -1.0).values()) == {0.0}
 
 

@@ -62,7 +62,9 @@ def torture(
             given = shares(waiting, end - time.monotonic())
             ready = [tally for tally in waiting if cost(tally) <= given[tally]] or [min(waiting, key=cost)]
             for tally in ready:
-                until = min(time.monotonic() + max(given[tally], cost(tally)), end)
+                until = min(time.monotonic() + given[tally], end)
+                if time.monotonic() + cost(tally) <= end:
+                    attempt(tally)
                 while not tally.done and time.monotonic() + cost(tally) <= until:
                     attempt(tally)
     return tallies
