@@ -17,7 +17,14 @@ from stepscope.runtime.formats import UnfinishedWindow, run_of
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import Damage, FrameReader
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.journal.records import ClockSync, MetadataRecord, RunRecord, WindowRecord, decode_record
+from stepscope.runtime.journal.records import (
+    ClockSync,
+    MetadataRecord,
+    RunRecord,
+    WindowRecord,
+    decode_record,
+    is_known,
+)
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.window import Step, Window
 
@@ -151,7 +158,7 @@ class _Scan:
         """Notes what any other frame says; those of tables are of no interest here."""
         if kind in (fmt.FrameType.STRINGS, fmt.FrameType.TRACKS):
             return
-        record = decode_record(kind, payload) if kind in tuple(fmt.FrameType) else None
+        record = decode_record(kind, payload) if is_known(kind) else None
         if isinstance(record, RunRecord):
             self.run = record
         elif isinstance(record, ClockAnchor):
