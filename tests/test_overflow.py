@@ -177,7 +177,7 @@ def test_overwriting_under_a_drain_loses_nothing_uncounted() -> None:
         for thread in threads: thread.join()
         done.set(); consumer.join()
         rows = log.of(Kind.SPAN)
-        whole = [set(row.args["text"]) in ({"a"}, {"b"}) for row in rows if row.name == "text"]
+        whole = [set(row.arguments["text"]) in ({"a"}, {"b"}) for row in rows if row.name == "text"]
         tell([kept(), lost(), len({row.id for row in log.spans}), all(whole)])
         """,
         options="ring_slots=256, ring_bytes=1 << 16, overflow='drop_oldest'",
