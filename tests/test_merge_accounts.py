@@ -27,7 +27,6 @@ from tests.support import ROOT
 from tests.test_merge import merged, rank_run, syncs_of
 from tests.viewers.scene import Scene, make_window, training
 
-
 PROGRAM = """
 import sys
 import stepscope as sc
@@ -134,4 +133,6 @@ def test_what_journals_claim_stays_writable() -> None:
     added = added_up([huge, huge])
     assert added.sources["x"] == huge.sources["x"] and added.outputs == huge.outputs
     assert together([("a", huge), ("b", huge)]).sources.keys() == {"a: x", "b: x"}
-    assert together([("pid 1", lost(1, 0)), ("pid 1", lost(2, 0))]).sources["pid 1: recorder"].dropped == {"overflow": 3}
+    assert together([("pid 1", lost(1, 0)), ("pid 1", lost(2, 0))]).sources["pid 1: recorder"].dropped == {
+        "overflow": 3
+    }

@@ -69,9 +69,7 @@ class LongRun(msgspec.Struct, kw_only=True):
         return statistics.median(map(of, last)) - statistics.median(map(of, second))
 
 
-def run(
-    spans: int, rate: float, told: Callable[[Sample], object] = lambda sample: None, *, kept: int = 0
-) -> LongRun:
+def run(spans: int, rate: float, told: Callable[[Sample], object] = lambda sample: None, *, kept: int = 0) -> LongRun:
     """Records spans in a process of its own, and watches it once a second.
 
     Args:
