@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from tests.fuzz.seeds import seeds
 from tests.fuzz.targets import NEEDS, TARGETS
 from tests.support import require
 
-SEEDS = {target: seeds(target) for target in TARGETS}
+seeds_of = functools.cache(seeds)
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +45,8 @@ Edit = tuple[int, int, bytes]
 )
 def test_damaged_input(target: str, which: int, edits: list[Edit], cut: int | None) -> None:
     """Bytes of a seed that are changed, left out, added or cut off."""
-    data = bytearray(SEEDS[target][which % len(SEEDS[target])])
+    known = seeds_of(target)
+    data = bytearray(known[which % len(known)])
     for at, length, junk in edits:
         at %= len(data) + 1
         data[at : at + length] = junk

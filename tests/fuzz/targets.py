@@ -368,5 +368,9 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "otlp_answers": otlp_answers,
 }
 
-NEEDS = {"otlp": ("opentelemetry.proto",), "otlp_answers": ("opentelemetry.proto", "aiohttp")}
+NEEDS = {
+    "compressed_events": ("zstandard",),
+    "otlp": ("opentelemetry.proto",),
+    "otlp_answers": ("opentelemetry.proto", "aiohttp"),
+}
 """Modules that are not there wherever stepscope is, by target."""
