@@ -16,6 +16,7 @@ from benchmarks import (
     operators,
     otlp,
     span,
+    span_in_task,
     startup,
     step,
     summary,
@@ -26,6 +27,7 @@ from benchmarks import (
 
 ROWS = (
     *span.ROWS,
+    *span_in_task.ROWS,
     *tasks.ROWS,
     *idle.ROWS,
     *step.ROWS,

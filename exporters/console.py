@@ -10,6 +10,7 @@ from typing import TextIO
 import anyio
 import msgspec
 
+from stepscope.exporters import account
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.runtime.events import Kind
 from stepscope.runtime.ledger import losses
@@ -66,12 +67,14 @@ class ConsoleExporter:
         self._shown_at = -float("inf")
         self._mark: tuple[int, int] | None = None
         self._title = ""
+        self._run: Run | None = None
 
     def statistics(self) -> ConsoleStatistics:
         """What the next progress line will say."""
         return self._statistics
 
     async def open(self, run: Run) -> None:
+        self._run = run
         self._stream = self._stream or sys.stderr
         rank = "" if run.rank is None else f" rank {run.rank}"
         self._title = printable(run.name) + rank
@@ -89,18 +92,22 @@ class ConsoleExporter:
         length = human_time(max(window.end_ns - window.start_ns, 0))
         steps = f"{len(window.steps)} step" + ("" if len(window.steps) == 1 else "s")
         lines = [f"{self._title}: window {window.index} ended: {steps} in {length}{state}"]
-        lines.append(f"  {printable(str(window.ledger))}")
+        lines += [f"  {printable(line)}" for line in account.lines(window.ledger)]
         lines += [f"  {printable(reason)}" for reason in window.diagnostics]
         if self._top and window.actions is not None:
             lines.append(window.summary().table(self._sort_by, self._top))
         await self._show("\n".join(lines), last=True)
 
     async def aclose(self) -> None:
-        if self._title:
-            now = self._statistics
+        if self._run is not None:
+            now, ledger = self._statistics, self._run.ledger()
             windows = f"{now.windows} window" + ("" if now.windows == 1 else "s")
-            await self._show(f"{self._title}: {windows}, {now.events:,} events, {now.dropped:,} dropped", last=True)
-            self._title = ""
+            text = f"{self._title}: {windows}, {now.events:,} events, {now.dropped:,} dropped"
+            if ledger.sources or ledger.outputs:
+                said = "".join(f"\n  {printable(line)}" for line in account.lines(ledger))
+                text = f"{self._title}: accounts of the run{said}\n{text}"
+            self._run = None
+            await self._show(text, last=True)
 
     def _count(self, batch: EventBatch) -> None:
         events = batch.events

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from stepscope.exporters.completion import complete_all
 from stepscope.exporters.output import open_for_writing, output_error
-from stepscope.exporters.parquet_rows import ParquetRows
+from stepscope.exporters.parquet_rows import ParquetRows, Told
 from stepscope.exporters.plainjson import dumps
 from stepscope.exporters.rotation import part
 from stepscope.exporters.trace_file import about_run, about_window
@@ -22,7 +23,11 @@ from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 
 ROW_GROUP = 1 << 17
-"""Events that are held back to be written together."""
+"""Rows that are held back to be written together."""
+MOST_BYTES = 32 << 20
+"""More is not held back, however few rows it is."""
+MOST_PIECES = 1024
+"""Windows, or batches, that are held back one by one before they become one piece."""
 
 
 class ParquetExporter:
@@ -30,9 +35,11 @@ class ParquetExporter:
 
     Columns: `rank`, `host`, `window`, `step`, `ts` (ns of Unix time), `dur` and `self_dur` (ns), `value` (of counters and
     memory events), `kind`, `category`, `name`, `process`, `thread`, `pid`, `tid`, `id`, `parent`, `args` (JSON), `source`,
-    `error_ns` (what `ts` may be off the collector's clock; null: unknown, or not merged). What does not apply is null. The
-    run's metadata and windows are in the file's metadata, under the key `stepscope`. Memory does not depend on the size of
-    the trace.
+    `error_ns` (what `ts` may be off the collector's clock; null: unknown, or not merged). What does not apply is null.
+
+    A window is a row of the kind `window`, whose `args` have its steps, ledger, diagnostics and metadata. The run's metadata
+    and ledger, and the number of windows, are in the file's metadata, under the key `stepscope`. Memory does not depend on
+    the size of the trace, nor on the number of windows.
 
     The file grows under the name with `.part` behind it: a Parquet file can be read when it is complete, and not before.
 
@@ -59,7 +66,9 @@ class ParquetExporter:
         self._writer: Any = None
         self._waiting: list[Any] = []
         self._count = 0
-        self._windows: dict[str, Any] = {}
+        self._bytes = 0
+        self._told: list[Told] = []
+        self._windows: Counter[str] = Counter()
 
     async def open(self, run: Run) -> None:
         """Begins the file.
@@ -85,9 +94,14 @@ class ParquetExporter:
         await asyncio.to_thread(self._add, batch, self._opened())
 
     async def close_window(self, window: Window) -> None:
-        """Keeps what there is to say of the window for the end of the file."""
+        """Takes what there is to say of the window as a row.
+
+        Raises:
+            OutputError: if the system refused.
+            ClosedError: before `open` or after `aclose`.
+        """
         self._opened()
-        self._windows[str(window.index)] = about_window(window)
+        await asyncio.to_thread(self._tell, window)
 
     async def aclose(self) -> None:
         """Completes the file. A cancelled call still does so if half a second is enough."""
@@ -121,17 +135,45 @@ class ParquetExporter:
             if self._file is None:
                 return
             for first in range(0, len(batch), ROW_GROUP):
-                table = self._rows.table(batch.events[first : first + ROW_GROUP], batch, run)
-                self._waiting.append(table)
-                self._count += len(table)
-                if self._count >= ROW_GROUP:
-                    self._write()
+                self._keep(self._rows.table(batch.events[first : first + ROW_GROUP], batch, run))
+
+    def _tell(self, window: Window) -> None:
+        with self._lock:
+            if self._file is None or self._run is None:
+                return
+            self._windows["complete" if window.complete else "incomplete"] += 1
+            told = Told(window.index, window.start_ns, window.end_ns, dumps(about_window(window)))
+            self._told.append(told)
+            self._bytes += len(told.about)
+            if len(self._told) >= MOST_PIECES or self._bytes >= MOST_BYTES:
+                self._settle()
+
+    def _settle(self) -> None:
+        if self._told and self._run is not None:
+            told, self._told = self._told, []
+            self._bytes -= sum(len(one.about) for one in told)
+            self._keep(self._rows.windows(told, self._run))
+
+    def _keep(self, table: Any) -> None:
+        self._waiting.append(table)
+        self._count += len(table)
+        self._bytes += table.nbytes
+        if self._count >= ROW_GROUP or self._bytes >= MOST_BYTES:
+            self._write()
+        elif len(self._waiting) >= MOST_PIECES:
+            # A table of a few rows takes kilobytes.
+            self._waiting = [self._joined().combine_chunks()]
+            self._bytes = self._waiting[0].nbytes + sum(len(one.about) for one in self._told)
+
+    def _joined(self) -> Any:
+        return self._arrow.concat_tables(self._waiting).unify_dictionaries()
 
     def _write(self) -> None:
         if not self._waiting:
             return
-        table = self._arrow.concat_tables(self._waiting).unify_dictionaries()
+        table = self._joined()
         self._waiting, self._count = [], 0
+        self._bytes = sum(len(one.about) for one in self._told)
         try:
             self._writer.write_table(table, row_group_size=2 * ROW_GROUP)
         except OSError as error:
@@ -143,6 +185,7 @@ class ParquetExporter:
             if run is None or file is None:
                 return
             try:
+                self._settle()
                 self._write()
                 self._writer.add_key_value_metadata({"stepscope": dumps({**about_run(run), "windows": self._windows})})
                 self._writer.close()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +19,20 @@ from stepscope.runtime.tracks import Track
 MAX_SEEN = 1 << 14
 """Arguments of a block that are kept to be found again, for they repeat."""
 
+WINDOW = "window"
+"""The kind of a row that is a window."""
+
 _VALUED = (int(Kind.COUNTER), int(Kind.MEMORY))
+
+
+class Told(msgspec.Struct, frozen=True):
+    """A window that is to be a row."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+    about: str
+    """JSON."""
 
 
 class ParquetRows:
@@ -104,6 +118,27 @@ class ParquetRows:
         ]
         return arrow.Table.from_arrays(columns, schema=self.schema)
 
+    def windows(self, told: Sequence[Told], run: Run) -> Any:
+        """The rows of some windows of a run. All but the columns below are null."""
+        offset = run.anchor.wall_ns - run.anchor.monotonic_ns
+        known: dict[str, list[Any]] = {
+            "rank": [run.rank] * len(told),
+            "host": [_storable(run.host)] * len(told),
+            "window": [one.number for one in told],
+            "ts": [_number(one.start_ns + offset) for one in told],
+            "dur": [_number(one.end_ns - one.start_ns) for one in told],
+            "kind": [WINDOW] * len(told),
+            "name": [f"window {one.number}" for one in told],
+            "args": [one.about for one in told],
+        }
+        columns = [
+            self._arrow.array(known[field.name], field.type)
+            if field.name in known
+            else self._arrow.nulls(len(told), field.type)
+            for field in self.schema
+        ]
+        return self._arrow.Table.from_arrays(columns, schema=self.schema)
+
     def _names(self, events: Block) -> Any:
         numbered = events["flags"] & int(Flag.NUMBERED) != 0
         keys = events["name"].astype(np.int64)
@@ -171,6 +206,10 @@ def _kind(kind: int) -> str:
         return Kind(kind).name.lower()
     except ValueError:
         return f"kind {kind}"
+
+
+def _number(value: int) -> int:
+    return max(-(1 << 63), min(value, (1 << 63) - 1))
 
 
 def _storable(text: str) -> str:

@@ -21,7 +21,8 @@ _unwatched_tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
 Factory = Callable[..., "asyncio.Future[Any]"]
 
-_AUTOMATIC = re.compile(r"Task-\d+")
+_AUTOMATIC = re.compile(r"Task-\d+|None")
+"""Names that nobody gave. Python 3.13.0 names tasks that a factory makes "None" (`BaseEventLoop.create_task`)."""
 
 
 class TaskFactory:

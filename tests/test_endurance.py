@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from benchmarks.endurance import command
-from benchmarks.endurance.cycles import Kind
+from benchmarks.endurance.cycles import Cycles, Kind
+from benchmarks.endurance.judgement import of_cycles
 from benchmarks.endurance.plot import Line, svg
-from benchmarks.endurance.watch import slope
+from benchmarks.endurance.watch import Sample, slope
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +20,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a small run has seen."""
     path = tmp_path_factory.mktemp("endurance") / "report.json"
     arguments = ["--spans", "60000", "--rate", "20000", "--cycles", "20", "--no-limits", "--report", str(path)]
+    arguments += ["--kept", "100000"]
     assert command.main(arguments) == 0
     return path
 
@@ -32,6 +34,7 @@ def test_nothing_is_lost_or_left(report: Path) -> None:
     assert seen.long.samples and seen.long.last is not None
     assert seen.long.last.descriptors < seen.long.samples[-1].descriptors
     assert {cycles.kind for cycles in seen.cycles} == set(Kind)
+    assert seen.kept is not None and seen.kept.end.spans == 100_000 and seen.kept.end.windows > 0
 
 
 def test_the_page_is_made_of_what_was_seen(report: Path, tmp_path: Path) -> None:
@@ -49,6 +52,70 @@ def test_a_loss_is_a_problem(report: Path) -> None:
     seen.long.end.outputs["journal"] = (offered, exported - 1, {}, 0)
     seen.long.left.append("stepscope-1-x")
     assert command.problems(seen) == ["1 events lost without a count", "left in /dev/shm: stepscope-1-x"]
+
+
+def cycles(**grown: float) -> Cycles:
+    """Ten thousand cycles, looked at twenty times; what is named grows by so much with each."""
+
+    def values(what: str, least: int) -> list[int]:
+        return [int(least + grown.get(what, 0) * number) for number in numbers]
+
+    numbers = range(500, 10_001, 500)
+    private, shared, shm = values("private", 30 << 20), values("shared", 1 << 20), values("shm", 344_064)
+    descriptors, threads = values("descriptors", 10), values("threads", 2)
+    rows = zip(numbers, private, shared, shm, descriptors, threads, strict=True)
+    return Cycles(
+        kind=Kind.LIFE,
+        count=10_000,
+        milliseconds=1.0,
+        samples=[Sample(float(number), number, *row) for number, *row in rows],
+        tracks=values("tracks", 3),
+        names=values("names", 34),
+        objects=values("objects", 50_000),
+        events=1,
+        problems=[],
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "by", "said"),
+    [
+        ("private", 1200.0, "1,200.0 bytes of memory more with each; 1000 is what counts as flat"),
+        ("shared", 4096.0, "4,096.0 bytes of memory more with each; 1000 is what counts as flat"),
+        ("shm", 64.0, "64.0 bytes of /dev/shm more with each; 10 is what counts as flat"),
+        ("objects", 1.0, "1.0 Python objects more with each; 0.5 is what counts as flat"),
+        ("tracks", 0.001, "tracks grew from 8 to 13"),
+        ("names", 1.0, "names grew from 5534 to 10034"),
+        ("descriptors", 0.001, "descriptors grew from 10 to 20"),
+        ("threads", 1.0, "threads grew from 502 to 10002"),
+    ],
+)
+def test_what_grows_with_each_cycle_is_a_problem(what: str, by: float, said: str) -> None:
+    """Of every kind of thing that a start may leave behind; what does not grow is none."""
+    assert not of_cycles(cycles())
+    assert of_cycles(cycles(**{what: by})) == [f"{Kind.LIFE}: {said}"]
+
+
+def test_kept_steps_that_pile_up_are_a_problem(report: Path) -> None:
+    """A flight recorder whose memory grows with the run; what comes and goes with each save does not count."""
+    seen = msgspec.json.decode(report.read_bytes(), type=command.Report)
+    assert seen.kept is not None
+    seen.kept.end.spans = command.KEPT
+
+    def samples(each: int) -> list[Sample]:
+        spikes = (40 << 20, 0, 0)
+        return [Sample(float(n), n, (30 << 20) + spikes[n % 3] + n * each, 0, n * each, 20, 5) for n in range(60)]
+
+    seen.kept.samples = samples(0)
+    assert not command.problems(seen)
+    seen.kept.samples = samples(1 << 20)
+    assert [problem.partition(" by ")[0] for problem in command.problems(seen)] == [
+        "the last steps kept: memory grew",
+        "the last steps kept: /dev/shm grew",
+    ]
+    seen.kept.samples = samples(0)
+    seen.kept.end.problems.append("an account")
+    assert command.problems(seen) == ["the last steps kept: an account"]
 
 
 def test_slope_and_plot() -> None:

@@ -18,6 +18,7 @@ from stepscope.exporters.specimens import ODD_NAMES, batch_of, every_kind, run_i
 from stepscope.runtime import strings
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events import EventBatch, Kind, empty_block
+from stepscope.runtime.ledger import Ledger, OutputLedger, SourceLedger
 from stepscope.trace import trace
 from tests.journals import batch_with_arguments
 
@@ -174,9 +175,30 @@ async def test_console_says_why_a_window_is_incomplete(tmp_path: Path) -> None:
     batch = batch_of(spans(["x"]))
     window = window_of(0, batch)
     await exporter.close_window(msgspec.structs.replace(window, complete=False, diagnostics=("stopped \x1b[2J early",)))
-    account = "1 of 4 events; dropped: 3 of recorder (overflow)"
+    account = "1 of 4 events; dropped: 3 of recorder (overflow)\n  memory: 1 of 1 events\n  cut: 1 names cut"
     assert f"ended: 1 step in 1.00us, incomplete\n  {account}\n  stopped \\x1b[2J early\n" in stream.getvalue()
     assert "\x07" not in stream.getvalue()
+
+
+async def test_console_says_what_became_of_everything(tmp_path: Path) -> None:
+    """Of a window and of the run: what each output was offered, what it dropped and what is in flight."""
+    stream = io.StringIO()
+    exporter = ConsoleExporter(stream)
+    ledger = Ledger(
+        {"recorder": SourceLedger(120, 98, {"overflow": 2}, outside=19, superseded=1)},
+        {"journal": OutputLedger(98, 90, {"queue": 3}, 5)},
+    )
+    await exporter.open(msgspec.structs.replace(run_in(tmp_path), ledger=lambda: ledger))
+    await exporter.close_window(msgspec.structs.replace(window_of(0, batch_of(spans(["x"]))), ledger=ledger))
+    await exporter.aclose()
+    await exporter.aclose()
+    said = (
+        "  98 of 120 events; dropped: 2 of recorder (overflow), 3 at journal (queue)\n"
+        "  recorder: of 120 events, 19 in no window, 1 written as open ones before\n"
+        "  journal: 90 of 98 events, 3 dropped (queue), 5 in flight\n"
+    )
+    assert stream.getvalue().count(said) == 2
+    assert stream.getvalue().endswith("1 window, 0 events, 0 dropped\n")
 
 
 async def test_console_writes_one_line_on_a_terminal(tmp_path: Path) -> None:

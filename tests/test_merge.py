@@ -39,6 +39,7 @@ from tests.clocks import START as CLOCK_START
 from tests.clocks import Network, TrueClock, round_trips
 from tests.journals import HandMade
 from tests.ranks.streams import write_stream
+from tests.support import require
 from tests.viewers.scene import START, Scene, device_work, make_run, make_window, training
 
 
@@ -192,6 +193,8 @@ def test_two_processes_of_one_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "format"), [("rank.json", "chrome"), ("-x.parquet", "parquet")])
 def test_the_command_does_the_same(name: str, format: str, tmp_path: Path) -> None:
     """A process of its own writes the file, whatever names are."""
+    if format == "parquet":
+        require("pyarrow")
     add_rank(tmp_path / "-in", 0, job="--job")
     command = merge_command([tmp_path / "-in"], tmp_path / name, format=format, window=0, job="--job")
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100, check=False)
@@ -276,6 +279,7 @@ def test_numbers_from_anywhere_do_no_harm(
     values: list[int], steps: list[int], seed: int, good_rank: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Times, steps, ranks and events of a hostile stream: a good rank beside it is merged, nothing raises or overflows."""
+    require("pyarrow")
     directory = tmp_path_factory.mktemp("hostile")
     shutil.copytree(good_rank / "streams", directory / "streams")
     take = iter(values)

@@ -22,6 +22,7 @@ from stepscope.exporters.otlp.request import Request
 from stepscope.exporters.specimens import batch_of, every_kind, run_in, spans, window_of
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, empty_block
+from stepscope.runtime.ledger import Ledger, OutputLedger, SourceLedger
 from stepscope.runtime.run import Run
 from tests.receiver import attributes_of
 
@@ -322,6 +323,18 @@ def test_counters_have_a_rate_too() -> None:
     (loss,) = [metric for metric in converted.metrics if metric.name == "loss"]
     assert [point.as_double for point in loss.gauge.data_points] == [9, 19, 29, 39, 49, 59, 69, 79, 89, 99]
     assert converted.dropped[0] == {"rate": 90}
+
+
+def test_ledgers_are_sent_whole() -> None:
+    """Of a window and of the run, as JSON: sources, outputs with what was offered and is in flight, and what was cut."""
+    ledger = Ledger({"recorder": SourceLedger(9, 5, {"overflow": 1}, 2, 1)}, {"x": OutputLedger(5, 3, {"queue": 1}, 1)})
+    block = batch_of(spans(["one"]))
+    converted = Converted([block], run=msgspec.structs.replace(RUN, ledger=lambda: ledger))
+    said = [attributes_of(span.attributes) for span in converted.spans if "stepscope.span" in str(span.attributes)]
+    (window,) = [about["stepscope.window.ledger"] for about in said if "stepscope.window.ledger" in about]
+    (run,) = [about["stepscope.ledger"] for about in said if "stepscope.ledger" in about]
+    assert msgspec.json.decode(run, type=Ledger) == ledger
+    assert msgspec.json.decode(window, type=Ledger) == window_of(0, batch_of(empty_block())).ledger
 
 
 def test_requests_are_bounded() -> None:

@@ -154,6 +154,39 @@ def test_blocking_loses_nothing_while_somebody_drains() -> None:
     assert missing == {"dropped": 0, "sampled": 0} and ids == 19_000
 
 
+def test_overwriting_under_a_drain_loses_nothing_uncounted() -> None:
+    """Threads with and without the GIL lap the consumer while it copies: what arrives is whole, the rest is counted."""
+    require_compiler()
+    ((counts, missing, ids, texts),) = run_program(
+        """
+        from tests.native import Native
+        native = Native()
+        done = threading.Event()
+        def consume():
+            while not done.is_set():
+                log.take()
+        def texts(letter):
+            for number in range(5000):
+                with span("text", text=letter * (50 + number % 100)):
+                    pass
+        consumer = threading.Thread(target=consume)
+        threads = [threading.Thread(target=texts, args=(letter,)) for letter in "ab"]
+        threads.append(threading.Thread(target=native.run, args=(3, 20000)))
+        consumer.start()
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        done.set(); consumer.join()
+        rows = log.of(Kind.SPAN)
+        whole = [set(row.arguments["text"]) in ({"a"}, {"b"}) for row in rows if row.name == "text"]
+        tell([kept(), lost(), len({row.id for row in log.spans}), all(whole)])
+        """,
+        options="ring_slots=256, ring_bytes=1 << 16, overflow='drop_oldest'",
+    )
+    assert sum(counts.values()) + missing["dropped"] == 70_000 and missing["sampled"] == 0
+    assert ids == sum(counts.values()) and texts
+    assert missing["dropped"] > 0
+
+
 def test_blocking_ends_where_nobody_drains() -> None:
     """The limit holds for all events of a full ring together; after a drain there is patience again."""
     ((first, again, later, counts, missing),) = run_program(

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.document import put
-from benchmarks.endurance import long_run
+from benchmarks.endurance import judgement, long_run
 from benchmarks.endurance.cycles import Cycles, Kind
 from benchmarks.endurance.long_run import LongRun
 from benchmarks.endurance.plot import Line, svg
@@ -31,6 +31,12 @@ FLAT = 100_000
 """Bytes for a million spans: growth below that, over the second half of a run, is that of allocators and caches."""
 LONG = 50_000_000
 """Spans of a run whose second half says how flat memory is."""
+KEPT = 24_000_000
+"""Spans of the run that keeps its last steps: a minute."""
+KEPT_STEPS = 100
+KEPT_LONG = 10_000_000
+KEPT_FLAT = 8 << 20
+"""Bytes from the second quarter of that run to the last. What a quarter of a minute records is fifty times as much."""
 MB = 1e6
 
 
@@ -43,9 +49,11 @@ class Report(msgspec.Struct, kw_only=True):
     """Rates tried, and events dropped."""
     long: LongRun
     cycles: list[Cycles]
+    kept: LongRun | None = None
+    """The run that keeps its last steps."""
 
 
-def measure(spans: int, rate: float, rates: Sequence[float], cycles: int) -> Report:
+def measure(spans: int, rate: float, rates: Sequence[float], cycles: int, kept: int) -> Report:
     """Runs everything and tells how far it is."""
     machine = Machine.this()
     limits: list[tuple[float, int]] = []
@@ -54,11 +62,15 @@ def measure(spans: int, rate: float, rates: Sequence[float], cycles: int) -> Rep
         print(f"{tried:,.0f} spans/s: {limits[-1][1]:,} dropped", flush=True)
     long = long_run.run(spans, rate, _tell)
     print(f"{long.end.spans:,} spans: {long.lost} lost, {long.dropped:,} dropped, {long.end.outputs}", flush=True)
+    flight = long_run.run(kept, rate, _tell, kept=KEPT_STEPS) if kept else None
+    if flight is not None:
+        grown = flight.grown(lambda seen: seen.resident)
+        print(f"{kept:,} spans, the last {KEPT_STEPS} steps kept: memory grew by {grown / MB:.1f} MB", flush=True)
     seen: list[Cycles] = []
     for kind in Kind if cycles else ():
         seen.append(_cycles(kind, cycles))
         print(f"{cycles:,} times {kind}: {seen[-1].milliseconds:.1f} ms each", flush=True)
-    return Report(machine=machine, rate=rate, limits=limits, long=long, cycles=seen)
+    return Report(machine=machine, rate=rate, limits=limits, long=long, cycles=seen, kept=flight)
 
 
 def _tell(seen: Sample) -> None:
@@ -77,23 +89,28 @@ def problems(report: Report) -> list[str]:
     """What is not as promised."""
     long = report.long
     found = [f"{long.lost} events lost without a count"] if long.lost else []
-    found += [f"{name}: {count} in flight" for name, (*_, count) in long.end.outputs.items() if count]
-    found += [f"{name}: {error}" for name, error in long.end.errors.items()]
-    found += [f"left in /dev/shm: {name}" for name in long.left]
-    found += [f"thread left: {name}" for name in long.end.threads]
-    found += [f"exit status {long.status}"] if long.status else []
+    found += judgement.left_behind(long)
     for what, grown in (
         ("allocated memory", long.per_million(lambda seen: seen.private)),
         ("rings", long.per_million(lambda seen: seen.shared)),
     ):
         if grown > FLAT and long.end.spans >= LONG:
             found.append(f"{what} grew by {grown:,.0f} bytes for a million spans; {FLAT:,} is what counts as flat")
+    if report.kept is not None:
+        found += [f"the last steps kept: {problem}" for problem in _kept_problems(report.kept)]
     for cycles in report.cycles:
-        found += cycles.problems
-        for what in ("descriptors", "threads"):
-            values = [getattr(sample, what) for sample in cycles.samples]
-            if values and values[-1] > values[0]:
-                found.append(f"{cycles.kind}: {what} grew from {values[0]} to {values[-1]}")
+        found += judgement.of_cycles(cycles)
+    return found
+
+
+def _kept_problems(kept: LongRun) -> list[str]:
+    found = judgement.left_behind(kept)
+    for what, grown in (
+        ("memory", kept.grown(lambda seen: seen.resident)),
+        ("/dev/shm", kept.grown(lambda seen: seen.shm)),
+    ):
+        if grown > KEPT_FLAT and kept.end.spans >= KEPT_LONG:
+            found.append(f"{what} grew by {grown:,.0f} bytes; {KEPT_FLAT:,} is what counts as flat")
     return found
 
 
@@ -125,6 +142,14 @@ def section(report: Report, picture: str) -> str:
         + ", ".join(f"{rate:,.0f} spans/s {dropped:,}" for rate, dropped in report.limits)
         + f". The highest of these rates at which nothing was dropped: {best:,.0f} spans/s.",
     ]
+    if report.kept is not None:
+        kept = report.kept
+        parts.append(
+            f"**{kept.end.spans:,} spans with `keep_last`**, {KEPT_STEPS} steps, {kept.end.windows} windows saved: memory "
+            f"{kept.samples[-1].resident / MB:.0f} MB at the end, of which rings and what is kept "
+            f"{kept.samples[-1].shared / MB:.0f} MB; from the second quarter of the run to the last it grew by "
+            f"{kept.grown(lambda s: s.resident) / MB:.1f} MB."
+        )
     if report.cycles:
         parts.append(table(report.cycles))
     return "\n\n".join(parts)
@@ -173,6 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=RATE, help=f"spans per second; default {RATE:,.0f}")
     parser.add_argument("--no-limits", action="store_true", help="do not look for the highest rate")
     parser.add_argument("--cycles", type=int, default=CYCLES, help="of each kind; 0 for none")
+    parser.add_argument("--kept", type=int, default=KEPT, help="spans of the run that keeps its last steps; 0 for none")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write all that was seen there, as JSON")
     parser.add_argument("--from", type=Path, metavar="FILE", dest="read", help="measure nothing, read such a file")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="put the section into this page")
@@ -181,7 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.read:
         report = msgspec.json.decode(options.read.read_bytes(), type=Report)
     else:
-        report = measure(options.spans, options.rate, () if options.no_limits else RATES, options.cycles)
+        rates = () if options.no_limits else RATES
+        report = measure(options.spans, options.rate, rates, options.cycles, options.kept)
     if options.report:
         options.report.write_bytes(msgspec.json.encode(report))
     if options.plot:

@@ -1,8 +1,8 @@
 """The program that records many spans at a steady rate.
 
-usage: python -m benchmarks.endurance.load SPANS RATE DIRECTORY
+usage: python -m benchmarks.endurance.load SPANS RATE DIRECTORY KEPT
 
-It prints how many it has recorded, a line a second, and at the end what became of them, as JSON.
+With KEPT steps, it keeps these at all times and saves them now and then, instead of writing everything. It prints how many it has recorded, a line a second, and at the end what became of them, as JSON.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ CHUNK = 500
 """Spans between two looks at the clock."""
 STEP = 0.02
 """Seconds of a step; fifty make a window."""
+SAVED_EVERY = 200
+"""Steps between two windows that are saved, where the last steps are kept."""
 PART = 64 << 20
 """Bytes of one part of the Chrome trace: complete ones are removed, mostly before the disk has to have them."""
 
@@ -48,6 +50,8 @@ class End(msgspec.Struct, kw_only=True):
     errors: dict[str, str]
     threads: list[str]
     """Our threads that run after closing."""
+    problems: list[str] = []
+    """Accounts that do not agree."""
 
 
 class Pace:
@@ -136,20 +140,37 @@ class Producers:
             await asyncio.wait(running)
 
 
-def main(spans: int, rate: float, directory: Path) -> End:
-    """Records, closes, and tells."""
-    profiler = sc.trace(
+def written(directory: Path) -> sc.Profiler:
+    """One that writes everything, in windows of fifty steps."""
+    return sc.trace(
         schedule=sc.schedule(wait=0, warmup=0, active=50),
         exporters=[sc.ChromeTraceExporter(directory / "trace.json", max_bytes=PART)],
         output_dir=directory / "run",
     )
+
+
+def kept(directory: Path, steps: int) -> sc.Profiler:
+    """One that keeps the last steps, and of the windows that it saves two."""
+    return sc.trace(
+        keep_last=sc.FlightRecorder(steps=steps, triggers=(), keep_newest=2, keep_slowest=0),
+        exporters=[sc.ChromeTraceExporter(directory / "trace{window}.json")],
+        output_dir=directory / "run",
+    )
+
+
+def main(spans: int, rate: float, directory: Path, steps: int = 0) -> End:
+    """Records, closes, and tells."""
+    profiler = kept(directory, steps) if steps else written(directory)
     profiler.start()
     producers = Producers(spans, rate)
+    number = 0
     began = told = time.perf_counter()
     producers.start()
     while producers.working:
         time.sleep(STEP)
         profiler.step()
+        if steps and (number := number + 1) % SAVED_EVERY == 0:
+            profiler.save("now and then")
         if time.perf_counter() - told >= 1:
             told = time.perf_counter()
             print(producers.spans, flush=True)
@@ -176,6 +197,7 @@ def main(spans: int, rate: float, directory: Path) -> End:
         },
         errors={output.name: output.first_error for output in outputs if output.errors},
         threads=_ours(),
+        problems=list(profiler.audit()),
     )
 
 
@@ -184,6 +206,6 @@ def _ours() -> list[str]:
 
 
 if __name__ == "__main__":
-    ended = main(int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3]))
+    ended = main(int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
     print(msgspec.json.encode(ended).decode(), flush=True)
     sys.stdin.read()  # until the watcher has looked at what is left

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import select
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -59,21 +60,35 @@ class LongRun(msgspec.Struct, kw_only=True):
         half = [s for s in self.samples if s.spans >= self.end.spans / 2]
         return slope([(s.spans / 1e6, of(s)) for s in half])
 
+    def grown(self, of: Callable[[Sample], int]) -> float:
+        """Growth from the second quarter to the last, in bytes by their medians: what comes and goes does not count."""
+        quarter = len(self.samples) // 4
+        second, last = self.samples[quarter : 2 * quarter], self.samples[3 * quarter :]
+        if not second:
+            return 0.0
+        return statistics.median(map(of, last)) - statistics.median(map(of, second))
 
-def run(spans: int, rate: float, told: Callable[[Sample], object] = lambda sample: None) -> LongRun:
-    """Records spans at a rate (per second) in a process of its own, and watches it once a second.
+
+def run(spans: int, rate: float, told: Callable[[Sample], object] = lambda sample: None, *, kept: int = 0) -> LongRun:
+    """Records spans in a process of its own, and watches it once a second.
+
+    Args:
+        spans: how many.
+        rate: of them a second.
+        told: of each look.
+        kept: keep so many of the last steps instead of writing everything; the disk is left alone then.
 
     Raises:
         RuntimeError: if the process ends without an account.
     """
     with tempfile.TemporaryDirectory(prefix="endurance-") as name:
         directory = Path(name)
-        command = [sys.executable, "-m", "benchmarks.endurance.load", str(spans), str(rate), name]
+        command = [sys.executable, "-m", "benchmarks.endurance.load", str(spans), str(rate), name, str(kept)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdin is not None and process.stdout is not None
             started = time.monotonic()
             samples: list[Sample] = []
-            disk = Disk(directory)
+            disk = None if kept else Disk(directory)
             line = b""
             while not line.startswith(b"{"):
                 if not select.select([process.stdout], [], [], 60)[0]:
@@ -83,13 +98,15 @@ def run(spans: int, rate: float, told: Callable[[Sample], object] = lambda sampl
                     raise RuntimeError(f"the program ended with {process.wait()}")
                 if line.strip().isdigit():
                     seen = sample(process.pid, time.monotonic() - started, int(line))
-                    disk.clear()
+                    if disk is not None:
+                        disk.clear()
                     if seen is not None:
                         samples.append(seen)
                         told(seen)
             end = msgspec.json.decode(line, type=End)
             last = sample(process.pid, time.monotonic() - started, end.spans)
-            disk.clear()
+            if disk is not None:
+                disk.clear()
             let_go = time.monotonic()
             process.stdin.close()
             status = process.wait()
@@ -102,8 +119,8 @@ def run(spans: int, rate: float, told: Callable[[Sample], object] = lambda sampl
             status=status,
             exit_seconds=exit_seconds,
             left=left,
-            journal_bytes=disk.journal_bytes(),
-            chrome_bytes=disk.chrome_bytes,
+            journal_bytes=disk.journal_bytes() if disk is not None else 0,
+            chrome_bytes=disk.chrome_bytes if disk is not None else 0,
         )
 
 

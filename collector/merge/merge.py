@@ -12,6 +12,7 @@ import anyio.to_thread
 import msgspec
 import numpy as np
 
+from stepscope.collector.merge import accounts
 from stepscope.collector.merge.aligned import AlignedEvents
 from stepscope.collector.merge.job import Job, Member
 from stepscope.collector.merge.order import Order
@@ -101,7 +102,7 @@ class Merge:
         for members in self._by_rank():
             first = members[0]
             exporter = exporter_for(first.rank, first)
-            async with _opened(exporter, self._member_run(members[-1])):
+            async with _opened(exporter, self._member_run(members[-1], members)):
                 for member in members:
                     async with self._reading(member, "rank") as events:
                         await self._play(events, exporter)
@@ -173,10 +174,12 @@ class Merge:
             world_size=None,
             anchor=self._anchor,
             metadata=lambda: {"merged": msgspec.to_builtins(self.report())},
+            ledger=lambda: self._ledger(self._present()),
             job=self._job.name,
         )
 
-    def _member_run(self, member: Member) -> Run:
+    def _member_run(self, member: Member, starts: Sequence[Member] = ()) -> Run:
+        """Args: a member, and all starts of its rank if one output has them all."""
         record = member.recording.run
         about = msgspec.to_builtins(member_report(member, *self._range(member), 0))
         return Run(
@@ -188,8 +191,14 @@ class Merge:
             world_size=record.world_size,
             anchor=self._anchor,
             metadata=lambda: {**member.recording.metadata, "aligned clock": about},
+            ledger=lambda: self._ledger(starts or [member]),
             job=self._job.name,
         )
+
+    def _ledger(self, members: Sequence[Member]) -> Ledger:
+        """What became of everything that was recorded, as far as their streams tell, also of what was not merged."""
+        ledgers = [(member.label, member.recording.ledger) for member in members]
+        return accounts.together(ledgers) if len(ledgers) > 1 else ledgers[0][1]
 
     def _window(self, window: MergedWindow, stretches: Sequence[Stretch]) -> Window:
         rows = [_aligned_window(stretch) for stretch in stretches]
@@ -213,7 +222,9 @@ class Merge:
             steps=tuple(Step(number, *times) for number, times in sorted(steps.items())),
             complete=all(stretch.window.complete and stretch.whole for stretch in stretches) and not window.absent,
             diagnostics=(*notes, *(f"{member.label} has nothing of this window" for member in window.absent)),
-            ledger=stretches[0].window.ledger if len(stretches) == 1 else Ledger(),
+            ledger=accounts.together((stretch.member.label, stretch.window.ledger) for stretch in stretches)
+            if labels
+            else stretches[0].window.ledger,
             metadata={stretch.member.label: dict(stretch.window.metadata) for stretch in stretches}
             if labels
             else stretches[0].window.metadata,

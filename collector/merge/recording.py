@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from stepscope.collector.merge.accounts import added_up
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch
@@ -16,7 +17,15 @@ from stepscope.runtime.formats import UnfinishedWindow, run_of
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import Damage, FrameReader
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.journal.records import ClockSync, MetadataRecord, RunRecord, WindowRecord, decode_record
+from stepscope.runtime.journal.records import (
+    ClockSync,
+    MetadataRecord,
+    RunRecord,
+    WindowRecord,
+    decode_record,
+    is_known,
+)
+from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.window import Step, Window
 
 MAX_STREAMS = 65_536
@@ -51,6 +60,8 @@ class Recording(msgspec.Struct, kw_only=True):
     damage: Damage
     metadata: dict[str, Any]
     """What was added to the run, as it was at the end."""
+    ledger: Ledger
+    """The accounts of the run. If it could not say them before it ended, those of its windows, added up."""
 
     @property
     def events(self) -> int:
@@ -96,6 +107,7 @@ class Recording(msgspec.Struct, kw_only=True):
             ended=scan.ended,
             damage=damage,
             metadata=scan.metadata,
+            ledger=scan.ledger or added_up(window.ledger for window in windows.values()),
         )
 
 
@@ -129,6 +141,7 @@ class _Scan:
         self.spans: list[tuple[int, int]] = []
         self.ended = False
         self.metadata: dict[str, Any] = {}
+        self.ledger: Ledger | None = None
 
     def passes(self, beginning: bytes) -> bool:
         """Notes what the beginning of an events frame says."""
@@ -145,7 +158,7 @@ class _Scan:
         """Notes what any other frame says; those of tables are of no interest here."""
         if kind in (fmt.FrameType.STRINGS, fmt.FrameType.TRACKS):
             return
-        record = decode_record(kind, payload) if kind in tuple(fmt.FrameType) else None
+        record = decode_record(kind, payload) if is_known(kind) else None
         if isinstance(record, RunRecord):
             self.run = record
         elif isinstance(record, ClockAnchor):
@@ -157,6 +170,8 @@ class _Scan:
             self.windows[record.index] = record.window()
         elif isinstance(record, MetadataRecord):
             self.metadata = record.values
+        elif isinstance(record, Ledger):
+            self.ledger = record
         elif kind == fmt.FrameType.END:
             self.ended = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -69,7 +70,7 @@ class Conversion:
             "stepscope.window.steps": len(window.steps),
             "stepscope.window.complete": window.complete,
             "stepscope.window.diagnostics": list(window.diagnostics),
-            "stepscope.window.ledger": str(window.ledger),
+            "stepscope.window.ledger": msgspec.to_builtins(window.ledger),
         }
         yield from self._end(held, window.start_ns, window.end_ns, bounds, about)
 
@@ -82,7 +83,7 @@ class Conversion:
         if self._first is None:
             return
         facts = {f"stepscope.metadata.{key}": value for key, value in self._run.metadata().items()}
-        facts |= {"stepscope.ledger": str(self._run.ledger())}
+        facts |= {"stepscope.ledger": msgspec.to_builtins(self._run.ledger())}
         yield from self._spans.own([(self._own("run", self._run.name, self._first, self._last, facts), 0)])
         if self._metrics is not None:
             yield from self._metrics.steps()

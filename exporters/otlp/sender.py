@@ -115,7 +115,7 @@ class Sender:
                     raise Unreached(f"{self.target}: {failure}; {tried}") from None
             else:
                 self._backoff.reset()
-                return min(_rejected(request, answer), request.parts)
+                return min(rejected(request, answer), request.parts)
 
     async def _post(self, body: bytes) -> bytes:
         if self._session is None:
@@ -140,7 +140,7 @@ class Sender:
         else:
             if 200 <= status < 300:
                 return answer
-            said = f"{status} {_phrase(status)}{_detail(self.target.redact(answer.decode('latin-1')))}"
+            said = f"{status} {_phrase(status)}{detail(self.target.redact(answer.decode('latin-1')))}"
             failure = _Later(said, wait) if status in RETRYABLE else Refused(status, f"{self.target}: {said}")
         raise failure from None  # errors of the client may hold headers
 
@@ -152,7 +152,7 @@ class Sender:
         return self.target.redact(printable(str(error) or type(error).__name__)[:200])
 
 
-def _rejected(request: Request, answer: bytes) -> int:
+def rejected(request: Request, answer: bytes) -> int:
     """What an answer says was rejected; one that is no answer of the protocol says nothing."""
     try:
         if request.signal == "traces":
@@ -162,7 +162,8 @@ def _rejected(request: Request, answer: bytes) -> int:
         return 0
 
 
-def _detail(answer: str) -> str:
+def detail(answer: str) -> str:
+    """A colon and the beginning of what an answer says, without what a terminal would obey; empty if it says nothing."""
     words = "".join(c if c.isprintable() and c.isascii() else " " for c in answer).split()
     text = " ".join(words)[:200]
     return f": {text}" if text else ""

@@ -44,13 +44,14 @@ bool drain_ring(Ring *r, Out *out) {
     uint64_t expected = atomic_load_explicit(&h->serial, memory_order_relaxed);
     uint64_t missing = 0, begin = tail;
     r->taken_sampled = atomic_load_explicit(&h->sampled_seen, memory_order_relaxed);
-    bool whole = true;
+    bool whole = true, overwrites = r->foreign || g_overflow == DROP_OLDEST;
     while (tail < r->goal) {
         if (out->count + 3 > out->room) { whole = false; break; }
-        Event e = r->data[tail & r->mask];
+        Event e;
+        copy_slot(&e, &r->data[tail & r->mask], sizeof e, overwrites);
         atomic_thread_fence(memory_order_acquire);
         uint64_t reserve = atomic_load_explicit(&h->reserve, memory_order_relaxed);
-        if (reserve > tail + r->mask + 1 && (r->foreign || g_overflow == DROP_OLDEST)) { tail = reserve - (r->mask + 1); continue; }
+        if (reserve > tail + r->mask + 1 && overwrites) { tail = reserve - (r->mask + 1); continue; }
         if (e.kind == KIND_MORE) { tail++; continue; }
         uint64_t more = 0;
         if (e.args_len && !(e.flags & FLAG_ARG_INLINE)) {
@@ -59,11 +60,11 @@ bool drain_ring(Ring *r, Out *out) {
             for (uint64_t i = 0; i < more; i++) {
                 const More *m = (const More *)&r->data[(tail + 1 + i) & r->mask];
                 uint64_t left = e.args_len - i * PAYLOAD;
-                memcpy(out->args + out->args_len + i * PAYLOAD, m->bytes, left < PAYLOAD ? left : PAYLOAD);
+                copy_slot(out->args + out->args_len + i * PAYLOAD, m->bytes, left < PAYLOAD ? left : PAYLOAD, overwrites);
             }
             atomic_thread_fence(memory_order_acquire);
             reserve = atomic_load_explicit(&h->reserve, memory_order_relaxed);
-            if (reserve > tail + r->mask + 1 && (r->foreign || g_overflow == DROP_OLDEST)) { tail = reserve - (r->mask + 1); continue; }
+            if (reserve > tail + r->mask + 1 && overwrites) { tail = reserve - (r->mask + 1); continue; }
             e.args_at = (uint32_t)out->args_len;
             out->args_len += e.args_len;
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,13 @@ def fuzz(target: str, seconds: int, corpus: Path) -> None:
     atheris.Fuzz()
 
 
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def main() -> int:
     """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
@@ -46,7 +54,11 @@ def main() -> int:
     if len(arguments.targets) == 1:
         fuzz(arguments.targets[0], arguments.seconds, arguments.corpus / arguments.targets[0])
         return 0
-    names = arguments.targets or list(importlib.import_module("tests.fuzz.targets").TARGETS)
+    targets = importlib.import_module("tests.fuzz.targets")
+    names = arguments.targets or list(targets.TARGETS)
+    for name in [name for name in names if not all(map(_is_there, targets.NEEDS.get(name, ())))]:
+        print(f"left out {name}: it needs {', '.join(targets.NEEDS[name])}")
+        names.remove(name)
     rest = ["--seconds", str(arguments.seconds), "--corpus", str(arguments.corpus)]
     codes = {name: subprocess.run([sys.executable, "-m", "tests.fuzz", name, *rest], check=False) for name in names}
     failed = [name for name, done in codes.items() if done.returncode]

@@ -47,8 +47,17 @@ def _of(target: str, place: Path) -> list[bytes]:
         table = b"".join(struct.pack("<qqIIII", 1, 1, 2, 0, 1024, number) for number in range(1, 4))
         spool = struct.pack("<II", 2, len(heap)) + events[:128] + heap
         stack = struct.pack("<IIIIQQQ24x", 1, 1, 2, 0, 2, 0, 1) + struct.pack("<qqQIHH", 5, 0, 7, 1024, 1, 0) * 3
-        note = b'{"directory": "/", "pid": 1, "start_time": 1}'
-        return [b"\xff\xfe".join([head + events[:1024], spool, stack, names, table, note])]
+        kept = _records(write_journal(place / "kept", [batch]).read_bytes())
+        window = write_journal(place / "window", [batch]).read_bytes()
+        return [b"\xff\xfe".join([head + events[:1024], spool, stack, names, table, kept, window])]
+    if target == "session_note":
+        note = b'{"directory": "@/files", "pid": 1, "start_time": 1, "profiler": 1, "keep_last": 2, "outputs": ["@/x"]}'
+        return [note, b"\1\x7f\x7f" + bytes(29) + b"precious\n../precious", b"\xff" * 32 + b"../../elsewhere"]
+    if target == "merged":
+        journal = _records(write_journal(place / "one", [batch]).read_bytes())
+        return [journal + journal]
+    if target == "otlp_answers":
+        return [b"\x0a\x07\x08\x05\x12\x03why", b"Wed, 21 Oct 2015 07:28:00 GMT", b"120", b'{"message": "too much"}']
     if target.startswith("collector") or target == "compressed_events":
         return _streamed(target, place)
     return [events + heap, events[:64], b""]

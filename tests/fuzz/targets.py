@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import struct
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from stepscope.collector.merge.outputs import write_merged
 from stepscope.collector.stream_file import StreamFile
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.perfetto_file import SAYING, packet
 from stepscope.exporters.repair import repair_chrome
 from stepscope.exporters.repair_perfetto import repair_perfetto
+from stepscope.exporters.specimens import run_in
 from stepscope.runtime import _core
-from stepscope.runtime.errors import FormatError
+from stepscope.runtime.errors import FormatError, StepscopeError
 from stepscope.runtime.events import EVENT_DTYPE, EventBatch, join_blocks
 from stepscope.runtime.intervals import ends
 from stepscope.runtime.journal import format as fmt
@@ -27,9 +32,9 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.leftovers import Leftovers
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.session_files import SessionFiles
-from stepscope.runtime.session_note import read_note
 
 PLACE = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+RUN = run_in(Path("/"))
 SYNC = b"\xf5abc"
 _RECORD = struct.Struct("<BBH")
 _SIZE = EVENT_DTYPE.itemsize
@@ -45,6 +50,10 @@ def journal(data: bytes) -> None:
 
 def journal_frames(data: bytes) -> None:
     """A journal of whole frames, with any types, flags and payloads: checksums do not keep anything out here."""
+    journal(_framed(data))
+
+
+def _framed(data: bytes) -> bytes:
     parts = [fmt.encode_file_header(SYNC)]
     at = number = 0
     while at + _RECORD.size <= len(data):
@@ -53,7 +62,7 @@ def journal_frames(data: bytes) -> None:
         at += _RECORD.size + length
         parts += map(bytes, fmt.encode_frame(SYNC, kind % 14, number, [payload], flags))
         number += 1
-    journal(b"".join(parts))
+    return b"".join(parts)
 
 
 def _read(path: Path) -> None:
@@ -67,11 +76,11 @@ def _read(path: Path) -> None:
 
 
 def session(data: bytes) -> None:
-    """A session directory whose files hold any bytes, behind headers that are believed."""
-    pieces = data.split(b"\xff\xfe", 5)
-    pieces += [b""] * (6 - len(pieces))
+    """A session directory whose files hold any bytes, behind headers that are believed; what was kept has right checksums."""
+    pieces = data.split(b"\xff\xfe", 6)
+    pieces += [b""] * (7 - len(pieces))
+    ring, spooled, stacks, strings, tracks, kept, window = pieces
     with tempfile.TemporaryDirectory(dir=PLACE) as place:
-        ring, spooled, stacks, strings, tracks, note = pieces
         head = bytearray(b"SSRING1\0" + struct.pack("<I", 1) + ring[:4096].ljust(4096, b"\0"))[:4096]
         (slots,) = struct.unpack_from("<I", head, 12)
         struct.pack_into("<I", head, 12, 1 << (slots % 8 + 6))
@@ -81,14 +90,14 @@ def session(data: bytes) -> None:
             "stacks": stacks.ljust(4096, b"\0"),
             "strings": strings,
             "tracks": tracks,
+            "kept-1-00000": _framed(kept),
+            "kept-1-00001": kept,
         }
         for name, content in files.items():
             (Path(place) / name).write_bytes(content)
         run = Path(place) / "run"
-        run.mkdir()
-        (run / "session").write_bytes(note)
-        read_note(run / "session", [])
-        (run / "session").write_text(f'{{"directory": "{place}", "pid": 0, "start_time": 0}}')
+        (run / "windows").mkdir(parents=True)
+        (run / "windows" / "000001-slow.journal.part").write_bytes(window)
         ids = IdMap()
         opened = SessionFiles(Path(place))
         opened.load_ids(ids)
@@ -97,7 +106,51 @@ def session(data: bytes) -> None:
             chrome(events.tobytes() + args, len(events))
         leftovers.open_spans(1 << 40)
         opened.close()
-        recover(run)
+        for keeps in (0, 3):
+            note = {"directory": place, "pid": 0, "start_time": 0, "profiler": 1, "keep_last": keeps}
+            (run / "session").write_bytes(msgspec.json.encode(note))
+            _read(recover(run).journal)
+
+
+def session_note(data: bytes) -> None:
+    """A note of any bytes, `@` in it being where it is: what it names is read, and nothing outside of its run is changed."""
+    with tempfile.TemporaryDirectory(dir=PLACE) as name:
+        place = Path(name)
+        for directory in ("run", "files", "elsewhere"):
+            (place / directory).mkdir()
+        (place / "files" / "kept-1-00000").write_bytes(_framed(data))
+        (place / "files" / "strings").write_bytes(struct.pack("<II", 1, 3) + b"abc")
+        (place / "elsewhere" / "precious").write_bytes(data)
+        before = _tree(place, "run")
+        for note in (data.replace(b"@", name.encode()), _note(data, place)):
+            (place / "run" / "session").write_bytes(note)
+            with contextlib.suppress(StepscopeError, OSError):
+                _read(recover(place / "run", force=True).journal)
+            assert _tree(place, "run") == before
+
+
+def _note(data: bytes, place: Path) -> bytes:
+    """A note that is one, whose values any bytes choose."""
+    numbers = [int.from_bytes(data[at : at + 8], "little", signed=True) for at in range(0, 32, 8)]
+    names = data[32:].decode("latin-1").split("\n")
+    chosen = [str(place / name) for name in ("files", "elsewhere", "run", "missing", "elsewhere/precious")]
+    directory = chosen[numbers[0] % len(chosen)] if data[:1] < b"\x80" else str(place / "files" / names[0])
+    pid, start_time, profiler, keep_last = numbers
+    return msgspec.json.encode(
+        {
+            "directory": directory,
+            "pid": pid if data[1:2] > b"\x40" else 0,
+            "start_time": start_time,
+            "profiler": profiler % 3,
+            "keep_last": keep_last % 1000 if data[2:3] > b"\x40" else keep_last,
+            "outputs": [str(place / "elsewhere" / name) for name in names[:4]],
+        }
+    )
+
+
+def _tree(place: Path, but: str) -> dict[str, bytes]:
+    paths = [path for path in sorted(place.rglob("*")) if path.is_file() and (place / but) not in path.parents]
+    return {str(path): path.read_bytes() for path in paths}
 
 
 def arguments(data: bytes) -> None:
@@ -237,6 +290,54 @@ def collector_file(data: bytes) -> None:
         again.close()
 
 
+def merged(data: bytes) -> None:
+    """Two journals of whole frames, of any kind: they are merged into a journal, or it is said why not."""
+    half = len(data) // 2
+    with tempfile.TemporaryDirectory(dir=PLACE) as name:
+        place = Path(name)
+        for rank, frames in enumerate((data[:half], data[half:])):
+            (place / f"rank{rank}").mkdir()
+            (place / f"rank{rank}" / "journal").write_bytes(_framed(frames))
+        with contextlib.suppress(FormatError):
+            asyncio.run(write_merged([place / "rank0", place / "rank1"], place / "out.journal"))
+            _read(place / "out.journal")
+
+
+def otlp(data: bytes) -> None:
+    """Events of any bytes, sent by OTLP: requests come out that a receiver can parse, and nothing is lost uncounted."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    from stepscope.exporters.otlp.conversion import Conversion
+    from stepscope.exporters.otlp.options import OtlpOptions
+    from stepscope.exporters.otlp.outcomes import Outcomes
+
+    count = len(data) // _SIZE * 3 // 4
+    events = np.frombuffer(bytearray(data[: count * _SIZE]), EVENT_DTYPE)
+    outcomes = Outcomes()
+    conversion = Conversion(RUN, OtlpOptions(spans_per_second=None, leave_out=()), outcomes)
+    carried = 0
+    for requests in (conversion.add(EventBatch("any", 0, events, data[count * _SIZE :])), conversion.close()):
+        for request in requests:
+            carried += sum(request.events.values())
+            if request.signal == "traces":
+                ExportTraceServiceRequest.FromString(request.body)
+    assert carried + sum(sum(settled.dropped.values()) for settled in outcomes.take()) == count
+
+
+def otlp_answers(data: bytes) -> None:
+    """An answer of any bytes by an OTLP receiver: what it rejects is a number, what it says can be shown."""
+    from stepscope.exporters.otlp.request import Request
+    from stepscope.exporters.otlp.retry import retry_after
+    from stepscope.exporters.otlp.sender import detail, rejected
+
+    for signal in ("traces", "metrics"):
+        assert rejected(Request(signal, b"", 1, Counter()), data) >= 0
+    text = data.decode("latin-1")
+    assert len(detail(text)) <= 202 and detail(text).isprintable()
+    wait = retry_after(text, 0.0)
+    assert wait is None or wait >= 0
+
+
 def compressed_events(data: bytes) -> None:
     """Events whose body is any bytes, said to be compressed: what comes out has the size that was announced, or nothing does."""
     for flag in (fmt.COMPRESSED, fmt.ZSTD, fmt.COMPRESSED | fmt.ZSTD):
@@ -261,4 +362,15 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "collector_messages": collector_messages,
     "collector_file": collector_file,
     "compressed_events": compressed_events,
+    "session_note": session_note,
+    "merged": merged,
+    "otlp": otlp,
+    "otlp_answers": otlp_answers,
 }
+
+NEEDS = {
+    "compressed_events": ("zstandard",),
+    "otlp": ("opentelemetry.proto",),
+    "otlp_answers": ("opentelemetry.proto", "aiohttp"),
+}
+"""Modules that are not there wherever stepscope is, by target."""

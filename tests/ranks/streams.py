@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ def write_stream(
 ) -> Path:
     """A stream of a collector's directory; a window without an end is left without, and so is a stream without windows."""
     path = directory / "streams" / uuid.uuid4().hex / "journal"
-    writer = JournalWriter(path, compression="zstd")
+    writer = JournalWriter(path, compression="zstd" if importlib.util.find_spec("zstandard") else "zlib")
     writer.open(run)
     writer.write_metadata(run.metadata())
     for sync in syncs:

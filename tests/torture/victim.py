@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import stepscope
 from stepscope.exporters.base import Exporter
@@ -30,8 +31,13 @@ MAIN = LANES - 1
 """Lane of the main thread."""
 
 
-def profiler(directory: Path, seed: int) -> stepscope.Profiler:
-    """A profiler whose settings the seed chooses."""
+POLICIES: tuple[Literal["drop_newest", "drop_oldest", "block", "sample"], ...] = (
+    "drop_newest", "drop_oldest", "block", "sample",
+)  # fmt: skip
+
+
+def profiler(directory: Path, seed: int, ending: str) -> stepscope.Profiler:
+    """A profiler whose settings the seed chooses. Trials that follow one another have the policies in turn."""
     chance = random.Random(seed)
     small = chance.random() < 0.4
     slots = chance.choice([256, 1024]) if small else 65_536
@@ -50,6 +56,8 @@ def profiler(directory: Path, seed: int) -> stepscope.Profiler:
             ring_slots=slots,
             ring_bytes=chance.choice([16, 64]) * slots * 64,
             drain_interval=chance.choice([0.001, 0.05, 0.25]),
+            overflow=POLICIES[(seed + len(ending)) % len(POLICIES)],
+            block_seconds=0.02,
         ),
     )
 
@@ -200,7 +208,7 @@ def main(directory: Path, seed: int, ending: str) -> None:
     """Runs until the end comes."""
     end: Callable[[], None] | None = None if ending == "wait" else globals()[ending]
     diary = Diary(directory / "diary")
-    traced = profiler(directory, seed)
+    traced = profiler(directory, seed, ending)
     traced.start()
     for number in range(THREADS):
         pause = 0.0 if number == 0 else 0.002

@@ -372,10 +372,19 @@ FAULTS = (
             ("links planted in their place", plant),
         )
     ),
-    Fault(family=FAMILY, name="journal damaged", trial=damaged_journal, trials=100, short=10),
-    Fault(family=FAMILY, name="Chrome trace damaged", trial=partial(damaged_trace, plain), trials=100, short=10),
-    Fault(family=FAMILY, name="gzip trace damaged", trial=partial(damaged_trace, zipped), trials=100, short=10),
+    Fault(family=FAMILY, name="journal damaged", trial=damaged_journal, trials=100, short=10, least=20),
     Fault(
-        family=FAMILY, name="TensorBoard trace damaged", trial=partial(damaged_trace, tensorboard), trials=100, short=10
+        family=FAMILY, name="Chrome trace damaged", trial=partial(damaged_trace, plain), trials=100, short=10, least=20
+    ),
+    Fault(
+        family=FAMILY, name="gzip trace damaged", trial=partial(damaged_trace, zipped), trials=100, short=10, least=20
+    ),
+    Fault(
+        family=FAMILY,
+        name="TensorBoard trace damaged",
+        trial=partial(damaged_trace, tensorboard),
+        trials=100,
+        short=10,
+        least=20,
     ),
 )

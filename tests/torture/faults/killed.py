@@ -140,7 +140,7 @@ def starve(place: Path, seed: int) -> Outcome:
 
 
 def out_of_memory(place: Path, seed: int) -> Outcome:
-    """The kernel kills the victim in a control group (v2) whose `memory.max` it passes."""
+    """The kernel kills the victim in a control group whose limit on memory it passes."""
     with limited(GROUP_MEMORY) as group, started(place, seed, "eat_memory", group) as process:
         ended = process.wait(60)
         problems = () if ended == -signal.SIGKILL and group.kills else (f"ended with {ended}: {_said(place)}",)

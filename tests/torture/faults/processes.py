@@ -309,7 +309,7 @@ def data_loader(method: str, epochs: int, directory: Path, _: int) -> Outcome:
 
 FAMILY = "processes"
 FAULTS: tuple[Fault, ...] = (
-    Fault(family=FAMILY, name="fork while eight threads record", trial=fork_storm, trials=5),
+    Fault(family=FAMILY, name="fork while eight threads record", trial=fork_storm, trials=5, least=5),
     Fault(family=FAMILY, name="a worker killed at a random moment", trial=worker_killed, trials=6),
     Fault(family=FAMILY, name="the owner killed while workers record", trial=owner_killed, trials=4),
     Fault(family=FAMILY, name="a worker's threads can have no ring", trial=without_rings, trials=2),
@@ -332,7 +332,8 @@ FAULTS: tuple[Fault, ...] = (
         family=FAMILY,
         name="DataLoader, four spawned workers, 2 epochs",
         trial=partial(data_loader, "spawn", 2),
-        trials=1,
+        trials=4,
         short=0,
+        least=2,
     ),
 )

@@ -1,0 +1,30 @@
+"""A ledger as lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stepscope.runtime.ledger import Ledger, OutputLedger, SourceLedger
+
+
+def lines(ledger: Ledger) -> Iterator[str]:
+    """What the sources made and lost; then each source that had events in no window, each output, and what was cut."""
+    yield str(ledger)
+    for name, source in ledger.sources.items():
+        if source.outside or source.superseded:
+            yield f"{name}: {_source(source)}"
+    for name, output in ledger.outputs.items():
+        yield f"{name}: {_output(output)}"
+    if any(ledger.cut.values()):
+        yield "cut: " + ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in ledger.cut.items() if count)
+
+
+def _source(source: SourceLedger) -> str:
+    parts = ((source.outside, "in no window"), (source.superseded, "written as open ones before"))
+    return f"of {source.produced:,} events, " + ", ".join(f"{count:,} {what}" for count, what in parts if count)
+
+
+def _output(output: OutputLedger) -> str:
+    said = f"{output.exported:,} of {output.offered:,} events"
+    said += "".join(f", {count:,} dropped ({reason})" for reason, count in output.dropped.items() if count)
+    return said + (f", {output.in_flight:,} in flight" if output.in_flight else "")
