@@ -92,7 +92,7 @@ fuzz: $(FUZZ_VENV)/stamp install
 $(FUZZ_VENV)/stamp:
 	@echo "making $(FUZZ_VENV) (once)"
 	@$(PYTHON) -m venv $(FUZZ_VENV)
-	@$(FUZZ_VENV)/bin/python -m pip --disable-pip-version-check --quiet install atheris numpy msgspec anyio aiofiles zstandard
+	@$(FUZZ_VENV)/bin/python -m pip --disable-pip-version-check --quiet install atheris numpy msgspec anyio aiofiles zstandard opentelemetry-proto aiohttp
 	@touch $@
 
 bench: $(STAMPS)/bench

@@ -95,5 +95,5 @@ ROWS = (
     _row("in_task", "a span in a watched task, as a multiple of one outside", 1, 1000),
     _row("in_tasks", "the same in 100 tasks that take turns after ten spans each", 100, 10),
     # Hardly a span any more, but the look at whose turn it is.
-    _row("in_turns", "the same in 100 tasks that take turns after every span", 100, 1, budget=None),
+    _row("in_turns", "the same in 100 tasks that take turns after every span", 100, 1),
 )

@@ -168,7 +168,9 @@ def thread_storm(directory: Path, seed: int) -> Outcome:
 
 
 FAULTS: tuple[Fault, ...] = (
-    Fault(family="tasks", name="random tasks, threads and generators", trial=random_tasks, trials=200, short=10),
+    Fault(
+        family="tasks", name="random tasks, threads and generators", trial=random_tasks, trials=200, short=10, least=50
+    ),
     Fault(family="tasks", name="10,000 tasks that come, go and are cancelled", trial=many_tasks, trials=4),
     Fault(family="tasks", name="64 threads at once", trial=many_threads, trials=4),
     Fault(family="tasks", name="5,000 threads of one span each", trial=thread_storm, trials=3),
