@@ -31,7 +31,7 @@ export class Windows {
   }
 
   async update(job, ranks) {
-    const seen = `${ranks.length} ${ranks.reduce((sum, view) => sum + view.windows, 0)} ${ranks.filter((view) => view.state === "connected").length}`;
+    const seen = `${ranks.length} ${ranks.reduce((sum, view) => sum + view.windows, 0)} ${ranks.filter((view) => view.state === "connected").length} ${job.storage?.discarded_events}`;
     const now = performance.now();
     if (document.hidden || now - this.#looked < EVERY || (seen === this.#seen && now - this.#looked < 5 * EVERY)) return;
     this.#looked = now;
