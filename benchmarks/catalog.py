@@ -8,6 +8,7 @@ from benchmarks import (
     flight,
     governor,
     idle,
+    jetstream,
     json_export,
     memory,
     merge,
@@ -45,5 +46,6 @@ ROWS = (
     *governor.ROWS,
     *closing.ROWS,
     *collector.ROWS,
+    *jetstream.ROWS,
     *startup.ROWS,
 )

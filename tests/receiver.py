@@ -75,6 +75,8 @@ class Receiver:
         """How the next requests are answered, in order; then all are taken."""
         self.always: Reply | None = None
         """How all further ones are answered."""
+        self.most_bytes: int | None = None
+        """Larger bodies are answered with 413."""
         self.received: list[Received] = []
         self.traces: list[ExportTraceServiceRequest] = []
         self.metric_requests: list[ExportMetricsServiceRequest] = []
@@ -187,6 +189,8 @@ class Receiver:
         received = Received(path, headers, at, len(body), connection)
         self.received.append(received)
         self.seen(received)
+        if self.most_bytes is not None and len(body) > self.most_bytes:
+            reply = Reply(413)
         if reply.delay:
             await asyncio.sleep(reply.delay)
         if reply.fault == "hang":
@@ -217,7 +221,7 @@ class Receiver:
         plain = gzip.decompress(body) if encoding else body
         traces = ExportTraceServiceRequest()
         metrics = ExportMetricsServiceRequest()
-        parsed = traces if path.endswith("/traces") else metrics
+        parsed = traces if path.partition("?")[0].endswith("/traces") else metrics
         assert parsed.ParseFromString(plain) == len(plain)
         assert parsed.SerializeToString(deterministic=True)
         if reply.status != 200:

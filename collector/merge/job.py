@@ -13,6 +13,7 @@ from stepscope.collector.clocks.timeline import Fitted, Readings, Timeline
 from stepscope.collector.merge.recording import Recording
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal.records import RunRecord
 
 MAX_RANKS = 1 << 16
 """Missing ranks are not looked for beyond."""
@@ -21,9 +22,8 @@ SAME_CLOCK_NS = 50_000_000
 copied while it ran has the name of the other."""
 
 
-def job_of(recording: Recording) -> str:
+def job_of(run: RunRecord) -> str:
     """What tells jobs apart: the launcher's name for it, or the run's name and its number of ranks."""
-    run = recording.run
     if run.job:
         return run.job
     return run.name if run.world_size is None else f"{run.name} x{run.world_size}"
@@ -33,7 +33,7 @@ def jobs_of(recordings: Sequence[Recording]) -> dict[str, list[Recording]]:
     """Recordings by job."""
     jobs: dict[str, list[Recording]] = {}
     for recording in recordings:
-        jobs.setdefault(job_of(recording), []).append(recording)
+        jobs.setdefault(job_of(recording.run), []).append(recording)
     return jobs
 
 

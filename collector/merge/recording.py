@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 
 from stepscope.collector.merge.accounts import added_up
+from stepscope.collector.store import SUPERSEDED
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch
@@ -28,6 +30,7 @@ from stepscope.runtime.journal.records import (
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.window import Step, Window
 
+_STREAM = re.compile("[0-9a-f]{32}")
 MAX_STREAMS = 65_536
 """More are not looked for below a directory."""
 MAX_SYNCS = 1_000_000
@@ -189,7 +192,8 @@ def _unfinished(path: Path, index: int) -> Window:
 def recordings_in(sources: Sequence[Path]) -> tuple[list[Recording], list[str]]:
     """Journals, and all those below directories such as a collector's; and why others cannot be used.
 
-    Links below directories are not followed.
+    Links below directories are not followed. Streams of a collector that others supersede are left out; of one that several
+    collectors have, as it went from one to the next, the copy that has most is taken.
 
     Raises:
         OSError: if a directory cannot be read.
@@ -204,7 +208,18 @@ def recordings_in(sources: Sequence[Path]) -> tuple[list[Recording], list[str]]:
                 found.append(Recording.of(path, id))
             except (FormatError, OSError) as error:
                 unusable.append(str(error))
-    return found, unusable
+    return _each_once(found), unusable
+
+
+def _each_once(found: list[Recording]) -> list[Recording]:
+    best: dict[str, Recording] = {}
+    for recording in found:
+        stream = recording.path.parent.name
+        key = stream if _STREAM.fullmatch(stream) else str(recording.path)
+        known = best.get(key)
+        if known is None or (recording.ended, recording.events) > (known.ended, known.events):
+            best[key] = recording
+    return list(best.values())
 
 
 def _journals(directory: Path) -> Iterator[Path]:
@@ -214,6 +229,8 @@ def _journals(directory: Path) -> Iterator[Path]:
         below.sort()
         for name in sorted(files):
             path = Path(place) / name
+            if name == "journal" and SUPERSEDED in files:
+                continue
             if (name == "journal" or path.suffix in (".journal", ".ssj")) and not path.is_symlink():
                 number += 1
                 if number > MAX_STREAMS:

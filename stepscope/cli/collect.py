@@ -19,7 +19,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="take the streams of many ranks",
         description="Takes what CollectorExporter sends, keeps each rank's stream as a journal, and shows them all.",
-        epilog="example: stepscope collect --dir runs/job1",
+        epilog="example: stepscope collect --dir runs/job1 --disk 50000000000 --upload s3://bucket/job1",
     )
     parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="where streams are kept")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1")
@@ -55,6 +55,16 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     }
     for name, (what, default) in limits.items():
         parser.add_argument(f"--{name}", metavar="N", type=int, default=default, help=f"{what}; default {default}")
+    parser.add_argument(
+        "--upload",
+        metavar="URL",
+        default="",
+        help="copy windows that have ended to a store that fsspec knows, such as s3://bucket/job1; with --disk what was "
+        "not copied yet is given up last",
+    )
+    parser.add_argument(
+        "--upload-every", metavar="SECONDS", type=float, default=30.0, help="between two looks for that; default 30"
+    )
     parser.set_defaults(function=collect, command="collect", parser=parser)
 
 
@@ -88,9 +98,14 @@ def collect(given: argparse.Namespace) -> int:
         max_message=given.max_message,
         max_bytes=given.max_bytes,
         max_stream_bytes=given.max_stream_bytes,
+        upload=given.upload,
+        upload_seconds=given.upload_every,
     )
     _allow_files()
-    collector = Collector(settings)
+    try:
+        collector = Collector(settings)
+    except ImportError as error:
+        raise StepscopeError(str(error)) from error
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(collector.run(lambda url: print(f"listening on {url}", flush=True)))
     return 0
