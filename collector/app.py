@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
-from stepscope.collector import page
+from stepscope.collector import clock_names, page
 from stepscope.collector.api import Api
 from stepscope.collector.audit import Audit
 from stepscope.collector.connection import Connection
@@ -88,11 +88,12 @@ class Collector:
         Raises:
             DirectoryInUseError: if another collector has the directory.
             ListenError: if the address is taken, or the certificate cannot be used.
-            OSError: if the directory cannot be read.
+            OSError: if the directory cannot be read or written.
         """
         self._lock.take()
         try:
             self.server = Server(self.app, self.settings, self.events.stop)
+            await asyncio.to_thread(clock_names.add, self.settings.directory, self.reference.id)
             await asyncio.to_thread(self.downloads.clear)
             restoring = Restoring(self.store, self.streams)
             await asyncio.to_thread(restoring.look)

@@ -27,6 +27,7 @@ from stepscope.collector.merge.outputs import write_merged
 from stepscope.collector.merge.plan import Selection, plan
 from stepscope.collector.merge.recording import recordings_in
 from stepscope.collector.merge.report import MergeReport
+from stepscope.collector.merge.sources import gather
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime import tracks
 from stepscope.runtime.clock import ClockAnchor
@@ -73,13 +74,13 @@ def add_rank(directory: Path, rank: int, ahead_ns: int | None = 0, late_us: int 
 
 
 def merged(
-    directory: Path, selection: Selection | None = None, job: str | None = None
+    directory: Path, selection: Selection | None = None, job: str | None = None, *others: Path
 ) -> tuple[MemoryExporter, MergeReport]:
-    """Everything that is below a directory, in memory."""
-    recordings, unusable = recordings_in([directory])
+    """Everything that is below directories, in memory."""
+    recordings, notes = gather([directory, *others])
     described = Job(*chosen_job(recordings, job))
     exporter = MemoryExporter()
-    merge = Merge(described, plan(described, selection or Selection()), directory, notes=unusable)
+    merge = Merge(described, plan(described, selection or Selection()), directory, notes=notes)
     return exporter, asyncio.run(merge.together(exporter))
 
 

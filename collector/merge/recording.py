@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from stepscope.collector.store import SUPERSEDED
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch
@@ -16,7 +18,14 @@ from stepscope.runtime.formats import UnfinishedWindow, run_of
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import Damage, FrameReader
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.journal.records import ClockSync, MetadataRecord, RunRecord, WindowRecord, decode_record
+from stepscope.runtime.journal.records import (
+    ClockSync,
+    MetadataRecord,
+    RunRecord,
+    WindowRecord,
+    decode_record,
+    is_known,
+)
 from stepscope.runtime.window import Step, Window
 
 MAX_STREAMS = 65_536
@@ -27,6 +36,7 @@ _FAR = 1 << 61
 """ns, 73 years: no clock shows more, not even Unix time, and sums of such times fit."""
 MAX_UNFINISHED = 64
 """Windows without an end that are looked into; a stream that was written in order has one or two."""
+_STREAM = re.compile("[0-9a-f]{32}")
 
 
 class Recording(msgspec.Struct, kw_only=True):
@@ -51,6 +61,17 @@ class Recording(msgspec.Struct, kw_only=True):
     damage: Damage
     metadata: dict[str, Any]
     """What was added to the run, as it was at the end."""
+    discarded: int
+    """Events that a collector gave up, for want of room."""
+    stream: str
+    """Id of the stream, where it lies as a collector keeps it; else empty."""
+    superseded: str
+    """Id of the stream that has all of it as well, as the collector marked it; else empty."""
+
+    @property
+    def directory(self) -> Path:
+        """Of the collector that keeps it, if `stream` is known."""
+        return self.path.absolute().parent.parent.parent
 
     @property
     def events(self) -> int:
@@ -96,6 +117,9 @@ class Recording(msgspec.Struct, kw_only=True):
             ended=scan.ended,
             damage=damage,
             metadata=scan.metadata,
+            discarded=scan.discarded,
+            stream=path.parent.name if path.name == "journal" and _STREAM.fullmatch(path.parent.name) else "",
+            superseded=_superseded(path),
         )
 
 
@@ -129,6 +153,7 @@ class _Scan:
         self.spans: list[tuple[int, int]] = []
         self.ended = False
         self.metadata: dict[str, Any] = {}
+        self.discarded = 0
 
     def passes(self, beginning: bytes) -> bool:
         """Notes what the beginning of an events frame says."""
@@ -143,9 +168,11 @@ class _Scan:
 
     def take(self, kind: int, payload: bytes) -> None:
         """Notes what any other frame says; those of tables are of no interest here."""
-        if kind in (fmt.FrameType.STRINGS, fmt.FrameType.TRACKS):
+        if kind == fmt.FrameType.DISCARDED and (found := fmt.decode_events_header(payload)) is not None:
+            self.discarded += found[0].count
+        if kind in (fmt.FrameType.STRINGS, fmt.FrameType.TRACKS) or not is_known(kind):
             return
-        record = decode_record(kind, payload) if kind in tuple(fmt.FrameType) else None
+        record = decode_record(kind, payload)
         if isinstance(record, RunRecord):
             self.run = record
         elif isinstance(record, ClockAnchor):
@@ -171,10 +198,21 @@ def _unfinished(path: Path, index: int) -> Window:
         return window.close(run_of(reader, path.parent))
 
 
+def _superseded(path: Path) -> str:
+    """What the collector's mark beside a journal says, empty without one."""
+    try:
+        file = os.open(path.with_name(SUPERSEDED), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    with os.fdopen(file, "rb") as mark:
+        said = mark.read(33).decode(errors="replace")
+    return said if _STREAM.fullmatch(said) else ""
+
+
 def recordings_in(sources: Sequence[Path]) -> tuple[list[Recording], list[str]]:
     """Journals, and all those below directories such as a collector's; and why others cannot be used.
 
-    Links below directories are not followed.
+    Links below directories are not followed. A file that cannot be used, whatever is in it, costs the others nothing.
 
     Raises:
         OSError: if a directory cannot be read.
@@ -189,6 +227,8 @@ def recordings_in(sources: Sequence[Path]) -> tuple[list[Recording], list[str]]:
                 found.append(Recording.of(path, id))
             except (FormatError, OSError) as error:
                 unusable.append(str(error))
+            except Exception as error:
+                unusable.append(f"{path} cannot be used: {type(error).__name__}: {error}")
     return found, unusable
 
 

@@ -51,6 +51,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", metavar="F", help="name of the format, if the ending does not say it")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--window", metavar="N", type=int, help="only this window; 0 is the first")
+    parser.add_argument(
+        "--of", metavar="STREAM", default="", help="with --window: this stream counts so; its id, 32 hexadecimal digits"
+    )
     what.add_argument("--steps", metavar="A-B", type=_steps, help="only the steps from A to B")
     parser.add_argument("--job", metavar="NAME", help="which job, if there are several")
     parser.add_argument("--report", metavar="FILE", type=Path, help="write the report as JSON, too")
@@ -74,6 +77,8 @@ def merge(given: argparse.Namespace) -> int:
             exporter_for(given.out, given.format)
     except ValueError as error:
         given.parser.error(str(error))
+    if given.of and given.window is None:
+        given.parser.error("--of says whose number of a window it is: it wants --window")
     progress = Progress()
     report = anyio.run(
         lambda: write_merged(
@@ -81,7 +86,7 @@ def merge(given: argparse.Namespace) -> int:
             given.out,
             format=given.format,
             job=given.job,
-            selection=Selection(window=given.window, steps=given.steps),
+            selection=Selection(window=given.window, stream=given.of, steps=given.steps),
             progress=lambda events: progress.show(f"{events:,} events"),
         )
     )
