@@ -8,6 +8,7 @@ from benchmarks import (
     flight,
     governor,
     idle,
+    jetstream,
     json_export,
     memory,
     merge,
@@ -43,5 +44,6 @@ ROWS = (
     *governor.ROWS,
     *closing.ROWS,
     *collector.ROWS,
+    *jetstream.ROWS,
     *startup.ROWS,
 )

@@ -42,11 +42,11 @@ class Collecting:
 
 
 @contextmanager
-def collecting(directory: Path) -> Generator[Collecting]:
-    """Starts a collector; it is ended afterwards."""
+def collecting(directory: Path, *arguments: str) -> Generator[Collecting]:
+    """Starts a collector, with further arguments if need be; it is ended afterwards."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-c", _RUN, "collect", "--dir", str(directory), "--port", str(port)]
+    command = [sys.executable, "-c", _RUN, "collect", "--dir", str(directory), "--port", str(port), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         while True:

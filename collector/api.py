@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from stepscope.collector import charts, metrics, openapi
 from stepscope.collector.downloads import Download, Downloads, Source
+from stepscope.collector.merge.job import job_of
 from stepscope.collector.operation import NoParameters, Operation, answer, body, parameters
 from stepscope.collector.problems import ProblemError
 from stepscope.collector.streamed import Streamed
@@ -45,6 +46,12 @@ class ChartQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     range: charts.Range = "recent"
     ranks: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     """Ids of ranks to tell one by one, with commas between them."""
+
+
+class MergedQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of which job, if the collector has several."""
+
+    job: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
 
 
 class WindowsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,10 +138,11 @@ class Api:
             Operation(
                 path="/v1/windows/{window:int}/{kind}",
                 name="merged_file",
-                summary="A window of all ranks as a file",
+                summary="A window of all ranks of a job as a file, as `stepscope merge` writes it",
                 handler=self._merged_file,
+                query=MergedQuery,
                 media_type="application/octet-stream",
-                problems=(404, 500, 503),
+                problems=(404, 409, 500, 503),
             ),
             Operation(
                 path="/v1/events",
@@ -229,14 +237,26 @@ class Api:
         return self._send(request, downloads, kind, [Source(name, path)], name)
 
     async def _merged_file(self, request: Request) -> Response:
-        parameters(request, NoParameters)
+        wanted = parameters(request, MergedQuery).job
         downloads = self._collector.downloads
         kind = _kind(downloads.of_all, request)
         window: int = request.path_params["window"]
-        ranks = [rank for rank in self._collector.streams if _has(rank, window)]
-        if not ranks:
-            raise ProblemError(404, f"no rank has window {window}")
-        sources = [Source(rank.id, self._collector.store.streams / rank.latest.id / "journal") for rank in ranks]
+        ranks = list(self._collector.streams)
+        jobs = {job_of(rank.latest.run) for rank in ranks if _has(rank, window)}
+        if not jobs or wanted is not None and wanted not in jobs:
+            raise ProblemError(404, f"no rank has window {window}{'' if wanted is None else f' in the job {wanted!r}'}")
+        if wanted is None and len(jobs) > 1:
+            names = ", ".join(repr(job) for job in sorted(jobs))
+            raise ProblemError(409, f"several jobs have window {window}, choose one with ?job=...: {names}"[:2000])
+        (job,) = jobs if wanted is None else {wanted}
+        # Also what a rank did before it was started again: which windows belong together its steps tell.
+        kept = await asyncio.to_thread(lambda: dict(self._collector.store.journals()))
+        sources = [
+            Source(rank.id, kept[stream.id])
+            for rank in ranks
+            for stream in rank.streams
+            if stream.id in kept and job_of(stream.run) == job
+        ]
         return self._send(request, downloads, kind, sources, "all")
 
     def _send(
@@ -295,4 +315,4 @@ def _kind(known: dict[str, Download], request: Request) -> Download:
 
 
 def _has(rank: Rank, window: int) -> bool:
-    return any(one.index == window for one in rank.latest.windows)
+    return any(one.index == window for stream in rank.streams for one in stream.windows)

@@ -7,8 +7,9 @@ import contextlib
 import logging
 import os
 import signal
+from importlib.util import find_spec
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -39,9 +40,18 @@ from stepscope.exporters import formats as formats
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.formats import known
 
+if TYPE_CHECKING:
+    from stepscope.collector.uploading import Uploading
+
 log = logging.getLogger("stepscope.collector")
 
-_MEDIA = {"chrome": "application/gzip", "perfetto": "application/octet-stream"}
+_MEDIA = {
+    "chrome": "application/gzip",
+    "perfetto": "application/octet-stream",
+    "parquet": "application/vnd.apache.parquet",
+}
+_GROWING = frozenset({"chrome", "perfetto"})
+"""Formats of which nothing that was written is changed later."""
 
 
 class Collector:
@@ -54,7 +64,8 @@ class Collector:
         """
         Raises:
             ExposureError: if others could reach it without a token and TLS.
-            OutputError: if its directory cannot be made.
+            OutputError: if its directory cannot be made, or nothing can be uploaded to where it should.
+            ImportError: if the package that uploads need is missing; says how to get it.
         """
         settings.check_exposure()
         self.settings = settings
@@ -66,7 +77,19 @@ class Collector:
         self.downloads = Downloads(settings.directory)
         self.downloads.of_rank.update({kind.name: kind for kind in _of_rank()})
         self.downloads.of_all.update({kind.name: kind for kind in _of_all()})
-        self.live = Live(self.streams, self.downloads, exposed=settings.exposed)
+        self.uploading = _uploading(self.store, settings)
+        policy = StoragePolicy(
+            max_bytes=settings.disk_bytes, newest=settings.keep_newest, slowest=settings.keep_slowest
+        )
+        copied = None if self.uploading is None else self.uploading.copied
+        self.storage = Storage(self.store, policy, self.streams, copied)
+        self.live = Live(
+            self.streams,
+            self.downloads,
+            exposed=settings.exposed,
+            storage=self.storage.view,
+            upload=lambda: None if self.uploading is None else self.uploading.view(),
+        )
         self.events = LiveEvents(self.live)
         self._lock = DirectoryLock(settings.directory)
         self.server: Server | None = None
@@ -115,15 +138,13 @@ class Collector:
     def _beside(self, restoring: Restoring) -> Iterator[Coroutine[Any, Any, None]]:
         """What runs as long as it serves."""
         yield restoring.run()
-        policy = StoragePolicy(
-            max_bytes=self.settings.disk_bytes, newest=self.settings.keep_newest, slowest=self.settings.keep_slowest
-        )
-        if policy.max_bytes:
-            yield Storage(self.store, policy).run()
+        yield self.storage.run()
+        if self.uploading is not None:
+            yield self.uploading.run()
         if self.settings.nats:
             from stepscope.collector.nats_source import NatsSource
 
-            yield NatsSource(list(self.settings.nats), self.store, self.streams).run()
+            yield NatsSource(list(self.settings.nats), self.store, self.streams, self.reference).run()
 
     async def run(self, listening: Callable[[str], object]) -> None:
         """Serves until SIGTERM or SIGINT comes; on the main thread. A second signal does not wait for anybody.
@@ -157,27 +178,38 @@ class Collector:
         await Connection(socket, self.settings, self.store, self.streams, self.reference).serve()
 
 
+def _uploading(store: Store, settings: CollectorSettings) -> Uploading | None:
+    if not settings.upload:
+        return None
+    try:
+        from stepscope.collector.uploading import Uploading
+    except ImportError as error:
+        raise ImportError(f"uploads need packages: pip install 'stepscope[upload]' ({error})") from error
+    return Uploading(store, settings.upload, every=settings.upload_seconds, part_bytes=settings.upload_part_bytes)
+
+
 def _of_rank() -> list[Download]:
     return [
-        Download(name=one.name, suffix=suffix, media_type=_MEDIA[one.name], command=converted(one.name))
-        for one in known()
-        if one.name in _MEDIA
-        for suffix in [max(one.suffixes, key=len)]
+        _download(one.name, max(one.suffixes, key=len), converted(one.name)) for one in known() if one.name in _GROWING
     ]
 
 
 def _of_all() -> list[Download]:
-    """All ranks in one file, on one clock."""
+    """All ranks in one file, on one clock; as a table if the package for that is there."""
 
     def command(format: str) -> Command:
         return lambda sources, window, target: merge_command(
             [source.path for source in sources], target, format=format, window=window
         )
 
-    return [
-        Download(name="perfetto", suffix=".pftrace", media_type=_MEDIA["perfetto"], command=command("perfetto")),
-        Download(name="chrome", suffix=".json.gz", media_type=_MEDIA["chrome"], command=command("chrome")),
-    ]
+    suffixes = {"perfetto": ".pftrace", "chrome": ".json.gz"}
+    if find_spec("pyarrow") is not None:
+        suffixes["parquet"] = ".parquet"
+    return [_download(name, suffix, command(name)) for name, suffix in suffixes.items()]
+
+
+def _download(name: str, suffix: str, command: Command) -> Download:
+    return Download(name=name, suffix=suffix, media_type=_MEDIA[name], command=command, grows=name in _GROWING)
 
 
 async def _told(request: Request, error: Exception) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 
 import numpy as np
@@ -21,7 +22,9 @@ from stepscope.collector.views import (
     RankWindow,
     SlowRank,
     Snapshot,
+    StorageView,
     StreamView,
+    UploadView,
     WindowDetail,
     WindowView,
 )
@@ -39,8 +42,18 @@ _MOST_SLOW = 10
 class Live:
     """Looks at the streams, twice a second at most."""
 
-    def __init__(self, streams: Streams, downloads: Downloads, *, exposed: bool) -> None:
-        """Args: what to look at; what can be downloaded; whether the collector is reachable by others unprotected."""
+    def __init__(
+        self,
+        streams: Streams,
+        downloads: Downloads,
+        *,
+        exposed: bool,
+        storage: Callable[[], StorageView | None] = lambda: None,
+        upload: Callable[[], UploadView | None] = lambda: None,
+    ) -> None:
+        """Args: what to look at; what can be downloaded; whether the collector is reachable by others unprotected; what is
+        known of its disk, and of what it uploads."""
+        self._storage, self._upload = storage, upload
         self._streams, self._downloads = streams, downloads
         self._exposed = exposed
         self._started_ns = time.time_ns()
@@ -137,6 +150,8 @@ class Live:
             rank_files=sorted(self._downloads.of_rank),
             merged_files=sorted(self._downloads.of_all),
             exposed=self._exposed,
+            storage=self._storage(),
+            upload=self._upload(),
         )
 
 
@@ -179,7 +194,7 @@ def _view(rank: Rank, now: float, slow: Slow | None) -> RankView:
         bytes_per_s=round(stream.byte_rate.per_second(now), 1),
         dropped=stream.dropped.total(),
         missing_frames=stream.missing,
-        clock_bound_us=round(stream.clock.bound_ns / 1e3, 1) if stream.clock is not None else None,
+        clock_bound_us=None if (bound := stream.clock.now.bound_ns) is None else round(bound / 1e3, 1),
         windows=stream.windows.count,
         slow_factor=round(min(slow.factor, 1e6), 2) if slow is not None else None,
         restoring=stream.restoring,
@@ -206,13 +221,14 @@ def _window(index: int, group: _Group) -> WindowView:
     windows = [window for _, window in group]
     return WindowView(
         index=index,
-        started_ns=min(window.start_ns + stream.offset_ns for stream, window in group),
+        started_ns=min(window.start_ns + stream.clock.now.offset_ns for stream, window in group),
         ranks=len(windows),
         open=sum(window.open for window in windows),
         incomplete=sum(not window.open and not window.complete for window in windows),
         steps=max(window.steps for window in windows),
         events=sum(window.events for window in windows),
         dropped=sum(window.dropped for window in windows),
+        discarded=sum(window.discarded for window in windows),
     )
 
 

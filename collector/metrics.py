@@ -34,6 +34,14 @@ class _Views(Collector):
         yield CounterMetricFamily("stepscope_received_events", "Events received", job.events)
         yield CounterMetricFamily("stepscope_received_bytes", "Bytes of journals received", job.bytes)
         yield CounterMetricFamily("stepscope_dropped_events", "Events lost, as ledgers tell", job.dropped)
+        if job.storage is not None:
+            yield GaugeMetricFamily("stepscope_disk_bytes", "Bytes on disk of all streams", job.storage.used_bytes)
+            yield CounterMetricFamily(
+                "stepscope_discarded_events", "Events given up for want of room", job.storage.discarded_events
+            )
+        if job.upload is not None:
+            yield CounterMetricFamily("stepscope_uploaded_bytes", "Bytes copied to another store", job.upload.bytes)
+            yield GaugeMetricFamily("stepscope_upload_waiting_bytes", "Bytes still to be copied", job.upload.waiting_bytes)
         yield CounterMetricFamily("stepscope_refused_requests", "Requests refused", self._refused)
         for name, help, value in _OF_RANKS:
             family = GaugeMetricFamily(name, help, labels=_LABELS)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import uuid
 
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import Error as JetStreamError
-from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
+from stepscope.collector.lease import Leases
+from stepscope.collector.reference import Reference
 from stepscope.collector.store import Store
 from stepscope.collector.stream import Stream
 from stepscope.collector.stream_file import StreamFile
@@ -36,16 +37,28 @@ GAP_SECONDS = 30.0
 class NatsSource:
     """Finds streams that nobody takes, leases them, and writes what they hold into the collector's files."""
 
-    def __init__(self, servers: list[str], store: Store, streams: Streams, **access: object) -> None:
+    def __init__(
+        self,
+        servers: list[str],
+        store: Store,
+        streams: Streams,
+        reference: Reference,
+        *,
+        lease_seconds: float = layout.LEASE_SECONDS,
+        **access: object,
+    ) -> None:
         """
         Args:
             servers: their URLs.
             store: where streams are kept.
             streams: is told what was taken.
+            reference: the clock that exporters are told.
+            lease_seconds: after which a stream goes to another collector when this one is not heard of, if this one is
+                the first to make the bucket of leases.
             access: how to get in, as `nats.connect` has it.
         """
         self._servers, self._store, self._streams, self._access = servers, store, streams, access
-        self._name = uuid.uuid4().hex
+        self._reference, self._lease_seconds = reference, lease_seconds
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -55,10 +68,11 @@ class NatsSource:
             jetstream = layout.jetstream(client)
             await layout.stream(jetstream)
             hellos = await layout.bucket(jetstream, layout.HELLOS)
-            leases = await layout.bucket(jetstream, layout.LEASES, layout.LEASE_SECONDS)
+            bucket = await layout.bucket(jetstream, layout.LEASES, self._lease_seconds)
+            leases = Leases(bucket, (await bucket.status()).ttl or self._lease_seconds, _note)
             while True:
                 with contextlib.suppress(NatsError, TimeoutError):  # said by `_note`; looked at again in a moment
-                    await self._look(jetstream, hellos, leases)
+                    await self._look(client, jetstream, hellos, leases)
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             for task in self._tasks.values():
@@ -66,7 +80,7 @@ class NatsSource:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
             await client.close()
 
-    async def _look(self, jetstream: JetStreamContext, hellos: KeyValue, leases: KeyValue) -> None:
+    async def _look(self, client: Client, jetstream: JetStreamContext, hellos: KeyValue, leases: Leases) -> None:
         for stream, task in list(self._tasks.items()):
             if task.done():
                 del self._tasks[stream]
@@ -75,49 +89,45 @@ class NatsSource:
         info = await jetstream.stream_info(layout.STREAM, subjects_filter=f"{layout.SUBJECTS}.*")
         for subject in info.state.subjects or {}:
             stream = subject.rpartition(".")[2]
-            if stream not in self._tasks and await self._lease(leases, stream):
-                self._tasks[stream] = asyncio.create_task(self._take(jetstream, hellos, leases, stream))
+            if stream not in self._tasks and await leases.take(stream):
+                self._tasks[stream] = asyncio.create_task(self._take(client, jetstream, hellos, leases, stream))
 
-    async def _lease(self, leases: KeyValue, stream: str) -> bool:
-        try:
-            await leases.create(stream, self._name.encode())
-        except KeyWrongLastSequenceError:
-            return False
-        return True
-
-    async def _renew(self, leases: KeyValue, stream: str) -> None:
-        """Returns when the lease is lost."""
-        while True:
-            await asyncio.sleep(layout.LEASE_SECONDS / 3)
-            try:
-                entry = await leases.get(stream)
-                if entry.value != self._name.encode():
-                    return
-                await leases.update(stream, self._name.encode(), entry.revision)
-            except (KeyNotFoundError, KeyWrongLastSequenceError):
-                if not await self._lease(leases, stream):
-                    return
-            except (NatsError, TimeoutError) as error:
-                await _note(error)
-
-    async def _take(self, jetstream: JetStreamContext, hellos: KeyValue, leases: KeyValue, stream: str) -> None:
+    async def _take(
+        self, client: Client, jetstream: JetStreamContext, hellos: KeyValue, leases: Leases, stream: str
+    ) -> None:
+        answering = await client.subscribe(f"{layout.CLOCKS}.{stream}", cb=self._answer)
         try:
             hello, _ = protocol.decode((await hellos.get(stream)).value or b"")
             if not isinstance(hello, protocol.Hello) or hello.stream != stream:
                 raise FormatError("what stands for its Hello is none")
             taking = asyncio.create_task(self._write(jetstream, hello))
-            renewing = asyncio.create_task(self._renew(leases, stream))
+            holding = asyncio.create_task(leases.hold(stream))
             try:
-                await asyncio.wait({taking, renewing}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({taking, holding}, return_when=asyncio.FIRST_COMPLETED)
                 if taking.done():
                     taking.result()
+                else:
+                    holding.result()
+                    log.warning("stream %s is taken by another collector now", stream)
             finally:
                 taking.cancel()
-                renewing.cancel()
-                await asyncio.gather(taking, renewing, return_exceptions=True)
+                holding.cancel()
+                await asyncio.gather(taking, holding, return_exceptions=True)
         finally:
-            with contextlib.suppress(NatsError, TimeoutError):  # it vanishes by itself
-                await leases.delete(stream)
+            with contextlib.suppress(NatsError, TimeoutError):  # the connection may be lost
+                await answering.unsubscribe()
+            await leases.give_back(stream)
+
+    async def _answer(self, message: Msg) -> None:
+        """Tells an exporter the clock."""
+        arrived = self._reference.now()
+        try:
+            header, _ = protocol.decode(message.data)
+            if isinstance(header, protocol.Ping):
+                pong = protocol.Pong(header.sent, arrived, self._reference.now(), self._reference.id)
+                await message.respond(protocol.encode(pong))
+        except (FormatError, NatsError) as error:
+            await _note(error)
 
     async def _write(self, jetstream: JetStreamContext, hello: protocol.Hello) -> None:
         config = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=60.0, max_ack_pending=4 * FETCH)

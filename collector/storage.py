@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
 from stepscope.collector.store import Store
+from stepscope.collector.streams import Streams
+from stepscope.collector.views import StorageView
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
@@ -23,6 +26,8 @@ from stepscope.runtime.journal.records import RunRecord, WindowRecord, decode_re
 log = logging.getLogger("stepscope.collector")
 
 LOOK_SECONDS = 10.0
+PATIENCE = 2.0
+"""Seconds that it waits at most for a part that is being uploaded."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -51,14 +56,16 @@ class Held(msgspec.Struct, frozen=True):
     step_ns: float
     """Mean duration of its steps; 0 if there is none."""
     closed: bool = True
+    copied: bool = True
+    """Whether it is elsewhere as well, if everything is to be copied."""
 
 
 def choose(held: Sequence[Held], policy: StoragePolicy, used: int) -> list[Held]:
     """What to give up, in this order, so that the limit is met.
 
     First come closed windows that are neither among the newest nor the slowest, the oldest first; then the slowest ones,
-    the least slow first; then the newest ones, but for the last. Windows that are still open are given up in part, by
-    `Storage`, when nothing else is left.
+    the least slow first; then the newest ones, but for the last. What is to be copied and was not yet comes after what was.
+    Windows that are still open are given up in part, by `Storage`, when nothing else is left.
 
     Args:
         held: every window of every stream.
@@ -77,7 +84,8 @@ def choose(held: Sequence[Held], policy: StoragePolicy, used: int) -> list[Held]
     slowest = [group for group in by_pace[max(len(by_pace) - policy.slowest, 0) :] if group not in newest]
     others = [group for group in closed if group not in newest and group not in slowest]
     given_up: list[Held] = []
-    for group in (*others, *slowest, *newest[:-1]):
+    order = [*others, *slowest, *newest[:-1]]
+    for group in sorted(order, key=lambda group: not all(one.copied for one in group)):
         if used <= policy.max_bytes:
             break
         given_up += [one for one in group if one.nbytes]
@@ -94,22 +102,67 @@ class Freed(msgspec.Struct, frozen=True):
     windows: int
     """Windows, counted on each stream, whose events were given up."""
     events: int
+    discarded: dict[tuple[str, int], int] = {}
+    """By stream and window: events that were given up, now and before."""
 
 
 class Storage:
     """Keeps the files of a store within their limit. Calls block on the disk: not for the collector's loop."""
 
-    def __init__(self, store: Store, policy: StoragePolicy) -> None:
-        self._store, self._policy = store, policy
+    def __init__(
+        self,
+        store: Store,
+        policy: StoragePolicy,
+        streams: Streams | None = None,
+        copied: Callable[[str], int] | None = None,
+    ) -> None:
+        """
+        Args:
+            store: whose files they are.
+            policy: what is kept.
+            streams: are told what was given up.
+            copied: how many bytes of a stream's file are elsewhere as well, if they are to be.
+        """
+        self._store, self._policy, self._streams, self._copied = store, policy, streams, copied
+        self._untold: dict[tuple[str, int], int] = {}
+        self._used: int | None = None
+        self._problem = ""
 
     async def run(self) -> None:
         """Looks every few seconds, until it is cancelled."""
         while True:
             try:
-                await asyncio.to_thread(self.enforce)
+                freed = await asyncio.to_thread(self.enforce)
+                self._used, self._problem = freed.used, ""
+                self._untold |= freed.discarded
             except OSError as error:
-                log.error("the limit of the disk cannot be kept: %s", error)
+                self._problem = f"the limit of the disk cannot be kept: {error}"
+                log.error("%s", self._problem)
+            self._tell()
             await asyncio.sleep(LOOK_SECONDS)
+
+    def view(self) -> StorageView | None:
+        """How much there is, as of the last look; `None` before the first."""
+        if self._used is None:
+            return None
+        streams = self._streams.all.values() if self._streams is not None else ()
+        return StorageView(
+            used_bytes=self._used,
+            limit_bytes=self._policy.max_bytes or None,
+            free_bytes=shutil.disk_usage(self._store.directory).free,
+            discarded_events=sum(stream.windows.discarded for stream in streams),
+            problem=self._problem,
+        )
+
+    def _tell(self) -> None:
+        known = {} if self._streams is None else self._streams.all
+        for (id, window), events in list(self._untold.items()):
+            stream = known.get(id)
+            if stream is not None and stream.restoring:
+                continue  # it counts what it reads
+            del self._untold[id, window]
+            if stream is not None:
+                stream.windows.discarded_in_all(window, events)
 
     def used(self) -> int:
         """Bytes on disk of all streams."""
@@ -126,12 +179,22 @@ class Storage:
         used = self.used()
         if not self._policy.max_bytes or used <= self._policy.max_bytes:
             return Freed(used, 0, 0, 0)
+        if not self._store.rewriting.acquire(timeout=PATIENCE):
+            return Freed(used, 0, 0, 0)  # looked at again in a moment
+        try:
+            return self._give_up(used)
+        finally:
+            self._store.rewriting.release()
+
+    def _give_up(self, used: int) -> Freed:
+        gone: Counter[tuple[str, int]] = Counter()
         paths: dict[str, Path] = {}
         held: list[Held] = []
         where: dict[tuple[str, int], list[Place]] = {}
         for stream, path in self._store.journals():
             try:
-                held += _survey(stream, path, where)
+                copied = None if self._copied is None else self._copied(stream)
+                held += _survey(stream, path, where, gone, copied)
             except FormatError as error:
                 log.warning("%s is left alone: %s", path, error)
                 continue
@@ -141,11 +204,15 @@ class Storage:
         for one in chosen:
             frames = where[one.stream, one.window]
             freed += discard(paths[one.stream], frames)
-            events += sum(place.header.count for place in frames)
+            count = sum(place.header.count for place in frames)
+            gone[one.stream, one.window] += count
+            events += count
         more = self._oldest_of_open(held, where, used - freed)
         for stream, frames in more.items():
             freed += discard(paths[stream], frames)
             events += sum(place.header.count for place in frames)
+            for place in frames:
+                gone[stream, place.header.window] += place.header.count
         if events:
             log.warning(
                 "%d events of %d windows were given up: the limit is %d bytes",
@@ -153,7 +220,7 @@ class Storage:
                 len(chosen),
                 self._policy.max_bytes,
             )
-        return Freed(self.used(), freed, len(chosen), events)
+        return Freed(self.used(), freed, len(chosen), events, dict(gone))
 
     def _oldest_of_open(
         self, held: Iterable[Held], where: dict[tuple[str, int], list[Place]], used: int
@@ -179,8 +246,14 @@ def _on_disk(path: Path) -> int:
     return os.stat(path, follow_symlinks=False).st_blocks * 512
 
 
-def _survey(stream: str, path: Path, where: dict[tuple[str, int], list[Place]]) -> list[Held]:
-    """The windows of a journal and their frames."""
+def _survey(
+    stream: str,
+    path: Path,
+    where: dict[tuple[str, int], list[Place]],
+    gone: Counter[tuple[str, int]],
+    copied: int | None,
+) -> list[Held]:
+    """The windows of a journal, their frames, and how many events of them are gone; `copied`: bytes that are elsewhere."""
     run: RunRecord | None = None
     ends: dict[int, WindowRecord] = {}
     reader = FrameReader(path, follow=False)
@@ -191,6 +264,8 @@ def _survey(stream: str, path: Path, where: dict[tuple[str, int], list[Place]]) 
                 ends[record.index] = record
             elif kind == fmt.FrameType.RUN:
                 run = decode_record(kind, payload)
+            elif kind == fmt.FrameType.DISCARDED and (found := fmt.decode_events_header(payload)) is not None:
+                gone[stream, found[0].window] += found[0].count
     finally:
         reader.close()
     for place in places(path):
@@ -198,15 +273,24 @@ def _survey(stream: str, path: Path, where: dict[tuple[str, int], list[Place]]) 
     name = (run.name, run.world_size) if run is not None else stream
     shift = run.anchor.wall(0) if run is not None else 0
     return [
-        _held(stream, (name, window), window, frames, ends.get(window), shift)
+        _held(stream, (name, window), window, frames, ends.get(window), shift, copied)
         for (owner, window), frames in where.items()
         if owner == stream
     ]
 
 
-def _held(stream: str, group: Hashable, window: int, frames: list[Place], end: WindowRecord | None, shift: int) -> Held:
+def _held(
+    stream: str,
+    group: Hashable,
+    window: int,
+    frames: list[Place],
+    end: WindowRecord | None,
+    shift: int,
+    copied: int | None,
+) -> Held:
     nbytes = sum(place.length - place.kept for place in frames)
     if end is None:
         return Held(stream, group, window, nbytes, max(place.header.last_ns for place in frames) + shift, 0.0, False)
-    steps = max(end.step_count, 1)
-    return Held(stream, group, window, nbytes, end.end_ns + shift, (end.end_ns - end.start_ns) / steps)
+    step_ns = (end.end_ns - end.start_ns) / max(end.step_count, 1)
+    whole = copied is None or max(place.at + place.length for place in frames) < copied
+    return Held(stream, group, window, nbytes, end.end_ns + shift, step_ns, copied=whole)

@@ -8,6 +8,7 @@ import errno
 import os
 import re
 import stat
+import threading
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
@@ -52,6 +53,8 @@ class Store:
         self._settings = settings
         self._writer = Writer(fsync=settings.fsync)
         self._seats: dict[str, _Seat] = {}
+        self.rewriting = threading.Lock()
+        """Held while what journals have is given up, or copied: no copy has a frame of which a part was given up."""
         try:
             make_directories(self.streams)
             _check_own(self.streams)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.collector import clock_bound
+from stepscope.collector.clocks.latest import LatestClock
 from stepscope.collector.rate import Rate
 from stepscope.collector.step_times import StepTimes
 from stepscope.collector.waiting import Allowance, Waiting
@@ -79,9 +79,8 @@ class Stream:
         self.event_rate, self.byte_rate = Rate(), Rate()
         self._dropped: Counter[str] | None = None
         self._capped = 0
-        self._clock = ""
-        self._syncs: deque[ClockSync] = deque(maxlen=clock_bound.KEPT)
-        self._bound: clock_bound.ClockBound | None = None
+        self.clock = LatestClock(run.anchor)
+        """How its clock compares with the collector's, as far as is known."""
 
     def took(self, frames: Sequence[Frame], nbytes: int, next: int) -> None:
         """Frames are written.
@@ -136,19 +135,6 @@ class Stream:
         return State.DIED if self.superseded or now - self.seen >= DIED_AFTER else State.SILENT
 
     @property
-    def clock(self) -> clock_bound.ClockBound | None:
-        """How its clock compares with the collector's, as far as is known."""
-        return self._bound
-
-    @property
-    def offset_ns(self) -> int:
-        """From its monotonic clock to Unix time: the collector's if they were compared, else its own."""
-        if self._bound is not None:
-            return self._bound.offset_ns
-        offset = self.run.anchor.wall_ns - self.run.anchor.monotonic_ns
-        return offset if abs(offset) < 1 << 62 else 0
-
-    @property
     def dropped(self) -> Counter[str]:
         """Events that are not here, by who lost them and why, as far as ledgers have told."""
         lost = self.windows.dropped if self._dropped is None else self._dropped
@@ -158,6 +144,8 @@ class Stream:
         match kind:
             case fmt.FrameType.EVENTS:
                 self._events(flags, payload, latest)
+            case fmt.FrameType.DISCARDED:
+                self._discarded(payload)
             case fmt.FrameType.STRINGS:
                 self.waiting.names(payload)
             case fmt.FrameType.WINDOW_OPENED:
@@ -190,16 +178,20 @@ class Stream:
             if decoded is None:
                 self.undecodable += 1
                 return
-            self.steps.add(decoded[1], self.offset_ns, min(self.born_ns - _HOUR, latest), latest)
+            self.steps.add(decoded[1], self.clock.now.offset_ns, min(self.born_ns - _HOUR, latest), latest)
         elif header.source != STEPS:
             self.waiting.events(header, flags, payload)
+
+    def _discarded(self, payload: fmt.Bytes) -> None:
+        found = fmt.decode_events_header(bytes(payload[: fmt.MAX_EVENTS_HEADER]))
+        if found is None:
+            self.undecodable += 1
+            return
+        self.events += found[0].count
+        self.windows.discard(found[0].window, found[0].count)
 
     def _compared(self, sync: ClockSync | None) -> None:
         if sync is None:
             self.undecodable += 1
             return
-        if sync.clock != self._clock:
-            self._clock = sync.clock
-            self._syncs.clear()
-        self._syncs.append(sync)
-        self._bound = clock_bound.clock_bound(self._syncs) or self._bound
+        self.clock.add(sync)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
+import threading
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ from stepscope.collector.store import Store
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
+
+log = logging.getLogger("stepscope.collector")
 
 _fsspec: Any = importlib.import_module("fsspec.core")
 """It has no annotations."""
@@ -45,6 +50,18 @@ class Manifest(msgspec.Struct, frozen=True):
         return sum(part.size for part in self.parts)
 
 
+class Extent(msgspec.Struct, frozen=True):
+    """How far a journal is whole."""
+
+    number: int = 0
+    """Of the next frame."""
+    at: int = 0
+    """Where that begins."""
+    windows_at: int = 0
+    """Where the last window that has ended ends."""
+    ended: bool = False
+
+
 class Uploaded(msgspec.Struct, frozen=True):
     """What one call of `Uploader.upload` did."""
 
@@ -55,18 +72,22 @@ class Uploaded(msgspec.Struct, frozen=True):
 
 
 class Uploader:
-    """Copies journals to a store in parts of equal size; the last part of a stream follows when the stream has ended.
+    """Copies journals to a store in parts; the last part of a stream follows when the stream has ended.
 
-    A part is written once. If an upload is interrupted the next one reads the manifest and goes on with the part that
-    is missing. Calls block.
+    A part is never changed. If an upload is interrupted the next one reads the manifest and goes on with the part that is
+    missing; what was written of it stays, and is in no manifest. A smaller part takes in those before it that are no
+    larger, so a stream that grows slowly has few parts, and each byte is copied a few times. Calls block.
     """
 
-    def __init__(self, store: Store, url: str, *, part_bytes: int = PART_BYTES, **options: Any) -> None:
+    def __init__(
+        self, store: Store, url: str, *, part_bytes: int = PART_BYTES, alone: bool = False, **options: Any
+    ) -> None:
         """
         Args:
             store: whose streams are uploaded.
             url: of a directory, as fsspec has it: `s3://bucket/job1`, `file:///mnt/x`, `memory://x`.
-            part_bytes: size of a part.
+            part_bytes: most bytes of a part.
+            alone: whether nobody else changes what is there, so that it need not be looked at again.
             options: of the file system, such as credentials; better given in its own environment variables.
 
         Raises:
@@ -74,7 +95,12 @@ class Uploader:
         """
         if part_bytes < 1:
             raise ValueError(f"part_bytes must be 1 or more, got {part_bytes}")
-        self._store, self._part_bytes = store, part_bytes
+        self._store, self._part_bytes, self._alone = store, part_bytes, alone
+        self._manifests: dict[str, Manifest] = {}
+        self._extents: dict[str, Extent] = {}
+        self._stopped = threading.Event()
+        self.nbytes = 0
+        """Uploaded so far."""
         try:
             files, root = _fsspec.url_to_fs(url, **options)
         except (ValueError, ImportError) as error:
@@ -83,23 +109,48 @@ class Uploader:
         """The file system, as fsspec has it."""
         self._root = str(root).rstrip("/")
 
-    def upload(self, *, rest: bool = False) -> Uploaded:
+    def stop(self) -> None:
+        """Makes a call that is under way end soon, with an error; from any thread."""
+        self._stopped.set()
+
+    def copied(self, stream: str) -> int:
+        """Bytes of a stream's journal that are in the store, as far as is known without asking it."""
+        known = self._manifests.get(stream)
+        return 0 if known is None else known.size
+
+    def upload(self, *, rest: bool = False, windows: bool = False) -> Uploaded:
         """Uploads what is new.
 
         Args:
-            rest: also the last part of streams that have not ended; it is replaced when they go on.
+            rest: also what there is of streams that have not ended.
+            windows: also what there is of them up to the last window that has ended.
 
         Raises:
             OutputError: if the store refuses; what was uploaded is noted, and the next call goes on from there.
+            FormatError: if a journal, or what is in the store, is damaged; all others were uploaded.
         """
         streams = complete = parts = nbytes = 0
+        damaged: FormatError | None = None
         for stream, path in self._store.journals():
-            done, sizes = self._stream(stream, path, rest)
             streams += 1
+            try:
+                done, sizes = self._stream(stream, path, rest, windows)
+            except FormatError as error:
+                damaged = damaged or error
+                continue
             complete += done
             parts += len(sizes)
             nbytes += sum(sizes)
+        if damaged is not None:
+            raise damaged
         return Uploaded(streams, complete, parts, nbytes)
+
+    def waiting(self) -> int:
+        """Bytes of windows and streams that have ended, as far as was seen, that are not in the store."""
+        return sum(
+            max((extent.at if extent.ended else extent.windows_at) - self.copied(stream), 0)
+            for stream, extent in list(self._extents.items())
+        )
 
     def manifest(self, stream: str) -> Manifest:
         """What of a stream is in the store.
@@ -138,62 +189,88 @@ class Uploader:
         try:
             with path.open("xb") as file:
                 for part in manifest.parts:
-                    data: bytes = self.files.cat_file(f"{self._root}/{stream}/{part.name}")
-                    if len(data) != part.size or zlib.crc32(data) != part.crc:
-                        raise FormatError(f"{part.name} of stream {stream} is damaged in the store")
-                    file.write(data)
+                    file.write(self._read(stream, part))
         except OSError as error:
             raise OutputError(f"stream {stream} cannot be restored to {path}: {error}") from error
         return manifest.size
 
-    def _stream(self, stream: str, path: Path, rest: bool) -> tuple[bool, list[int]]:
-        manifest = self.manifest(stream)
+    def _stream(self, stream: str, path: Path, rest: bool, windows: bool) -> tuple[bool, list[int]]:
+        manifest = self._manifests.get(stream) if self._alone else None
+        manifest = manifest or self.manifest(stream)
+        self._manifests[stream] = manifest
         if manifest.complete:
             return True, []
-        whole, ended = _whole(path)
-        parts = [part for part in manifest.parts if part.size == self._part_bytes]
+        extent = self._extents[stream] = _extent(path, self._extents.get(stream, Extent()))
+        whole = extent.at
+        end = whole if extent.ended or rest else extent.windows_at if windows else 0
         sizes: list[int] = []
-        at = sum(part.size for part in parts)
-        while at < whole:
-            size = min(self._part_bytes, whole - at)
-            if size < self._part_bytes and not (ended or rest):
-                break
-            parts.append(self._part(stream, path, len(parts), at, size))
+        at = manifest.size
+        while (size := min(self._part_bytes, whole - at)) == self._part_bytes or (size := end - at) > 0:
+            parts, smaller = self._divided(manifest, size)
+            parts.append(self._part(stream, path, smaller, at, size))
             sizes.append(size)
+            self.nbytes += size
             at += size
-            self._note(Manifest(stream, parts, ended and at == whole))
-        if ended and at == whole and not sizes:
-            self._note(Manifest(stream, parts, True))
-        return ended and at == whole, sizes
+            manifest = self._note(Manifest(stream, parts, extent.ended and at == whole))
+            self._remove(stream, smaller)
+        if extent.ended and at == whole and not manifest.complete:
+            manifest = self._note(Manifest(stream, manifest.parts, True))
+        return manifest.complete, sizes
 
-    def _part(self, stream: str, path: Path, number: int, at: int, size: int) -> Part:
-        name = f"journal.{number:06d}"
+    def _divided(self, manifest: Manifest, size: int) -> tuple[list[Part], list[Part]]:
+        """The parts that stay, and those that one of so many bytes takes in."""
+        stay = list(manifest.parts)
+        smaller: list[Part] = []
+        while stay and stay[-1].size <= size and stay[-1].size + size <= self._part_bytes:
+            smaller.insert(0, stay.pop())
+            size += smaller[0].size
+        return stay, smaller
+
+    def _part(self, stream: str, path: Path, smaller: list[Part], at: int, size: int) -> Part:
+        """Writes parts that are there and what follows them as one."""
+        start, crc = at - sum(part.size for part in smaller), 0
+        name = f"journal.{start:015d}-{at + size:015d}"
         target = f"{self._root}/{stream}/{name}"
-        crc = 0
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             self.files.makedirs(f"{self._root}/{stream}", exist_ok=True)
-            with self.files.open(target, "wb") as file:
-                left = size
-                while left:
-                    piece = os.pread(fd, min(CHUNK, left), at + size - left)
-                    if not piece:
-                        raise OSError(f"{path} was cut while it was uploaded")
+            with self._store.rewriting, self.files.open(target, "wb") as file:
+                # From the store: here something of them may have been given up since.
+                for piece in (*(self._read(stream, part) for part in smaller), *_pieces(path, at, size)):
+                    if self._stopped.is_set():
+                        raise OSError("the upload was stopped")
                     file.write(piece)
                     crc = zlib.crc32(piece, crc)
-                    left -= len(piece)
         except OSError as error:
             raise OutputError(f"{target} cannot be written: {error}") from error
-        finally:
-            os.close(fd)
-        return Part(name, size, crc)
+        return Part(name, at + size - start, crc)
 
-    def _note(self, manifest: Manifest) -> None:
+    def _read(self, stream: str, part: Part) -> bytes:
+        data: bytes = self.files.cat_file(f"{self._root}/{stream}/{part.name}")
+        if len(data) != part.size or zlib.crc32(data) != part.crc:
+            raise FormatError(f"{part.name} of stream {stream} is damaged in the store")
+        return data
+
+    def _remove(self, stream: str, parts: list[Part]) -> None:
+        """Deletes parts that no manifest names any more; one that cannot be deleted is of no harm."""
+        for part in parts:
+            try:
+                self.files.rm_file(f"{self._root}/{stream}/{part.name}")
+            except OSError as error:
+                log.warning("%s of stream %s is left in the store: %s", part.name, stream, error)
+
+    def _note(self, manifest: Manifest) -> Manifest:
         path = f"{self._root}/{manifest.stream}/{MANIFEST}"
         try:
-            self.files.pipe_file(path, msgspec.json.format(msgspec.json.encode(manifest)))
+            data = msgspec.json.format(msgspec.json.encode(manifest))
+            if "file" in self.files.protocol:  # which alone may be left with a part of it
+                self.files.pipe_file(f"{path}.new", data)
+                self.files.mv(f"{path}.new", path)
+            else:
+                self.files.pipe_file(path, data)
         except OSError as error:
             raise OutputError(f"{path} cannot be written: {error}") from error
+        self._manifests[manifest.stream] = manifest
+        return manifest
 
     def _size(self, path: str) -> int:
         try:
@@ -202,13 +279,34 @@ class Uploader:
             return -1
 
 
-def _whole(path: Path) -> tuple[int, bool]:
-    """(bytes of whole frames, whether the last of them ends the journal)."""
-    reader = FrameReader(path, follow=False)
-    ended = False
+def _pieces(path: Path, at: int, size: int) -> Iterator[bytes]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
+        end = at + size
+        while at < end:
+            piece = os.pread(fd, min(CHUNK, end - at), at)
+            if not piece:
+                raise OSError(f"{path} was cut while it was uploaded")
+            yield piece
+            at += len(piece)
+    finally:
+        os.close(fd)
+
+
+def _extent(path: Path, known: Extent) -> Extent:
+    """How far a journal is whole; what was seen before is not read again."""
+    if known.ended:
+        return known
+    reader = FrameReader(path, follow=False)
+    windows_at, ended = known.windows_at, False
+    try:
+        if known.at:
+            reader.resume(known.number, known.at)
         while (frame := reader.next(lambda _: True)) is not None:
             ended = frame[0] == fmt.FrameType.END
-        return reader.position[1], ended
+            if frame[0] == fmt.FrameType.WINDOW_CLOSED:
+                windows_at = reader.position[1]
+        number, at = reader.position
+        return Extent(number, at, windows_at, ended)
     finally:
         reader.close()

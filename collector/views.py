@@ -69,6 +69,38 @@ class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
     """Whether these are the times in which it did not wait for others, and not whole steps."""
 
 
+class UploadView(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the collector has copied its streams to another store."""
+
+    url: str
+    streams: int
+    complete: int
+    """Streams that have ended and are there whole."""
+    bytes: int
+    """That were copied since the collector was started."""
+    waiting_bytes: int
+    """Of windows that have ended and are not there yet, as of the last look."""
+    at_ns: int | None
+    """Unix time at which the last look ended; null before that."""
+    problem: str
+    """Why the last look could not copy everything; empty if it did."""
+
+
+class StorageView(msgspec.Struct, frozen=True, kw_only=True):
+    """The collector's disk."""
+
+    used_bytes: int
+    """On disk, of all streams."""
+    limit_bytes: int | None
+    """Above this, events of windows are given up."""
+    free_bytes: int
+    """Of the file system."""
+    discarded_events: int
+    """Events that were given up, of the streams that are known."""
+    problem: str
+    """Why the limit cannot be kept; empty if it is."""
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """All ranks together."""
 
@@ -103,6 +135,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Kinds of files of a window of all ranks."""
     exposed: bool
     """Whether others than this machine can reach the collector without a token or TLS."""
+    storage: StorageView | None
+    """Null until the collector has looked."""
+    upload: UploadView | None
+    """Null if it uploads nothing."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +206,8 @@ class WindowView(msgspec.Struct, frozen=True, kw_only=True):
     """The most that a rank has."""
     events: int
     dropped: int
+    discarded: int
+    """Events that are in the files no more: they were given up to keep them within the limit of the disk."""
 
 
 class WindowDetail(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,6 +35,8 @@ class WindowFacts(msgspec.Struct, frozen=True, kw_only=True):
     events: int = 0
     dropped: int = 0
     """Events lost by all sources, and on the way to this collector."""
+    discarded: int = 0
+    """Events that are in the file no more: they were given up to keep it within the limit of the disk."""
     diagnostics: tuple[str, ...] = ()
     """The first few."""
 
@@ -67,14 +69,31 @@ class StreamWindows:
         """Windows closed."""
         self.dropped: Counter[str] = Counter()
         """Events, by who lost them and why, such as `recorder/overflow`."""
+        self.discarded = 0
+        """Events that were given up."""
+        self._discarded: dict[int, int] = {}
         self._open: dict[int, int] = {}
         self._closed: deque[WindowFacts] = deque(maxlen=KEPT)
 
     def __iter__(self) -> Iterator[WindowFacts]:
         """The newest first; those that are open before those that are closed."""
         for index, start in sorted(self._open.items(), reverse=True):
-            yield WindowFacts(index=index, open=True, start_ns=start)
-        yield from reversed(self._closed)
+            yield WindowFacts(index=index, open=True, start_ns=start, discarded=self._discarded.get(index, 0))
+        for window in reversed(self._closed):
+            gone = self._discarded.get(window.index, 0)
+            yield msgspec.structs.replace(window, discarded=gone) if gone else window
+
+    def discard(self, window: int, events: int) -> None:
+        """So many more events of a window are in the file no more."""
+        self.discarded += events
+        self._discarded[window] = self._discarded.get(window, 0) + events
+        if len(self._discarded) > 4 * KEPT:
+            del self._discarded[min(self._discarded)]
+
+    def discarded_in_all(self, window: int, events: int) -> None:
+        """So many events of a window are in the file no more, with those that were told before."""
+        if events > self._discarded.get(window, 0):
+            self.discard(window, events - self._discarded.get(window, 0))
 
     def opened(self, payload: fmt.Bytes) -> None:
         """A frame that says that events of a window follow.

@@ -60,6 +60,18 @@ class Discarding(Protocol):
         ...
 
 
+@runtime_checkable
+class Closing(Protocol):
+    """What an exporter may have besides, if it can be long in ending, such as one that tries again what has failed."""
+
+    def closing(self) -> None:
+        """The end has come: nothing more is offered, and what is queued is to be exported by the deadline for closing.
+
+        Called once, on the exporter's loop: between its other methods or while one of them awaits, `open` included.
+        """
+        ...
+
+
 class Settled(msgspec.Struct, frozen=True):
     """What became of some events of a window that an exporter had kept."""
 

@@ -58,6 +58,8 @@ class LoopThread:
         self._scope: anyio.CancelScope | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._cancelled = False
+        self._calls: list[Callable[[], object]] = []
+        """What is to be called when the loop is there."""
         self._lock = threading.Lock()
         self._executor = DaemonExecutor()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -68,6 +70,15 @@ class LoopThread:
         deadline = time.monotonic() + seconds
         for thread in (self._thread, *self._executor.threads):
             thread.join(max(deadline - time.monotonic(), 0))
+
+    def call(self, what: Callable[[], object]) -> None:
+        """Calls it on the loop, as soon as there is one; from any thread. It is not called if the work has ended."""
+        with self._lock:
+            if self._loop is None:
+                self._calls.append(what)
+            else:
+                with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                    self._loop.call_soon_threadsafe(what)
 
     def cancel(self) -> None:
         """Cancels the work; from any thread. Work that blocks the loop does not notice."""
@@ -93,6 +104,8 @@ class LoopThread:
         with anyio.CancelScope() as scope:
             with self._lock:
                 self._loop, self._scope = loop, scope
+                for call in self._calls:
+                    loop.call_soon(call)
                 if self._cancelled:
                     scope.cancel()
             await self._work()

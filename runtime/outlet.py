@@ -12,7 +12,7 @@ import msgspec
 
 from stepscope.runtime.accounts import Accounts
 from stepscope.runtime.change import Change
-from stepscope.runtime.consumer import Discarding, Exporter, Settling
+from stepscope.runtime.consumer import Closing, Discarding, Exporter, Settling
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.ledger import Ledger, OutputLedger
 from stepscope.runtime.loop_thread import LoopThread
@@ -260,6 +260,15 @@ class Outlet:
         """No more will be offered."""
         self._closing = True
         self._work.tell()
+        exporter = self.exporter
+        if self._thread is not None and isinstance(exporter, Closing):
+            self._thread.call(lambda: self._say_closing(exporter))
+
+    def _say_closing(self, exporter: Closing) -> None:
+        try:
+            exporter.closing()
+        except Exception as error:
+            self._keep("closing", error)
 
     async def drained(self) -> None:
         """Returns when the queue is empty and nothing is in the exporter's hands."""

@@ -75,6 +75,8 @@ class Receiver:
         """How the next requests are answered, in order; then all are taken."""
         self.always: Reply | None = None
         """How all further ones are answered."""
+        self.most_bytes: int | None = None
+        """Larger bodies are answered with 413."""
         self.received: list[Received] = []
         self.traces: list[ExportTraceServiceRequest] = []
         self.metric_requests: list[ExportMetricsServiceRequest] = []
@@ -187,6 +189,8 @@ class Receiver:
         received = Received(path, headers, at, len(body), connection)
         self.received.append(received)
         self.seen(received)
+        if self.most_bytes is not None and len(body) > self.most_bytes:
+            reply = Reply(413)
         if reply.delay:
             await asyncio.sleep(reply.delay)
         if reply.fault == "hang":

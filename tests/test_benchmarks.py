@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from benchmarks.command import chosen, main, run
 from benchmarks.report import Report
 from benchmarks.row import Row, Tool
 from benchmarks.scale import SMOKE
-from tests.support import require
+from tests.support import missing, require
 
 
 def _only(rows: Sequence[Row], *tools: Tool) -> list[Row]:
@@ -30,6 +31,8 @@ def _failures(report: Report) -> list[str]:
 def test_every_row_of_ours_can_be_measured() -> None:
     """A row that does not run any more would go missing from the table."""
     require("torch")
+    if shutil.which("nats-server") is None:
+        missing("nats-server", "Install it (on Debian: apt-get install nats-server).")
     report = run(_only(ROWS, Tool.STEPSCOPE), SMOKE)
     assert not _failures(report)
     assert [outcome.key for outcome in report.outcomes if outcome.own and outcome.own.samples] == [

@@ -110,8 +110,8 @@ def _clock(member: MemberReport) -> tuple[int, int]:
 def _later(syncs: list[ClockSync], seconds: int) -> list[ClockSync]:
     by = seconds * 10**9
     return [
-        ClockSync(sent=s.sent + by, arrived=s.arrived + by, answered=s.answered + by, returned=s.returned + by, clock=s.clock)
+        ClockSync(
+            sent=s.sent + by, arrived=s.arrived + by, answered=s.answered + by, returned=s.returned + by, clock=s.clock
+        )
         for s in syncs
     ]
-
-

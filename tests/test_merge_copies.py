@@ -79,7 +79,10 @@ def test_a_stream_whose_successor_is_elsewhere_is_merged(delivered: Path, tmp_pa
     (mark,) = (tmp_path / "in").glob(f"streams/*/{SUPERSEDED}")
     shutil.rmtree(tmp_path / "in" / "streams" / mark.read_text())
     _, report = merged(tmp_path / "in")
-    assert [(member.member, member.ended) for member in report.members] == [("rank 0", False), ("rank 0 (start 2)", True)]
+    assert [(member.member, member.ended) for member in report.members] == [
+        ("rank 0", False),
+        ("rank 0 (start 2)", True),
+    ]
     assert report.members[0].events > 0
 
 

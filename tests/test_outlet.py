@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import threading
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from stepscope.exporters.memory import MemoryExporter, Method
 from stepscope.runtime import clock
-from stepscope.runtime.consumer import Settled, Settling
+from stepscope.runtime.consumer import Closing, Settled, Settling
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.outlet import KEPT_WINDOWS, WINDOWS_WAITING, Outlet
 from stepscope.runtime.run import Run
@@ -224,6 +225,49 @@ async def test_without_a_loop_an_exporter_has_failed(tmp_path: Path) -> None:
     assert exporter.calls == []
     assert outlet.ledger(0).dropped == {"error": 20}
     assert "open files" in str(outlet.errors[0])
+
+
+class Told(MemoryExporter):
+    """Hangs in `export` until it is told of the end, and raises then if it should."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.error = error
+        self.thread = 0
+        self.end: anyio.Event | None = None
+
+    async def export(self, batch: EventBatch) -> None:
+        self.end = self.end or anyio.Event()
+        await self.end.wait()
+        await super().export(batch)
+
+    def closing(self) -> None:
+        self.thread = threading.get_ident()
+        self.end = self.end or anyio.Event()
+        self.end.set()
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("not now")])
+@pytest.mark.parametrize("when", ["at once", "inside"])
+async def test_one_that_is_told_of_the_end_need_not_be_cancelled(
+    error: Exception | None, when: str, tmp_path: Path
+) -> None:
+    """It is told on its own thread, while its `export` awaits or before; what it raises is kept, and costs no event."""
+    exporter = Told(error)
+    assert isinstance(exporter, Closing) and not isinstance(MemoryExporter(), Closing)
+    outlet = Outlet(exporter, run_facts(tmp_path), 1 << 20, clock.now)
+    outlet.start()
+    outlet.offer(batch())
+    if when == "inside":
+        await poll(lambda: exporter.end)
+    outlet.finish()
+    with anyio.fail_after(30):
+        await outlet.wait()
+    assert exporter.thread not in (0, threading.get_ident())
+    assert outlet.ledger(0).exported == 10
+    assert [str(kept) for kept in outlet.errors] == ([str(error)] if error else [])
 
 
 async def test_the_accounts_of_old_windows_are_added_up(tmp_path: Path) -> None:

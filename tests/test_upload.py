@@ -89,10 +89,11 @@ def test_a_part_that_was_removed_or_damaged(store: Store, url: str, tmp_path: Pa
     uploader = Uploader(store, url, part_bytes=PART)
     uploader.upload()
     files, root = uploader.files, url.removeprefix("memory:/").removeprefix("file://")
-    files.rm(f"{root}/{STREAM}/journal.000001")
+    second = uploader.manifest(STREAM).parts[1].name
+    files.rm(f"{root}/{STREAM}/{second}")
     assert len(uploader.manifest(STREAM).parts) == 1
     assert uploader.upload().complete == 1
-    files.pipe_file(f"{root}/{STREAM}/journal.000001", b"x" * PART)
+    files.pipe_file(f"{root}/{STREAM}/{second}", b"x" * PART)
     with pytest.raises(FormatError, match="damaged"):
         uploader.restore(STREAM, tmp_path / "back")
     files.pipe_file(f"{root}/{STREAM}/manifest.json", b"{")

@@ -11,10 +11,11 @@ from stepscope.collector.clocks.agreement import Pieces, contradict, pieces_by_c
 from stepscope.collector.clocks.limits import ClockLimits
 from stepscope.collector.clocks.model import ClockModel
 from stepscope.collector.clocks.timeline import Fitted, Readings, Timeline
-from stepscope.collector.job_name import job_name
 from stepscope.collector.merge.recording import Recording
+from stepscope.exporters.collector.protocol import MAX_NAME
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal.records import RunRecord
 
 MAX_RANKS = 1 << 16
 """Missing ranks are not looked for beyond."""
@@ -25,11 +26,20 @@ WITNESSES = 3
 """Of those who read a clock, so many are compared with each that says it does, too."""
 
 
+def job_of(run: RunRecord) -> str:
+    """What tells jobs apart: the launcher's name for it, or the run's name and its number of ranks."""
+    if run.job:
+        return run.job
+    # What an exporter says of itself before its stream has names cut to this.
+    name = run.name[:MAX_NAME]
+    return name if run.world_size is None else f"{name} x{run.world_size}"
+
+
 def jobs_of(recordings: Sequence[Recording]) -> dict[str, list[Recording]]:
     """Recordings by job."""
     jobs: dict[str, list[Recording]] = {}
     for recording in recordings:
-        jobs.setdefault(job_name(recording.run), []).append(recording)
+        jobs.setdefault(job_of(recording.run), []).append(recording)
     return jobs
 
 

@@ -45,4 +45,6 @@ def _with_known_clocks(recordings: Sequence[Recording]) -> list[str]:
             one.syncs = known
     if not left_out:
         return []
-    return [f"{left_out:,} round trips of {streams:,} streams name a clock that none of these collectors had, and do not count"]
+    return [
+        f"{left_out:,} round trips of {streams:,} streams name a clock that none of these collectors had, and do not count"
+    ]

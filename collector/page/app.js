@@ -2,7 +2,7 @@
 
 import { Changes } from "./changes.js";
 import { StepChart } from "./chart.js";
-import { byId, bytes, count, element, milliseconds, rankName, say, whole } from "./format.js";
+import { byId, bytes, clock, count, element, milliseconds, rankName, say, whole } from "./format.js";
 import { RankTable } from "./ranks.js";
 import { download, hasToken, listen } from "./server.js";
 import { Windows } from "./windows.js";
@@ -29,6 +29,7 @@ function taken(kind, snapshot) {
   const all = listed();
   summary();
   verdict();
+  stored();
   changes.update(all, snapshot.at_ns);
   table.update(all);
   Promise.all([chart.update(all, table.chosen), windows.update(job, all)]).catch((error) => link(error.message, false));
@@ -47,6 +48,7 @@ function summary() {
     ["Step time", milliseconds(job.step_ms), "median of the ranks"],
     ["Events", `${count(job.events_per_s)}/s`, `${count(job.events)} in all`],
     ["Data", `${bytes(job.bytes_per_s)}/s`, `${bytes(job.bytes)} in all`],
+    ["Disk", ...disk(job.storage)],
     ["Lost", count(job.dropped), job.dropped ? "events, by the ledgers" : "nothing, by the ledgers"],
   ];
   const list = byId("summary");
@@ -65,6 +67,28 @@ function summary() {
   document.title = `${job.slowest.length || job.died ? "⚠ " : ""}${job.jobs.join(", ") || "stepscope"} – stepscope`;
   byId("exposed").hidden = !job.exposed;
   say(byId("version"), `stepscope ${job.version}, collecting since ${new Date(job.started_ns / 1e6).toLocaleString("en-GB")}`);
+}
+
+function disk(storage) {
+  if (!storage) return ["–", ""];
+  const given = storage.discarded_events ? `, ${count(storage.discarded_events)} events given up` : "";
+  const limit = storage.limit_bytes === null ? `${bytes(storage.free_bytes)} free` : `of ${bytes(storage.limit_bytes)}`;
+  return [bytes(storage.used_bytes), `${limit}${given}`];
+}
+
+function stored() {
+  const { storage, upload } = job;
+  const told = [];
+  if (storage?.problem) told.push(`${storage.problem}.`);
+  if (upload) {
+    const behind = upload.waiting_bytes ? `, ${bytes(upload.waiting_bytes)} to go` : "";
+    const at = upload.at_ns === null ? "" : ` as of ${clock(upload.at_ns / 1e9)}`;
+    told.push(`Uploads to ${upload.url}: ${whole(upload.complete)} of ${whole(upload.streams)} streams complete${behind}${at}.`);
+    if (upload.problem) told.push(`The upload fails, and is tried again: ${upload.problem}.`);
+  }
+  say(byId("stored"), told.join(" "));
+  byId("stored").hidden = !told.length;
+  byId("stored").classList.toggle("bad", Boolean(storage?.problem || upload?.problem));
 }
 
 function verdict() {

@@ -5,7 +5,7 @@ import { download, json, openInPerfetto } from "./server.js";
 
 const EVERY = 3000; // ms between two looks
 const ROWS = 50; // of a table of names
-const TITLES = { chrome: "Chrome trace", perfetto: "Perfetto trace" };
+const TITLES = { chrome: "Chrome trace", perfetto: "Perfetto trace", parquet: "Parquet table" };
 const COLUMNS = ["Window", "Began", "Ranks", "Steps", "Events", "Lost", "State", "Files"];
 const NUMBERS = new Set(["Ranks", "Steps", "Events", "Lost"]);
 
@@ -31,7 +31,7 @@ export class Windows {
   }
 
   async update(job, ranks) {
-    const seen = `${ranks.length} ${ranks.reduce((sum, view) => sum + view.windows, 0)} ${ranks.filter((view) => view.state === "connected").length}`;
+    const seen = `${ranks.length} ${ranks.reduce((sum, view) => sum + view.windows, 0)} ${ranks.filter((view) => view.state === "connected").length} ${job.storage?.discarded_events}`;
     const now = performance.now();
     if (document.hidden || now - this.#looked < EVERY || (seen === this.#seen && now - this.#looked < 5 * EVERY)) return;
     this.#looked = now;
@@ -54,7 +54,7 @@ export class Windows {
       whole(window.steps),
       whole(window.events),
       whole(window.dropped),
-      window.open ? `open in ${window.open}` : window.incomplete ? `cut short in ${window.incomplete}` : "complete",
+      (window.open ? `open in ${window.open}` : window.incomplete ? `cut short in ${window.incomplete}` : "complete") + givenUp(window),
     ];
     const merged = this.#files.merged.map((kind) =>
       button(title(kind), `${title(kind)} of window ${window.index}, all ranks`, () => download(`/v1/windows/${window.index}/${kind}`)),
@@ -107,7 +107,7 @@ export class Windows {
       const open = () => openInPerfetto(`${at}/chrome`, `${rank}, window ${window.index}`, (text) => say(byId("window-said"), text));
       files.push(button("open in ui.perfetto.dev", `Open ${rank}, window ${window.index}, in ui.perfetto.dev`, open));
     }
-    const state = window.open ? "open" : window.complete ? "complete" : "cut short";
+    const state = (window.open ? "open" : window.complete ? "complete" : "cut short") + givenUp(window);
     return element(
       "tr",
       {},
@@ -148,6 +148,9 @@ export class Windows {
     }
   }
 }
+
+// To keep the collector's files within the limit of the disk.
+const givenUp = (window) => (window.discarded ? `, ${whole(window.discarded)} events given up` : "");
 
 function table(titles, rows, words = 1) {
   const number = (index) => (index >= words && !["State", "Files"].includes(titles[index]) ? "number" : "");

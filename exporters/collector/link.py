@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
 import ssl
 from collections.abc import Callable
 
@@ -15,13 +13,10 @@ from websockets.typing import Subprotocol
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.address import Address
 from stepscope.exporters.collector.backlog import Backlog
-from stepscope.exporters.collector.connecting import LinkStatistics
+from stepscope.exporters.collector.connecting import Connecting
 from stepscope.exporters.collector.settings import LinkSettings
-from stepscope.runtime import clock
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import ClockSync
-
-log = logging.getLogger("stepscope")
 
 IN_FLIGHT = 16 << 20
 """Bytes that may be sent and not confirmed."""
@@ -33,11 +28,10 @@ MOST_PATIENCE = 16
 """How many times `timeout` a collector may take to confirm the smallest messages."""
 CLOSING = 1.0
 """Seconds for a collector to answer that the connection ends."""
-FIRST_SYNCS = 8
 
 
-class Link:
-    """Runs on the exporter's loop, beside its calls. What a collector does wrong ends a connection, and nothing else."""
+class Link(Connecting):
+    """A WebSocket to a collector, made, lost and made again."""
 
     def __init__(
         self,
@@ -60,86 +54,30 @@ class Link:
             synced: is given each comparison of the clocks.
             missed: is called when the collector lacks frames that are nowhere any more.
         """
-        self._address, self._settings, self._tls = address, settings, tls
-        self._backlog, self._hello, self._synced, self._missed = backlog, hello, synced, missed
-        self._news, self._changed = asyncio.Event(), asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        super().__init__(
+            f"the collector at {address.url}", settings, backlog, hello, synced=synced, missed=missed
+        )
+        self._address, self._tls = address, tls
         self._socket: ClientConnection | None = None
-        self._connected = self._refused = False
-        self._connections = self._frames = 0
-        self._last_error = ""
         self._most_bytes = self._message_bytes = settings.message_bytes
         self._patience = 1
         self._heard = 0.0
 
-    def start(self) -> None:
-        """Begins to connect."""
-        self._task = asyncio.create_task(self._run(), name="stepscope collector link")
-
-    def wake(self) -> None:
-        """There is something to send."""
-        self._news.set()
-
-    async def settled(self) -> bool:
-        """Waits until everything is confirmed; false as soon as the collector refuses it."""
-        while len(self._backlog) and not self._refused:
-            self._changed.clear()
-            await self._changed.wait()
-        return not len(self._backlog)
-
-    async def progressed(self, before: int) -> bool:
-        """Waits until fewer than `before` pieces are left; false if none is, or the collector refuses them."""
-        while len(self._backlog) >= before and not self._refused:
-            self._changed.clear()
-            await self._changed.wait()
-        return bool(len(self._backlog)) and not self._refused
-
-    async def close(self) -> None:
-        """Ends the connection in order. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
-
     def abort(self) -> None:
         """Ends it at once. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
+        super().abort()
         if self._socket is not None:
             self._socket.transport.abort()
 
-    async def _run(self) -> None:
-        delay = self._settings.first_delay
-        while True:
-            before = self._frames
-            refused = False
-            try:
-                await self._connection()
-                error = ""
-            except InvalidStatus as failure:
-                status = failure.response.status_code
-                error, refused = f"it answered {status} to the connection", status in REFUSALS
-            except _Refusal as failure:
-                error, refused = f"it refuses this stream: {failure}", not failure.retry
-            except (OSError, WebSocketException, TimeoutError, FormatError, ValueError) as failure:
-                error = f"{type(failure).__name__}: {failure}"
-            except Exception as failure:  # what others' code may raise, a proxy's for one, without its text
-                error = type(failure).__name__
-            self._note(error[:500], refused)
-            if self._frames > before:
-                delay = self._settings.first_delay
-            # By chance, so that a thousand ranks do not come back at the same moment.
-            await asyncio.sleep((self._settings.longest_delay if refused else delay) * random.uniform(0.5, 1.0))
-            delay = min(2 * delay, self._settings.longest_delay)
-
-    def _note(self, error: str, refused: bool) -> None:
-        self._connected = False
-        if refused and not self._refused or error and not self._last_error:
-            level = logging.ERROR if refused else logging.WARNING
-            log.log(level, "the collector at %s is tried again later: %r", self._address.url, error)
-        self._last_error, self._refused = error or self._last_error, refused
-        self._changed.set()
+    def _reason(self, failure: Exception) -> tuple[str, bool]:
+        if isinstance(failure, InvalidStatus):
+            status = failure.response.status_code
+            return f"it answered {status} to the connection", status in REFUSALS
+        if isinstance(failure, _Refusal):
+            return f"it refuses this stream: {failure}", not failure.retry
+        if isinstance(failure, WebSocketException):
+            return f"{type(failure).__name__}: {failure}", False
+        return super()._reason(failure)
 
     async def _connection(self) -> None:
         async with connect(
@@ -177,15 +115,13 @@ class Link:
         self._check(welcome.next)
         if welcome.next < self._backlog.oldest:
             self._missed()
-        self._connected, self._refused, self._last_error = True, False, ""
-        self._connections += 1
         self._heard = asyncio.get_running_loop().time()
         self._most_bytes = max(min(self._settings.message_bytes, welcome.max_message), SMALLEST)
         self._message_bytes = min(self._message_bytes, self._most_bytes)
         self._backlog.resume(welcome.next)
-        self._changed.set()
-        parts = (self._send, self._listen, self._compare_clocks, self._watch)
-        tasks = [asyncio.ensure_future(part(socket)) for part in parts]
+        self._established()
+        parts = (self._send(socket), self._listen(socket), self._compare_clocks(socket.send), self._watch())
+        tasks = [asyncio.ensure_future(part) for part in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -217,15 +153,7 @@ class Link:
                 case protocol.Ack():
                     self._confirm(header.next)
                 case protocol.Pong():
-                    self._synced(
-                        ClockSync(
-                            sent=header.sent,
-                            arrived=header.arrived,
-                            answered=header.answered,
-                            returned=clock.now(),
-                            clock=header.clock,
-                        )
-                    )
+                    self._compared(header)
                 case protocol.Refused():
                     raise _Refusal(header)
                 case _:
@@ -233,18 +161,15 @@ class Link:
 
     def _confirm(self, next: int) -> None:
         self._check(next)
-        self._frames = max(self._frames, next)
         self._patience = 1
         self._message_bytes = min(2 * self._message_bytes, self._most_bytes)
-        self._backlog.confirm(next)
-        self._news.set()
-        self._changed.set()
+        super()._confirm(next)
 
     def _check(self, next: int) -> None:
         if next > self._backlog.next:
             raise FormatError(f"the collector has frame {next - 1}, the last is {self._backlog.next - 1}")
 
-    async def _watch(self, socket: ClientConnection) -> None:
+    async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
         while (left := self._heard + self._settings.timeout * self._patience - loop.time()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(left)
@@ -252,18 +177,6 @@ class Link:
         self._message_bytes = max(self._message_bytes // 4, SMALLEST)
         self._patience = min(2 * self._patience, MOST_PATIENCE)
         raise TimeoutError("the collector gives no sign of life")
-
-    async def _compare_clocks(self, socket: ClientConnection) -> None:
-        count = 0
-        while True:
-            await socket.send(protocol.encode(protocol.Ping(clock.now())))
-            count += 1
-            early = count < FIRST_SYNCS
-            await asyncio.sleep(self._settings.first_sync if early else self._settings.sync_interval)
-
-    def statistics(self) -> LinkStatistics:
-        """What it has been through so far."""
-        return LinkStatistics(self._connected, self._connections, self._frames, self._refused, self._last_error)
 
 
 class _Refusal(Exception):

@@ -58,5 +58,7 @@ class NatsExporter(CollectorExporter):
         return ",".join(self._servers)
 
     def _make_link(self, hello: Callable[[], protocol.Hello]) -> NatsLink:
-        link: NatsLink = self._nats.NatsLink(self._servers, self._settings, self._backlog, hello, **self._access)
+        link: NatsLink = self._nats.NatsLink(
+            self._servers, self._settings, self._backlog, hello, synced=self._synced, **self._access
+        )
         return link

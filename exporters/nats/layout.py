@@ -19,6 +19,8 @@ from nats.js.kv import KeyValue
 STREAM = "STEPSCOPE"
 SUBJECTS = "stepscope.frames"
 """A stream's subject is this, a dot, and its id."""
+CLOCKS = "stepscope.clock"
+"""On this, a dot and a stream's id, the collector that takes the stream answers `Ping` with `Pong`; nothing is stored."""
 HELLOS = "stepscope-hellos"
 LEASES = "stepscope-leases"
 LEASE_SECONDS = 15.0

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
 
 import msgspec
+from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.backlog import Backlog
-from stepscope.exporters.collector.connecting import LinkStatistics
+from stepscope.exporters.collector.connecting import Connecting
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.nats import layout
+from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
-
-log = logging.getLogger("stepscope")
+from stepscope.runtime.journal.records import ClockSync
 
 IN_FLIGHT = 64
 """Messages that may be published and not confirmed."""
@@ -32,8 +33,8 @@ class _Message(msgspec.Struct):
     data: bytes
 
 
-class NatsLink:
-    """Runs on the exporter's loop, beside its calls."""
+class NatsLink(Connecting):
+    """A connection to NATS, which its client makes again when it is lost; publishes until all is stored."""
 
     def __init__(
         self,
@@ -41,6 +42,8 @@ class NatsLink:
         settings: LinkSettings,
         backlog: Backlog,
         hello: Callable[[], protocol.Hello],
+        *,
+        synced: Callable[[ClockSync], object] = lambda _: None,
         **access: object,
     ) -> None:
         """
@@ -49,69 +52,26 @@ class NatsLink:
             settings: times and sizes.
             backlog: what to send.
             hello: which stream this is.
+            synced: is given each comparison with the clock of the collector that takes the stream.
             access: how to get in, as `nats.connect` has it.
         """
-        self._servers, self._settings, self._access = servers, settings, access
-        self._backlog, self._hello = backlog, hello
-        self._news, self._confirmed = asyncio.Event(), asyncio.Event()
-        self._connections = self._frames = 0
-        self._connected = False
-        self._last_error = ""
-        self._task: asyncio.Task[None] | None = None
+        super().__init__(f"NATS at {', '.join(servers)}", settings, backlog, hello, synced=synced)
+        self._servers, self._access = servers, access
 
-    def wake(self) -> None:
-        """There is something to send."""
-        self._news.set()
+    def _reason(self, failure: Exception) -> tuple[str, bool]:
+        if isinstance(failure, NatsError):
+            return f"{type(failure).__name__}: {failure}", False
+        return super()._reason(failure)
 
-    def start(self) -> None:
-        """Begins to connect."""
-        self._task = asyncio.create_task(self._run(), name="stepscope nats link")
-
-    async def settled(self) -> bool:
-        """Waits until everything is stored."""
-        while len(self._backlog):
-            self._confirmed.clear()
-            await self._confirmed.wait()
-        return True
-
-    async def close(self) -> None:
-        """Ends the connection in order. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
-
-    def abort(self) -> None:
-        """Ends it at once. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-    async def _run(self) -> None:
-        delay = self._settings.first_delay
-        while True:
-            try:
-                await self._connection()
-            except (OSError, NatsError, TimeoutError) as error:
-                self._note(error)
-            self._connected = False
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, self._settings.longest_delay)
-
-    async def _note_error(self, error: Exception) -> None:
-        self._note(error)
-
-    def _note(self, error: BaseException) -> None:
-        if not self._last_error:
-            log.warning("NATS cannot be reached, and is tried again: %s", error)
-        self._last_error = f"{type(error).__name__}: {error}"
+    async def _told(self, error: Exception) -> None:
+        """What the client is up to while it connects again."""
+        self._fail(self._reason(error)[0][:500])
 
     async def _lost(self) -> None:
         self._connected = False
 
     async def _back(self) -> None:
-        self._connected = True
-        self._connections += 1
+        self._established()
 
     async def _connection(self) -> None:
         client = await layout.connect(
@@ -119,7 +79,7 @@ class NatsLink:
             connect_timeout=self._settings.timeout,
             max_reconnect_attempts=-1,
             reconnect_time_wait=self._settings.first_delay,
-            error_cb=self._note_error,
+            error_cb=self._told,
             disconnected_cb=self._lost,
             reconnected_cb=self._back,
             **self._access,
@@ -132,9 +92,22 @@ class NatsLink:
             hellos = await layout.bucket(jetstream, layout.HELLOS)
             await hellos.put(hello.stream, protocol.encode(hello))
             self._backlog.resume(self._backlog.oldest)
-            await self._publish_all(jetstream, hello.stream, client.max_payload - layout.OVERHEAD)
+            comparing = asyncio.create_task(self._compare_clocks(lambda ping: self._ask(client, hello.stream, ping)))
+            try:
+                await self._publish_all(jetstream, hello.stream, client.max_payload - layout.OVERHEAD)
+            finally:
+                comparing.cancel()
+                await asyncio.gather(comparing, return_exceptions=True)
         finally:
             await client.close()
+
+    async def _ask(self, client: Client, stream: str, ping: bytes) -> None:
+        """Asks whichever collector takes the stream for its clock; perhaps none does now."""
+        with contextlib.suppress(NatsError, TimeoutError, FormatError):
+            reply = await client.request(f"{layout.CLOCKS}.{stream}", ping, timeout=self._settings.timeout)
+            header, _ = protocol.decode(reply.data)
+            if isinstance(header, protocol.Pong):
+                self._compared(header)
 
     async def _publish_all(self, jetstream: JetStreamContext, stream: str, most: int) -> None:
         waiting: deque[tuple[_Message, asyncio.Task[bool]]] = deque()
@@ -155,10 +128,8 @@ class NatsLink:
                 while waiting and waiting[0][1].done():
                     message, task = waiting.popleft()
                     task.result()
-                    self._frames = message.next
                     self._last_error = ""
-                    self._backlog.confirm(message.next)
-                    self._confirmed.set()
+                    self._confirm(message.next)
         finally:
             for _, task in waiting:
                 task.cancel()
@@ -191,13 +162,9 @@ class NatsLink:
                 )
                 return True
             except (NatsError, TimeoutError) as error:
-                self._note(error)
+                await self._told(error)
             await asyncio.sleep(delay)
             delay = min(2 * delay, self._settings.longest_delay)
-
-    def statistics(self) -> LinkStatistics:
-        """What it has been through so far."""
-        return LinkStatistics(self._connected, self._connections, self._frames, False, self._last_error)
 
 
 def _divided(data: bytes, most: int) -> Iterator[tuple[memoryview, int]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import logging
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from http import HTTPStatus
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from stepscope.exporters.otlp import target as targets
+from stepscope.exporters.otlp.ceiling import Ceiling
 from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.exporters.otlp.outcomes import Outcomes
 from stepscope.exporters.otlp.target import Signal, Target
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from stepscope.exporters.otlp.request import Request
     from stepscope.exporters.otlp.sender import Sender
 
+log = logging.getLogger("stepscope")
+
 
 class OtlpExporter:
     """Sends steps, spans and counters by OTLP over HTTP, as protobuf, to Jaeger, Tempo, Phoenix and the like.
@@ -32,7 +37,8 @@ class OtlpExporter:
 
     Stores take hundreds to thousands of spans a second, so `OtlpOptions` limits what is sent to the longest spans; what
     is left out by filter, rate or number is counted by reason in the ledger, as is what did not arrive. A request that
-    fails in a way that may pass is tried again. The training program waits for nothing of this.
+    fails in a way that may pass is tried again, and one that is too large for the receiver goes in smaller ones. The
+    training program waits for nothing of this.
 
     Args:
         endpoint: URL of the receiver without `/v1/traces`; default: the variables OTEL_EXPORTER_OTLP_..., which have the
@@ -62,7 +68,9 @@ class OtlpExporter:
         self._conversion: Conversion | None = None
         self._waiting: deque[Iterator[Request]] = deque()
         self._in_hand: Request | None = None
-        self._no_metrics = False
+        self._no_metrics = self._closing = False
+        self._ceilings: dict[Signal, Ceiling] = {signal: Ceiling() for signal in self._targets}
+        self._warned = False
 
     def __repr__(self) -> str:
         return f"OtlpExporter({str(self._targets['traces'])!r})"
@@ -84,6 +92,8 @@ class OtlpExporter:
                 await self._close_senders()
                 raise OutputError(f"cannot use the certificates for {target}: {_files(target)}: {error}") from error
             self._senders[signal] = sender
+            if self._closing:
+                sender.closing()
         self._conversion = Conversion(run, self._options, self._outcomes)
 
     async def export(self, batch: EventBatch) -> None:
@@ -105,6 +115,12 @@ class OtlpExporter:
         """
         self._waiting.append(self._opened().close_window(window))
         await self._send()
+
+    def closing(self) -> None:
+        """A receiver that fails is given `OtlpOptions.closing_seconds` from now on."""
+        self._closing = True
+        for sender in self._senders.values():
+            sender.closing()
 
     async def aclose(self) -> None:
         """Sends what is left. What a cancelled call could not send is not told of, and so counts as `closed`."""
@@ -143,10 +159,18 @@ class OtlpExporter:
         if request.signal == "metrics" and self._no_metrics:
             self._drop(request, "rejected")
             return
+        ceiling = self._ceilings[request.signal]
+        if request.parts > 1 and not ceiling.fits(len(request.body)):
+            self._halve(request)
+            return
         try:
             rejected = await self._senders[request.signal].send(request)
         except BrokenError as error:
             status = getattr(error, "status", None)
+            if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and request.parts > 1:
+                ceiling.refused(len(request.body))
+                self._halve(request, error)
+                return
             self._drop(request, "unsent" if status is None else "rejected")
             if request.signal == "metrics" and status in (404, 405, 415, 501):
                 self._no_metrics = True
@@ -154,21 +178,22 @@ class OtlpExporter:
                     f"{error}; no more metrics are sent: OtlpOptions(metrics=False) avoids this"
                 ) from None
             raise
-        self._outcomes.export(self._without(request.events, rejected))
+        ceiling.taken(len(request.body))
+        rejected = min(rejected, request.events)
+        self._outcomes.drop(request.window, "rejected", rejected)
+        self._outcomes.export(request.window, request.events - rejected)
 
-    def _without(self, events: Counter[int], rejected: int) -> Counter[int]:
-        """What is left when the receiver has rejected so many, which are counted."""
-        left = Counter(events)
-        for window in sorted(left):
-            some = min(rejected, left[window])
-            self._outcomes.drop(window, "rejected", some)
-            left[window] -= some
-            rejected -= some
-        return left
+    def _halve(self, request: Request, why: BrokenError | None = None) -> None:
+        """Its halves are the next to be sent."""
+        from stepscope.exporters.otlp.halving import halves
+
+        if why is not None and not self._warned:
+            self._warned = True
+            log.warning("%s: %s; smaller ones follow, see OtlpOptions.batch_bytes", self.name, why)
+        self._waiting.appendleft(iter(halves(request)))
 
     def _drop(self, request: Request, reason: str) -> None:
-        for window, count in request.events.items():
-            self._outcomes.drop(window, reason, count)
+        self._outcomes.drop(request.window, reason, request.events)
 
     def _next(self) -> Request | None:
         while self._in_hand is None and self._waiting:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -80,7 +79,7 @@ class MetricMaker:
                     ],
                 )
                 metrics[name, category].gauge.data_points.append(point)
-            yield self._request(list(metrics.values()), Counter({window: len(part)}), len(part))
+            yield self._request(list(metrics.values()), window, (1,) * len(part))
 
     def steps(self) -> Iterator[Request]:
         """A request for the histogram of all steps so far, if there are new ones."""
@@ -101,11 +100,11 @@ class MetricMaker:
             data_points=[point], aggregation_temporality=AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
         )
         metric = Metric(name=STEP_DURATION, unit="s", description="Duration of steps.", histogram=histogram)
-        yield self._request([metric], Counter(), 1)
+        yield self._request([metric], 0, (0,))
 
-    def _request(self, metrics: list[Metric], events: Counter[int], parts: int) -> Request:
+    def _request(self, metrics: list[Metric], window: int, weights: tuple[int, ...]) -> Request:
         scope = ScopeMetrics(scope=self._scope, metrics=metrics)
         body = ExportMetricsServiceRequest(
             resource_metrics=[ResourceMetrics(resource=self._resource, scope_metrics=[scope])]
         )
-        return Request("metrics", body.SerializeToString(), parts, events)
+        return Request("metrics", body.SerializeToString(), window, weights)

@@ -42,6 +42,14 @@ class OtlpOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
     """For one attempt to send; default: OTEL_EXPORTER_OTLP_TIMEOUT in the environment, else 10."""
     retry_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 60.0
     """How long a request is tried again that failed in a way that may pass."""
+    first_delay: Annotated[float, msgspec.Meta(ge=0.001, le=60)] = 0.5
+    """Until the second attempt at most; doubled for each further one, and drawn from the upper half. A receiver that says
+    when to come again (`Retry-After`) is obeyed instead."""
+    longest_delay: Annotated[float, msgspec.Meta(ge=0.001, le=600)] = 15.0
+    """No longer than this."""
+    closing_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 1.0
+    """How long the end of the run is held up by a receiver that fails: what it has not taken by then is given up, and
+    counted. One that takes requests is sent everything, as far as the deadline for closing allows."""
     batch_spans: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 512
     """Most spans, or points of metrics, of one request."""
     batch_bytes: Annotated[int, msgspec.Meta(ge=1024, le=64 << 20)] = 1 << 20

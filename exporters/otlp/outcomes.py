@@ -14,9 +14,10 @@ class Outcomes:
         self._exported: Counter[int] = Counter()
         self._dropped: dict[int, Counter[str]] = {}
 
-    def export(self, events: Counter[int]) -> None:
-        """So many events of each window have arrived."""
-        self._exported.update(events)
+    def export(self, window: int, count: int) -> None:
+        """So many events of a window have arrived."""
+        if count:
+            self._exported[window] += count
 
     def drop(self, window: int, reason: str, count: int) -> None:
         """So many of a window are not sent."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import msgspec
 
 from stepscope.exporters.otlp.target import Signal
@@ -14,7 +12,17 @@ class Request(msgspec.Struct, frozen=True):
 
     signal: Signal
     body: bytes
-    parts: int
-    """Spans or points in it."""
-    events: Counter[int]
-    """Events of each window that are in it; spans of our own, such as that of the run, are none."""
+    window: int
+    """Whose events are in it."""
+    weights: tuple[int, ...]
+    """How many of them each span or point stands for, in their order; spans of our own, such as that of the run, for none."""
+
+    @property
+    def parts(self) -> int:
+        """Spans or points in it."""
+        return len(self.weights)
+
+    @property
+    def events(self) -> int:
+        """Events in it."""
+        return sum(self.weights)

@@ -18,10 +18,11 @@ class Backoff:
     """Delays that double from `first` to `longest` seconds, each drawn from its upper half."""
 
     def __init__(
-        self, first: float = 0.5, longest: float = 15.0, uniform: Callable[[float, float], float] = random.uniform
+        self, first: float, longest: float, uniform: Callable[[float, float], float] = random.uniform
     ) -> None:
-        self._first, self._longest, self._uniform = first, longest, uniform
-        self._next = first
+        """Args: seconds; whichever of `first` and `longest` is less is the first delay."""
+        self._first, self._longest, self._uniform = min(first, longest), longest, uniform
+        self._next = self._first
 
     def delay(self) -> float:
         """Seconds until the next attempt."""

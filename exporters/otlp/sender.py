@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import ssl
 import time
 import urllib.request
@@ -57,8 +58,17 @@ class Sender:
     def __init__(self, target: Target, options: OtlpOptions) -> None:
         self.target = target
         self._options = options
-        self._backoff = Backoff()
+        self._backoff = Backoff(options.first_delay, options.longest_delay)
         self._not_before = 0.0
+        self._asked = False
+        """Whether it is the receiver that wants no request before."""
+        self._failure = ""
+        """How the last attempt failed; empty if it did not."""
+        self._closing = False
+        self._given_up_at = math.inf
+        """When nothing is tried any more, as the run ends and the receiver fails."""
+        self._hurry = anyio.Event()
+        self._scope = anyio.CancelScope()
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
@@ -98,24 +108,58 @@ class Sender:
 
         Raises:
             Refused: if the receiver answered that it does not want it.
-            Unreached: if it did not get through within `OtlpOptions.retry_seconds`.
+            Unreached: if it did not get through within `OtlpOptions.retry_seconds`, or `closing_seconds` at the end.
         """
+        if anyio.current_time() < self._given_up_at:
+            with anyio.CancelScope(deadline=self._given_up_at) as self._scope:
+                return min(_rejected(request, await self._taken(request)), request.parts)
+        raise Unreached(f"{self.target}: {self._failure}; given up as the run ends")
+
+    def closing(self) -> None:
+        """The run ends: a receiver that fails is tried at once, and for `OtlpOptions.closing_seconds` from now on."""
+        self._closing = True
+        if self._failure:
+            self._give_up_soon()
+            if not self._asked:
+                self._backoff.reset()
+                self._not_before = 0.0
+            self._hurry.set()
+            self._hurry = anyio.Event()
+
+    def _give_up_soon(self) -> None:
+        self._given_up_at = min(self._given_up_at, anyio.current_time() + self._options.closing_seconds)
+        self._scope.deadline = self._given_up_at
+
+    async def _taken(self, request: Request) -> bytes:
+        """The answer of a receiver that has taken a request, however often that is posted."""
         body = gzip.compress(request.body, 4, mtime=0) if self.target.gzip else request.body
         deadline = anyio.current_time() + self._options.retry_seconds
         while True:
             # What a receiver asked for holds for what comes after the request, too.
-            await anyio.sleep(max(min(self._not_before, deadline) - anyio.current_time(), 0))
+            while (left := min(self._not_before, deadline) - anyio.current_time()) > 0:
+                with anyio.move_on_after(left):
+                    await self._hurry.wait()
             try:
                 answer = await self._post(body)
             except _Later as failure:
+                self._failure, self._asked = str(failure), failure.wait is not None
+                if self._closing:
+                    self._give_up_soon()
                 wait = self._backoff.delay() if failure.wait is None else failure.wait
                 self._not_before = anyio.current_time() + wait
                 if self._not_before >= deadline:
                     tried = f"given up after {self._options.retry_seconds:g} s of trying"
                     raise Unreached(f"{self.target}: {failure}; {tried}") from None
+            except Refused:
+                self._reached()
+                raise
             else:
                 self._backoff.reset()
-                return min(_rejected(request, answer), request.parts)
+                self._reached()
+                return answer
+
+    def _reached(self) -> None:
+        self._failure, self._given_up_at = "", math.inf
 
     async def _post(self, body: bytes) -> bytes:
         if self._session is None:

@@ -146,18 +146,19 @@ class SpanMaker:
 
     def _batches(self, spans: Iterator[Weighted], window: int) -> Iterator[Request]:
         scope = ScopeSpans(scope=self._scope)
-        size = count = 0
+        size = 0
+        weights: list[int] = []
         for span, weight in spans:
             more = span.ByteSize() + 8
             if scope.spans and (len(scope.spans) >= self._most or size + more > self._bytes):
-                yield self._request(scope, count, window)
-                scope, size, count = ScopeSpans(scope=self._scope), 0, 0
+                yield self._request(scope, weights, window)
+                scope, size, weights = ScopeSpans(scope=self._scope), 0, []
             scope.spans.append(span)
             size += more
-            count += weight
+            weights.append(weight)
         if scope.spans:
-            yield self._request(scope, count, window)
+            yield self._request(scope, weights, window)
 
-    def _request(self, scope: ScopeSpans, count: int, window: int) -> Request:
+    def _request(self, scope: ScopeSpans, weights: list[int], window: int) -> Request:
         body = ExportTraceServiceRequest(resource_spans=[ResourceSpans(resource=self._resource, scope_spans=[scope])])
-        return Request("traces", body.SerializeToString(), len(scope.spans), Counter({window: count} if count else {}))
+        return Request("traces", body.SerializeToString(), window, tuple(weights))

@@ -19,7 +19,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="take the streams of many ranks",
         description="Takes what CollectorExporter sends, keeps each rank's stream as a journal, and shows them all.",
-        epilog="example: stepscope collect --dir runs/job1",
+        epilog="example: stepscope collect --dir runs/job1 --disk 50000000000 --upload s3://bucket/job1",
     )
     parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="where streams are kept")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1")
@@ -44,6 +44,13 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-newest", metavar="N", type=int, default=8, help="windows given up last; default 8")
     parser.add_argument(
         "--keep-slowest", metavar="N", type=int, default=8, help="windows given up before them; default 8"
+    )
+    parser.add_argument(
+        "--upload",
+        metavar="URL",
+        default="",
+        help="copy windows that have ended to a store that fsspec knows, such as s3://bucket/job1; with --disk what was "
+        "not copied yet is given up last",
     )
     parser.set_defaults(function=collect, command="collect", parser=parser)
 
@@ -70,9 +77,13 @@ def collect(given: argparse.Namespace) -> int:
         disk_bytes=given.disk,
         keep_newest=given.keep_newest,
         keep_slowest=given.keep_slowest,
+        upload=given.upload,
     )
     _allow_files()
-    collector = Collector(settings)
+    try:
+        collector = Collector(settings)
+    except ImportError as error:
+        raise StepscopeError(str(error)) from error
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(collector.run(lambda url: print(f"listening on {url}", flush=True)))
     return 0

@@ -1,0 +1,72 @@
+"""How a rank's clock compares with its collector's now, for those who look while it streams."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import msgspec
+import numpy as np
+
+from stepscope.collector.clocks.model import ClockModel
+from stepscope.collector.clocks.timeline import Readings, Timeline
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.journal.records import ClockSync
+
+KEPT = 64
+"""Round trips that are kept, the newest: five minutes of one every five seconds."""
+_FAR = 1 << 62
+"""ns: offsets that are larger do not fit sums with times."""
+
+
+class ClockBound(msgspec.Struct, frozen=True, gc=False):
+    """Unix time is the rank's monotonic time plus `offset_ns`, give or take `bound_ns`."""
+
+    offset_ns: int
+    bound_ns: int | None
+    """`None` where nothing bounds it."""
+
+
+class LatestClock:
+    """The time line of `collector/clocks`, of the newest round trips of one stream to the collector's latest clock.
+
+    What it says depends on the round trips alone, and not on when they came: read from a file they say the same. It is
+    fitted again when half of them are new, so each costs little; in between the bound grows as the model has it.
+    """
+
+    def __init__(self, anchor: ClockAnchor) -> None:
+        """Args: the rank's wall clock, which counts until there is a round trip."""
+        self._anchor = anchor
+        self._syncs: deque[ClockSync] = deque(maxlen=KEPT)
+        self._fresh = 0
+        self._model: ClockModel | None = None
+        offset = anchor.wall_ns - anchor.monotonic_ns
+        self._now: ClockBound | None = ClockBound(offset if abs(offset) < _FAR else 0, None)
+        self._before = self._now
+
+    def add(self, sync: ClockSync) -> None:
+        """A round trip, the latest."""
+        if self._syncs and sync.clock != self._syncs[-1].clock:
+            self._syncs.clear()  # another start of the collector
+            self._fresh, self._model = 0, None
+        self._syncs.append(sync)
+        self._fresh += 1
+        if 2 * self._fresh >= len(self._syncs):
+            self._fresh = 0
+            self._model = Timeline({"": Readings(list(self._syncs), self._anchor)})[""].model
+        self._now = None
+
+    @property
+    def now(self) -> ClockBound:
+        """What holds at the time of the newest round trip."""
+        if self._now is None:
+            self._now = self._before = self._read() or self._before
+        return self._now
+
+    def _read(self) -> ClockBound | None:
+        at = self._syncs[-1].returned
+        if self._model is None or not self._model.known or not -_FAR < at < _FAR:
+            return None
+        when = np.array([at], np.int64)
+        offset, bound = int(self._model.to_reference(when)[0]) - at, float(self._model.error(when)[0])
+        return ClockBound(offset, math.ceil(bound)) if math.isfinite(bound) and abs(offset) < _FAR else None

@@ -1,0 +1,80 @@
+"""The collector's own uploads: what windows have ended goes to another store, while streams grow."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from urllib.parse import urlsplit, urlunsplit
+
+from stepscope.collector.store import Store
+from stepscope.collector.upload import PART_BYTES, Uploaded, Uploader
+from stepscope.collector.views import UploadView
+from stepscope.runtime.errors import FormatError, OutputError
+from stepscope.runtime.loop_thread import DaemonExecutor
+
+log = logging.getLogger("stepscope.collector")
+
+
+class Uploading:
+    """Looks every few seconds and copies what is new: streams up to their last window that has ended, or to their end.
+
+    What is there is not copied again, also after the collector was killed. A store that fails is asked again the next time.
+    """
+
+    def __init__(self, store: Store, url: str, *, every: float, part_bytes: int = PART_BYTES) -> None:
+        """
+        Args:
+            store: whose streams are uploaded.
+            url: where to, as fsspec has it.
+            every: seconds between two looks.
+            part_bytes: most bytes of a part.
+
+        Raises:
+            OutputError: if nothing is known that handles such a URL, or it holds a password.
+        """
+        parts = urlsplit(url)
+        if parts.password is not None:
+            raise OutputError("the URL of an upload must not hold a password; give it in the file system's own variables")
+        self._url = urlunsplit(parts._replace(query="", fragment=""))
+        self._uploader = Uploader(store, url, part_bytes=part_bytes, alone=True)
+        self._every = every
+        self._latest = Uploaded(0, 0, 0, 0)
+        self._at: int | None = None
+        self._problem = ""
+
+    def copied(self, stream: str) -> int:
+        """Bytes of a stream's file that are in the other store."""
+        return self._uploader.copied(stream)
+
+    async def run(self) -> None:
+        """Goes on until it is cancelled; the part that is being copied then is copied again the next time."""
+        loop = asyncio.get_running_loop()
+        # Its thread is a daemon's: a store that does not answer keeps no collector from ending.
+        executor = DaemonExecutor()
+        try:
+            while True:
+                try:
+                    self._latest = await loop.run_in_executor(executor, lambda: self._uploader.upload(windows=True))
+                    self._problem = ""
+                except (OutputError, FormatError, OSError) as error:
+                    if not self._problem:
+                        log.error("not everything could be uploaded, and is tried again: %s", error)
+                    self._problem = str(error)[:500]
+                self._at = time.time_ns()
+                await asyncio.sleep(self._every)
+        finally:
+            self._uploader.stop()
+            executor.shutdown()
+
+    def view(self) -> UploadView:
+        """How far it is."""
+        return UploadView(
+            url=self._url,
+            streams=self._latest.streams,
+            complete=self._latest.complete,
+            bytes=self._uploader.nbytes,
+            waiting_bytes=self._uploader.waiting(),
+            at_ns=self._at,
+            problem=self._problem,
+        )
