@@ -199,7 +199,12 @@ def _of_all() -> list[Download]:
 
     def command(format: str) -> Command:
         return lambda sources, window, target: merge_command(
-            [source.path for source in sources], target, format=format, window=window
+            [source.path for source in sources],
+            target,
+            format=format,
+            window=window,
+            stream=None if window is None else sources[0].path.parent.name,
+            job=sources[0].job or None,
         )
 
     suffixes = {"perfetto": ".pftrace", "chrome": ".json.gz"}
