@@ -81,12 +81,18 @@ export async function listen(path, taken) {
   }
 }
 
+// An address with parameters, written as the collector writes them when it compares it with a ticket's.
+export function withQuery(path, parameters) {
+  const query = new URLSearchParams(parameters).toString();
+  return `${path}?${query.replaceAll("%7E", "~").replaceAll("*", "%2A")}`;
+}
+
 // Has the browser save a file: where there is a token, with a ticket for this one download.
 export async function download(path) {
   let address = path;
   if (hasToken()) {
     const answer = await request("/v1/tickets", { method: "POST", body: JSON.stringify({ path }) });
-    address = `${path}?ticket=${encodeURIComponent((await answer.json()).ticket)}`;
+    address = `${path}${path.includes("?") ? "&" : "?"}ticket=${encodeURIComponent((await answer.json()).ticket)}`;
   }
   const link = document.createElement("a");
   link.href = address;
