@@ -73,7 +73,6 @@ def _exporter(scale: Scale) -> Generator[Round]:
 
     seconds = max(scale.events / RATE, 0.01)
     with scratch() as directory, collecting(directory) as collector:
-
         yield lambda: streamed(CollectorExporter(collector.url), seconds)
 
 

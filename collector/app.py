@@ -7,8 +7,8 @@ import contextlib
 import logging
 import os
 import signal
-from importlib.util import find_spec
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette

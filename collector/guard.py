@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import MutableMapping
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -92,8 +92,7 @@ class Guard:
         ticket = next((value for name, value in query if name == TICKET), None)
         if not reads or ticket is None:
             return False
-        rest = urlencode([pair for pair in query if pair[0] != TICKET])
-        return self._tickets.use(ticket, scope["path"] + (f"?{rest}" if rest else ""))
+        return self._tickets.use(ticket, scope["path"], [pair for pair in query if pair[0] != TICKET])
 
 
 def _hostname(host: str) -> str:

@@ -41,7 +41,9 @@ class _Views(Collector):
             )
         if job.upload is not None:
             yield CounterMetricFamily("stepscope_uploaded_bytes", "Bytes copied to another store", job.upload.bytes)
-            yield GaugeMetricFamily("stepscope_upload_waiting_bytes", "Bytes still to be copied", job.upload.waiting_bytes)
+            yield GaugeMetricFamily(
+                "stepscope_upload_waiting_bytes", "Bytes still to be copied", job.upload.waiting_bytes
+            )
         yield CounterMetricFamily("stepscope_refused_requests", "Requests refused", self._refused)
         for name, help, value in _OF_RANKS:
             family = GaugeMetricFamily(name, help, labels=_LABELS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 SECONDS = 30
 """How long a ticket holds."""
@@ -24,10 +26,16 @@ class Tickets:
         while len(self._open) >= MOST:
             del self._open[next(iter(self._open))]
         ticket = secrets.token_urlsafe(24)
-        self._open[ticket] = path, now + SECONDS
+        parts = urlsplit(path)
+        self._open[ticket] = _address(unquote(parts.path), parse_qsl(parts.query)), now + SECONDS
         return ticket
 
-    def use(self, ticket: str, path: str) -> bool:
-        """Whether it lets this request in; it does so once."""
+    def use(self, ticket: str, path: str, query: Sequence[tuple[str, str]]) -> bool:
+        """Whether it lets a request in, whose path and other parameters these are, decoded; it does so once."""
         known = self._open.pop(ticket, None)
-        return known is not None and known[0] == path and time.monotonic() < known[1]
+        return known is not None and known[0] == _address(path, query) and time.monotonic() < known[1]
+
+
+def _address(path: str, query: Sequence[tuple[str, str]]) -> str:
+    """The same for all ways in which an address can be written."""
+    return f"{path}?{urlencode(query)}"

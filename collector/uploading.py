@@ -35,7 +35,9 @@ class Uploading:
         """
         parts = urlsplit(url)
         if parts.password is not None:
-            raise OutputError("the URL of an upload must not hold a password; give it in the file system's own variables")
+            raise OutputError(
+                "the URL of an upload must not hold a password; give it in the file system's own variables"
+            )
         self._url = urlunsplit(parts._replace(query="", fragment=""))
         self._uploader = Uploader(store, url, part_bytes=part_bytes, alone=True)
         self._every = every

@@ -221,7 +221,7 @@ class Receiver:
         plain = gzip.decompress(body) if encoding else body
         traces = ExportTraceServiceRequest()
         metrics = ExportMetricsServiceRequest()
-        parsed = traces if path.endswith("/traces") else metrics
+        parsed = traces if path.partition("?")[0].endswith("/traces") else metrics
         assert parsed.ParseFromString(plain) == len(plain)
         assert parsed.SerializeToString(deterministic=True)
         if reply.status != 200:

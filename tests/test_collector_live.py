@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.collector.charts import chart
-from stepscope.collector.clock_bound import clock_bound
+from stepscope.collector.clocks.latest import LatestClock
+from stepscope.collector.clocks.timeline import Readings, Timeline
 from stepscope.collector.downloads import Downloads
 from stepscope.collector.history import BUCKETS, History
 from stepscope.collector.live import Live
@@ -221,20 +222,44 @@ def test_what_is_no_slow_rank() -> None:
     st.integers(-(10**18), 10**18),
 )
 def test_the_clock_bound_holds(trips: list[tuple[int, int]], offset: int) -> None:
-    """The true offset is within the bound, however the way there and the way back divide the round trip."""
-    samples = [
-        ClockSync(
-            sent=n,
-            arrived=n + there + offset,
-            answered=n + there + offset + 3,
-            returned=n + there + 3 + back,
-            clock="a",
+    """The true offset is within the bound, however the way there and the way back divide the round trip; and as long as
+    every round trip is in it, the bound is the merge's."""
+    latest, samples = LatestClock(run_of().anchor), list[ClockSync]()
+    assert (latest.now.offset_ns, latest.now.bound_ns) == (0, None)
+    for n, (there, back) in enumerate(trips):
+        sent = 10**7 * n
+        arrived = sent + there + offset
+        samples.append(
+            ClockSync(sent=sent, arrived=arrived, answered=arrived + 3, returned=sent + there + 3 + back, clock="a")
         )
-        for n, (there, back) in enumerate(trips)
-    ]
-    found = clock_bound(samples)
-    assert found is not None and abs(found.offset_ns - offset) <= found.bound_ns + 1
-    assert found.bound_ns == min((there + back + 1) // 2 for there, back in trips)
+        latest.add(samples[-1])
+        found = latest.now
+        assert found.bound_ns is not None and abs(found.offset_ns - offset) <= found.bound_ns
+        if n + 1 in (1, 2, 3, 5, 9, 13, 17):
+            model = Timeline({"": Readings(samples, run_of().anchor)})[""].model
+            at = np.array([samples[-1].returned], np.int64)
+            assert found.bound_ns == int(np.ceil(model.error(at))[0])
+            assert found.offset_ns == int((model.to_reference(at) - at)[0])
+
+
+@pytest.mark.parametrize("drift_ppm", [-100, 0, 30])
+def test_the_clock_bound_follows_a_clock_that_drifts(drift_ppm: int) -> None:
+    """For an hour, and into another start of the collector, whose clock is another one."""
+    latest = LatestClock(run_of().anchor)
+    for n in range(720):
+        sent, ahead = 5 * SECOND * n, 10**15 if n < 700 else 0
+
+        def theirs(at: int) -> int:
+            return at + at * drift_ppm // 10**6 + ahead  # noqa: B023
+
+        arrived, returned = theirs(sent + 40_000), sent + 100_000
+        latest.add(
+            ClockSync(sent=sent, arrived=arrived, answered=arrived, returned=returned, clock="a" if ahead else "b")
+        )
+        found = latest.now
+        assert found.bound_ns is not None
+        assert abs(returned + found.offset_ns - theirs(returned)) <= found.bound_ns
+        assert n % 700 < 4 or found.bound_ns < 300_000
 
 
 @given(
@@ -244,8 +269,26 @@ def test_the_clock_bound_holds(trips: list[tuple[int, int]], offset: int) -> Non
 )
 def test_round_trips_that_make_no_sense(samples: list[ClockSync]) -> None:
     """Clocks that went back or are off by centuries give no bound, or one that a number holds."""
-    found = clock_bound(samples)
-    assert found is None or (found.bound_ns >= 0 and abs(found.offset_ns) < 1 << 62)
+    latest = LatestClock(run_of().anchor)
+    for sample in samples:
+        latest.add(sample)
+        assert abs(latest.now.offset_ns) < 1 << 62
+        assert latest.now.bound_ns is None or latest.now.bound_ns >= 0
+
+
+def test_what_was_given_up_is_told(tmp_path: Path) -> None:
+    """By windows, once however it is heard of: live, from the file, and from both."""
+    gone = events_frame(empty_block(40), source="recorder")
+    life = [*a_life()[:4], (int(fmt.FrameType.DISCARDED), 0, gone[2]), *a_life()[4:]]
+    stream = Stream("a" * 32, run_of())
+    stream.took(life, 0, len(life))
+    assert stream.events == 160 and [window.discarded for window in stream.windows] == [40]
+    for _ in range(2):
+        stream.windows.discarded_in_all(0, 100)
+    assert [window.discarded for window in stream.windows] == [100] and stream.windows.discarded == 100
+    for index in range(1, 2000):
+        stream.windows.discard(index, 1)
+    assert stream.windows.discarded == 2099
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3), st.binary(max_size=80)), max_size=20))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,9 @@ from typing import Any
 import pytest
 
 import stepscope as sc
+from stepscope.collector.merge.job import Job
+from stepscope.collector.merge.recording import Recording, recordings_in
+from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.runtime.events import EventBatch
@@ -25,11 +29,15 @@ import asyncio, sys
 from pathlib import Path
 from typing import Any
 from stepscope.collector.nats_source import NatsSource
+from stepscope.collector.reference import Reference
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.store import Store
 from stepscope.collector.streams import Streams
-asyncio.run(NatsSource([sys.argv[1]], Store(CollectorSettings(directory=Path(sys.argv[2]))), Streams(100)).run())
+store = Store(CollectorSettings(directory=Path(sys.argv[2])))
+asyncio.run(NatsSource([sys.argv[1]], store, Streams(100), Reference(), lease_seconds=float(sys.argv[3])).run())
 """
+
+LEASE_SECONDS = 3.0
 
 Start = Callable[[Path], "subprocess.Popen[bytes]"]
 
@@ -47,7 +55,8 @@ def collect(server: NatsServer) -> Generator[Start]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(directory: Path) -> subprocess.Popen[bytes]:
-        started.append(subprocess.Popen([sys.executable, "-c", COLLECTOR, server.url, str(directory)], cwd=ROOT))
+        command = [sys.executable, "-c", COLLECTOR, server.url, str(directory), str(LEASE_SECONDS)]
+        started.append(subprocess.Popen(command, cwd=ROOT))
         return started[-1]
 
     yield start
@@ -156,6 +165,71 @@ def test_collectors_share_the_streams(server: NatsServer, collect: Start, tmp_pa
     found = wait_for(tmp_path, 4)
     assert sorted(found.values()) == sorted(counts)
     assert all((tmp_path / "other" / "streams" / stream).exists() for stream in left_over)
+
+
+def test_a_collector_that_was_paused_lets_go(server: NatsServer, collect: Start, tmp_path: Path) -> None:
+    """Another one takes the stream from the beginning meanwhile; the first goes on when it wakes, and finds that out."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    memory, exporter = sc.MemoryExporter(), NatsExporter(server.url)
+    first = collect(one)
+    with sc.trace(
+        output_dir=tmp_path / "run",
+        exporters=[exporter, memory],
+        schedule=sc.schedule(wait=0, warmup=0, active=20),
+        options=sc.Options(drain_interval=0.02, close_timeout=30.0),
+    ) as profiler:
+
+        def train_until(condition: Callable[[], object]) -> None:
+            deadline = time.monotonic() + 60
+            while not condition():
+                assert time.monotonic() < deadline
+                steps(profiler, 5)
+
+        train_until(lambda: exporter.stream in names(one))
+        first.send_signal(signal.SIGSTOP)
+        collect(other)
+        train_until(lambda: exporter.stream in names(other))
+        first.send_signal(signal.SIGCONT)
+        steps(profiler, 100)
+    profiler.raise_errors()
+    assert wait_for(other, 1) == {exporter.stream: len(memory)}
+    assert first.poll() is None
+    (partial,) = one.glob("streams/*/journal")
+    kept = events(partial)
+    assert kept is None or kept == len(memory)
+    messages, ids = stored(server)
+    assert messages == ids
+    # Of both directories it is one stream.
+    (recording,), unusable = recordings_in([one, other])
+    assert not unusable and recording.ended and recording.events == len(memory)
+
+
+def test_clocks_are_compared(server: NatsServer, collect: Start, tmp_path: Path) -> None:
+    """The collector that takes the stream tells its clock: times are known within a bound, as through a WebSocket."""
+    exporter = NatsExporter(server.url, settings=LinkSettings(first_sync=0.02, sync_interval=0.1))
+    collect(tmp_path / "collected")
+    with sc.trace(
+        output_dir=tmp_path / "run", exporters=[exporter], options=sc.Options(drain_interval=0.02, close_timeout=30.0)
+    ) as profiler:
+        deadline = time.monotonic() + 60
+        journal = tmp_path / "collected" / "streams" / exporter.stream / "journal"
+        while not journal.exists() or not syncs(journal):
+            assert time.monotonic() < deadline
+            steps(profiler, 20)
+    profiler.raise_errors()
+    wait_for(tmp_path / "collected", 1)
+    (recording,), _ = recordings_in([tmp_path / "collected"])
+    (member,) = Job("job", [recording]).members
+    assert member.model.known and len({sync.clock for sync in recording.syncs}) == 1
+    at, error = recording.last_ns, member.error(recording.last_ns)
+    assert error < 1e9
+    # Both read the clocks of this machine.
+    assert abs(member.reference(at) - recording.anchor.wall(at)) <= error + recording.anchor.error_ns + 20e6
+
+
+def syncs(journal: Path) -> int:
+    """Round trips in a journal."""
+    return len(Recording.of(journal, "x").syncs)
 
 
 def test_without_a_server_training_goes_on_and_closing_ends(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ class Converted:
     def _take(self, requests: Any) -> None:
         for request in requests:
             self.requests.append(request)
-            self.carried.update(request.events)
+            self.carried[request.window] += request.events
             if request.signal == "traces":
                 (resource,) = ExportTraceServiceRequest.FromString(request.body).resource_spans
                 assert len(resource.scope_spans[0].spans) == request.parts

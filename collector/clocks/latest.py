@@ -13,8 +13,10 @@ from stepscope.collector.clocks.timeline import Readings, Timeline
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.journal.records import ClockSync
 
-KEPT = 64
-"""Round trips that are kept, the newest: five minutes of one every five seconds."""
+KEPT = 32
+"""Round trips that are kept, the newest."""
+FRESH = 4
+"""So many new ones make it fit anew, fewer while there are few: a fit takes some hundred microseconds."""
 _FAR = 1 << 62
 """ns: offsets that are larger do not fit sums with times."""
 
@@ -31,7 +33,7 @@ class LatestClock:
     """The time line of `collector/clocks`, of the newest round trips of one stream to the collector's latest clock.
 
     What it says depends on the round trips alone, and not on when they came: read from a file they say the same. It is
-    fitted again when half of them are new, so each costs little; in between the bound grows as the model has it.
+    fitted again when some are new; in between the bound grows as the model has it.
     """
 
     def __init__(self, anchor: ClockAnchor) -> None:
@@ -51,7 +53,7 @@ class LatestClock:
             self._fresh, self._model = 0, None
         self._syncs.append(sync)
         self._fresh += 1
-        if 2 * self._fresh >= len(self._syncs):
+        if self._fresh >= min(max(len(self._syncs) // 2, 1), FRESH):
             self._fresh = 0
             self._model = Timeline({"": Readings(list(self._syncs), self._anchor)})[""].model
         self._now = None

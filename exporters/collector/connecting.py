@@ -153,9 +153,7 @@ class Connecting(ABC):
     def _compared(self, pong: protocol.Pong) -> None:
         returned = clock.now()
         self._synced(
-            ClockSync(
-                sent=pong.sent, arrived=pong.arrived, answered=pong.answered, returned=returned, clock=pong.clock
-            )
+            ClockSync(sent=pong.sent, arrived=pong.arrived, answered=pong.answered, returned=returned, clock=pong.clock)
         )
 
     async def _run(self) -> None:

@@ -54,9 +54,7 @@ class Link(Connecting):
             synced: is given each comparison of the clocks.
             missed: is called when the collector lacks frames that are nowhere any more.
         """
-        super().__init__(
-            f"the collector at {address.url}", settings, backlog, hello, synced=synced, missed=missed
-        )
+        super().__init__(f"the collector at {address.url}", settings, backlog, hello, synced=synced, missed=missed)
         self._address, self._tls = address, tls
         self._socket: ClientConnection | None = None
         self._most_bytes = self._message_bytes = settings.message_bytes

@@ -17,9 +17,7 @@ LONGEST_ASKED = 86_400.0
 class Backoff:
     """Delays that double from `first` to `longest` seconds, each drawn from its upper half."""
 
-    def __init__(
-        self, first: float, longest: float, uniform: Callable[[float, float], float] = random.uniform
-    ) -> None:
+    def __init__(self, first: float, longest: float, uniform: Callable[[float, float], float] = random.uniform) -> None:
         """Args: seconds; whichever of `first` and `longest` is less is the first delay."""
         self._first, self._longest, self._uniform = min(first, longest), longest, uniform
         self._next = self._first

@@ -1,0 +1,98 @@
+"""The exporter to NATS stands what every exporter must, by what JetStream has stored and what the spool has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.exporters.base import Exporter
+from stepscope.exporters.collector import protocol
+from stepscope.exporters.collector.settings import LinkSettings
+from stepscope.exporters.collector.spool import DIRECTORY, NOTE, StreamNote
+from stepscope.exporters.conformance import check_exporter
+from stepscope.exporters.nats import layout
+from stepscope.exporters.nats.exporter import NatsExporter
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.frames import FrameReader
+from tests.collectors import spans
+from tests.nats import NatsServer
+
+QUICK = LinkSettings(timeout=5.0, first_delay=0.01, longest_delay=0.05)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[NatsServer]:
+    started = NatsServer(tmp_path_factory.mktemp("nats") / "jetstream")
+    yield started
+    started.kill()
+
+
+async def stored(url: str, stream: str) -> tuple[bytes, dict[int, bytes]]:
+    """The sync word of a stream in JetStream, and its frames by number; each is there once."""
+    client = await layout.connect([url])
+    try:
+        jetstream = layout.jetstream(client)
+        hello, _ = protocol.decode((await (await layout.bucket(jetstream, layout.HELLOS)).get(stream)).value or b"")
+        assert isinstance(hello, protocol.Hello)
+        frames: dict[int, bytes] = {}
+        consumer = await jetstream.subscribe(f"{layout.SUBJECTS}.{stream}", ordered_consumer=True)
+        info: Any = await jetstream.stream_info(layout.STREAM, subjects_filter=f"{layout.SUBJECTS}.{stream}")
+        for _ in range(info.state.subjects[f"{layout.SUBJECTS}.{stream}"]):
+            message = await consumer.next_msg(timeout=30)
+            header, payload = protocol.decode(message.data)
+            assert isinstance(header, protocol.Frames)
+            numbers = list(range(header.first, header.first + header.count))
+            assert not set(numbers) & set(frames)
+            frames.update(zip(numbers, encoded(hello.sync, payload), strict=True))
+        return hello.sync, frames
+    finally:
+        await client.close()
+
+
+def encoded(sync: bytes, data: memoryview) -> Iterable[bytes]:
+    """Frames, one by one."""
+    for kind, flags, number, payload in fmt.frames_in(data, sync):
+        yield b"".join(map(bytes, fmt.encode_frame(sync, kind, number, [payload], flags)))
+
+
+def kept(directory: Path, stream: str) -> tuple[bytes, dict[int, bytes]]:
+    """The same, of the spool in a run's directory."""
+    place, frames = directory / DIRECTORY / stream, dict[int, bytes]()
+    if not place.exists():
+        return b"", {}
+    sync = msgspec.json.decode((place / NOTE).read_bytes(), type=StreamNote).sync
+    for segment in sorted(place.glob("*.journal")):
+        reader, number = FrameReader(segment), int(segment.stem)
+        while (frame := reader.next()) is not None:
+            kind, flags, payload = frame
+            frames[number] = b"".join(map(bytes, fmt.encode_frame(sync, kind, number, [payload], flags)))
+            number += 1
+        reader.close()
+    return sync, frames
+
+
+async def test_it_stands_what_every_exporter_must(server: NatsServer, tmp_path: Path) -> None:
+    """What JetStream has, and what was left on disk when there was no time, are together the whole journal."""
+
+    def read_back(exporter: Exporter, directory: Path) -> Iterable[str]:
+        assert isinstance(exporter, NatsExporter)
+        sync, frames = kept(directory, exporter.stream)
+        if not frames or min(frames) > 0:
+            with ThreadPoolExecutor() as pool:
+                sync, there = pool.submit(lambda: asyncio.run(stored(server.url, exporter.stream))).result()
+            frames = {**there, **frames}
+        assert sorted(frames) == list(range(len(frames)))
+        journal = directory / "journal"
+        journal.write_bytes(fmt.encode_file_header(sync) + b"".join(frames[number] for number in sorted(frames)))
+        return spans(journal).elements()
+
+    def exporter(directory: Path) -> NatsExporter:
+        return NatsExporter(server.url, settings=QUICK)
+
+    await check_exporter(exporter, tmp_path, read_back, writes_files=False)
