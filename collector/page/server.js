@@ -81,11 +81,7 @@ export async function listen(path, taken) {
   }
 }
 
-// An address with parameters, written as the collector writes them when it compares it with a ticket's.
-export function withQuery(path, parameters) {
-  const query = new URLSearchParams(parameters).toString();
-  return `${path}?${query.replaceAll("%7E", "~").replaceAll("*", "%2A")}`;
-}
+export const withQuery = (path, parameters) => `${path}?${new URLSearchParams(parameters)}`;
 
 // Has the browser save a file: where there is a token, with a ticket for this one download.
 export async function download(path) {
