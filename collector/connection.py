@@ -16,8 +16,6 @@ from stepscope.collector.stream_file import StreamFile
 from stepscope.collector.streams import Streams
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.records import encode_record
 
 log = logging.getLogger("stepscope.collector")
 
@@ -80,7 +78,6 @@ class Connection:
             with self._streams.connected(hello, self) as stream:
                 await self._send(protocol.Welcome(file.next, self._store.message_bytes))
                 if file.next < hello.oldest:
-                    await self._begin(file, stream, hello)
                     stream.missed(hello.oldest - file.next)
                     file.skip(hello.oldest)
                 self._supersede(file, hello)
@@ -103,15 +100,6 @@ class Connection:
         stream.took(addition.frames, len(addition.data), file.next)
         self._supersede(file, hello)
         await self._send(protocol.Ack(file.next))
-
-    async def _begin(self, file: StreamFile, stream: Stream, hello: protocol.Hello) -> None:
-        """Writes whose stream it is into a file that begins in its midst: the frame that says so is nowhere any more."""
-        if file.next:
-            return
-        frame = b"".join(fmt.encode_frame(hello.sync, fmt.FrameType.RUN, 0, [encode_record(hello.run)]))
-        addition = file.check(0, 1, memoryview(frame))
-        await self._store.write(file, addition, hello)
-        stream.took(addition.frames, len(frame), file.next)
 
     def _supersede(self, file: StreamFile, hello: protocol.Hello) -> None:
         if file.ended and hello.supersedes and hello.supersedes != hello.stream:

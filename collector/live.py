@@ -214,13 +214,17 @@ def _newest(found: dict[str, Seen], most: int) -> list[WindowView]:
     return sorted(views, key=lambda view: (view.started_ns, view.index), reverse=True)[:most]
 
 
-def _judged(ranks: list[Rank], now: float) -> list[SlowRank]:
-    """Those who hold the others of their job up, the slowest first."""
+def _by_job(ranks: list[Rank]) -> list[list[Rank]]:
     jobs: dict[str, list[Rank]] = {}
     for rank in ranks:
         jobs.setdefault(rank.latest.job, []).append(rank)
+    return list(jobs.values())
+
+
+def _judged(ranks: list[Rank], now: float) -> list[SlowRank]:
+    """Those who hold the others of their job up, the slowest first."""
     found: list[SlowRank] = []
-    for its in jobs.values():
+    for its in _by_job(ranks):
         by_id = {rank.id: rank.latest.run for rank in its}
         times, own = comparable(_steps(its, now), FEWEST)
         found += [
@@ -240,11 +244,8 @@ def _judged(ranks: list[Rank], now: float) -> list[SlowRank]:
 
 def _expected(ranks: list[Rank]) -> tuple[int | None, list[int]]:
     """How many ranks there should be, and which of them were never seen, the first of each job."""
-    jobs: dict[str, list[Rank]] = {}
-    for rank in ranks:
-        jobs.setdefault(rank.latest.job, []).append(rank)
     size, absent = 0, set[int]()
-    for its in jobs.values():
+    for its in _by_job(ranks):
         numbers = {rank.latest.run.rank for rank in its}
         most = max((rank.latest.run.world_size or 0 for rank in its), default=0)
         missing = (number for number in range(min(most, 1 << 20)) if number not in numbers)

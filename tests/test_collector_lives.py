@@ -194,25 +194,6 @@ def test_reasons_of_losses_are_bounded() -> None:
     assert len(windows.marks()) <= KEPT
 
 
-async def test_a_stream_that_begins_in_its_midst_says_whose_it_is(tmp_path: Path) -> None:
-    """An exporter that goes on with another collector has its first frames no more: the file can be read all the same."""
-    hello = protocol.Hello("a" * 32, SYNC, 5, run_of(3))
-    frames = [
-        b"".join(fmt.encode_frame(SYNC, kind, 5 + n, [payload], flags))
-        for n, (kind, flags, payload) in enumerate(window(0, 0, 10, START))
-    ]
-    async with collecting_here(tmp_path) as running, connected(running.url) as one:
-        await one.send(protocol.encode(hello))
-        assert isinstance(await answer(one), protocol.Welcome)
-        await one.send(protocol.encode(protocol.Frames(5, 2), *frames))
-        assert await answer(one) == protocol.Ack(7)
-        (view,) = running.collector.live.snapshot().ranks
-        assert (view.rank, view.windows) == (3, 1) and view.missing_frames > 0
-        data = running.journal("a" * 32).read_bytes()
-    kinds = [(kind, number) for kind, _, number, _ in fmt.frames_in(memoryview(data)[fmt.FILE_HEADER.size :], SYNC)]
-    assert kinds == [(fmt.FrameType.RUN, 0), (fmt.FrameType.WINDOW_OPENED, 5), (fmt.FrameType.WINDOW_CLOSED, 6)]
-
-
 async def test_too_many_connections_are_told_to_come_again(tmp_path: Path) -> None:
     """A place may become free."""
     async with (

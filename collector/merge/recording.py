@@ -43,7 +43,7 @@ class Recording(msgspec.Struct, kw_only=True):
     """One stream. Times are ns of its own monotonic clock."""
 
     id: str
-    """Path of its file below the directory, as far as it tells streams apart."""
+    """Of the stream, where it is known; else the path of its file below the directory, as far as it tells streams apart."""
     path: Path
     run: RunRecord
     anchor: ClockAnchor
@@ -118,7 +118,7 @@ class Recording(msgspec.Struct, kw_only=True):
             damage=damage,
             metadata=scan.metadata,
             discarded=scan.discarded,
-            stream=path.parent.name if path.name == "journal" and _STREAM.fullmatch(path.parent.name) else "",
+            stream=_stream(path),
             superseded=_superseded(path),
         )
 
@@ -198,6 +198,11 @@ def _unfinished(path: Path, index: int) -> Window:
         return window.close(run_of(reader, path.parent))
 
 
+def _stream(path: Path) -> str:
+    """The id of a stream whose file lies as a collector keeps it, else empty."""
+    return path.parent.name if path.name == "journal" and _STREAM.fullmatch(path.parent.name) else ""
+
+
 def _superseded(path: Path) -> str:
     """What the collector's mark beside a journal says, empty without one."""
     try:
@@ -224,7 +229,7 @@ def recordings_in(sources: Sequence[Path]) -> tuple[list[Recording], list[str]]:
             id = str(path.relative_to(source) if source.is_dir() else path)
             id = id.removesuffix("/journal").removeprefix("streams/")
             try:
-                found.append(Recording.of(path, id))
+                found.append(Recording.of(path, _stream(path) or id))
             except (FormatError, OSError) as error:
                 unusable.append(str(error))
             except Exception as error:

@@ -51,13 +51,11 @@ def spans(place: Path, name: str) -> Counter[tuple[int, int]]:
 
 def told(report: MergeReport, place: Path) -> str:
     """What was made, and how far its times can be believed."""
-    slowest = Counter(step.member for step in report.slowest_steps).most_common(1)
     bounds = [member.bound_ns for member in report.members]
     known = [bound for bound in bounds if bound is not None]
     within = f"within {max(known) / 1e3:,.0f} us" if len(known) == len(bounds) else "without a bound"
     lines = [
         f"merged: {report.events:,} events of {len(report.members)} processes, their times {within}",
-        f"the slowest steps: {slowest[0][0]}" if slowest else "no step was slow",
         f"{place / TRACE}: open it in https://ui.perfetto.dev",
         f"{place / BOARD}: tensorboard --logdir {place / BOARD}",
     ]
