@@ -46,18 +46,22 @@ class Group(msgspec.Struct, frozen=True):
         return list({row.rank: row for row in self.rows}.values())
 
 
+Marks = tuple[Counter[Mark], Counter[Mark]]
+"""Windows of ranks' first starts, and of later ones."""
+
+
 class Seen(msgspec.Struct):
     """Windows of a job as they are at one moment."""
 
-    marks: Counter[Mark] = msgspec.field(default_factory=Counter[Mark])
+    marks: Marks = msgspec.field(default_factory=lambda: (Counter(), Counter()))
     rows: list[Row] = []
 
     def groups(self, job: str) -> list[Group]:
         """These windows, those together that are one of the job."""
-        placed = places(self.marks)
+        placed = places(*self.marks)
         found: dict[int, list[Row]] = {}
         for row in self.rows:
-            found.setdefault(placed[row.mark], []).append(row)
+            found.setdefault(placed[row.start > 1, row.mark], []).append(row)
         return [Group(job, index, rows) for index, rows in found.items()]
 
 
@@ -72,23 +76,23 @@ def seen(ranks: Iterable[Rank], most: int) -> dict[str, Seen]:
     for rank in ranks:
         for start, stream in enumerate(rank.streams, 1):
             its = found.setdefault(stream.job, Seen())
-            its.marks.update(stream.windows.marks())
+            its.marks[start > 1].update(stream.windows.marks())
             its.rows += [Row(rank.id, start, stream, window) for window in itertools.islice(stream.windows, most)]
     return found
 
 
 def find(ranks: Sequence[Rank], index: int, job: str | None) -> list[Group]:
     """The window of an index: of one job, or of each that has it."""
-    marks: dict[str, Counter[Mark]] = {}
+    marks: dict[str, Marks] = {}
     for rank in ranks:
-        for stream in rank.streams:
+        for start, stream in enumerate(rank.streams, 1):
             if job is None or stream.job == job:
-                marks.setdefault(stream.job, Counter()).update(stream.windows.marks())
-    wanted = {name: {mark for mark, place in places(its).items() if place == index} for name, its in marks.items()}
+                marks.setdefault(stream.job, (Counter(), Counter()))[start > 1].update(stream.windows.marks())
+    wanted = {name: {mark for mark, place in places(*its).items() if place == index} for name, its in marks.items()}
     groups = {name: Group(name, index, []) for name in marks}
     for rank in ranks:
         for start, stream in enumerate(rank.streams, 1):
-            these = wanted.get(stream.job, set[Mark]())
+            these = {mark for later, mark in wanted.get(stream.job, ()) if later == (start > 1)}
             if these.isdisjoint(stream.windows.marks()):
                 continue
             rows = (Row(rank.id, start, stream, window) for window in stream.windows)

@@ -101,6 +101,20 @@ async def test_windows_of_all_starts_are_grouped_by_their_steps() -> None:
         assert (view.incarnation, view.stream) == (2, again.id)
 
 
+async def test_windows_go_on_counting_when_all_ranks_were_started_again() -> None:
+    """First starts have windows 0 to 2, the last of which was cut differently; the second ones go on from step 20."""
+    lives: list[Stream] = []
+    for rank in range(3):
+        lives.append(life(10 * rank, run_of(rank), [(0, 0, 10), (1, 10, 10), (2, 20, 1 + rank)]))
+        again = run_of(rank, at=START + 90 * SECOND)
+        lives.append(life(10 * rank + 1, again, [(n, 20 + 10 * n, 10) for n in range(5)]))
+    live, _ = live_of(*lives)
+    windows = sorted(await live.windows(50), key=lambda one: one.index)
+    assert [(one.index, one.ranks) for one in windows] == [(n, 3) for n in range(7)]
+    assert [row[1:] for row in rows_of(live, 2)] == [(1, 2), (2, 0)] * 3
+    assert [row[1:] for row in rows_of(live, 6)] == [(2, 4)] * 3
+
+
 def test_a_start_that_comes_late_is_not_the_latest() -> None:
     """A journal is delivered when the rank runs again: what it does now counts, whenever the other came."""
     now = life(1, run_of(0, at=START + 60 * SECOND), [(0, 20, 10)])

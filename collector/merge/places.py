@@ -11,35 +11,38 @@ Mark = tuple[int, Steps | None]
 """What a window says of itself: its index, counted by its process, and its steps as far as they are known."""
 
 
-def places(marks: Mapping[Mark, int]) -> dict[Mark, int]:
+def places(first: Mapping[Mark, int], again: Mapping[Mark, int]) -> dict[tuple[bool, Mark], int]:
     """The index in the job of each window.
 
     Windows belong together if they have the same index, unless their step numbers say otherwise: a rank that was started
-    again counts its windows from 0, while its steps go on. Of several ranges of steps of an index the most frequent one is
-    the job's, of equally frequent ones the first.
+    again counts its windows from 0, while its steps go on. So the first starts say which steps an index has (the range that
+    most have, of equally frequent ones the first), and windows of later starts join those that share most steps.
 
     Args:
-        marks: how often each is there, in order of rank and time.
+        first: how often each is there of ranks' first starts, in order of rank and time.
+        again: the same of later starts.
+
+    Returns:
+        By whether it is of a later start, and what it says of itself.
     """
-    ranges: dict[int, Steps] = {}
     votes: dict[int, Counter[Steps]] = {}
-    for (index, steps), count in marks.items():
+    for (index, steps), count in first.items():
         if steps is not None:
             votes.setdefault(index, Counter())[steps] += count
-    for index, counted in votes.items():
-        ranges[index] = counted.most_common(1)[0][0]
-    used = {index for index, _ in marks}
-    found: dict[Mark, int] = {}
-    for index, steps in marks:
-        usual = ranges.get(index)
-        place = index
-        if steps is not None and usual is not None and not _overlap(steps, usual):
-            place = _best(steps, ranges)
-            if place < 0:
-                # A window that nobody else has gets an index of its own.
-                place = max([*ranges, *used], default=-1) + 1
-                ranges[place] = steps
-        found[index, steps] = place
+    ranges = {index: counted.most_common(1)[0][0] for index, counted in votes.items()}
+    used = {index for index, _ in first}
+    found: dict[tuple[bool, Mark], int] = {}
+    for later, marks in ((False, first), (True, again)):
+        for index, steps in marks:
+            usual = ranges.get(index)
+            place = index
+            if steps is not None and (later if usual is None else not _overlap(steps, usual)):
+                place = _best(steps, ranges)
+                if place < 0:
+                    # A window that nobody else has gets an index of its own.
+                    place = max([*ranges, *used], default=-1) + 1
+                    ranges[place] = steps
+            found[later, (index, steps)] = place
     return found
 
 

@@ -59,13 +59,17 @@ def plan(job: Job, selection: Selection) -> list[MergedWindow]:
         for member in job.members
         for index, window in sorted(member.recording.windows.items())
     ]
-    placed = places(Counter((index, steps) for _, index, _, steps in windows))
+    first, again = (
+        Counter((index, steps) for member, index, _, steps in windows if bool(member.start) == later)
+        for later in (False, True)
+    )
+    placed = places(first, again)
     wanted = selection.window
     if selection.stream:
-        wanted = _counted_by(selection, job, {(m.number, index): placed[index, s] for m, index, _, s in windows})
+        wanted = _counted_by(selection, job, {(m.number, i): placed[bool(m.start), (i, s)] for m, i, _, s in windows})
     chosen: dict[int, list[Stretch]] = {}
     for member, index, window, steps in windows:
-        place = placed[index, steps]
+        place = placed[bool(member.start), (index, steps)]
         if wanted is not None and place != wanted:
             continue
         stretch = _stretch(member, index, window, selection.steps)
