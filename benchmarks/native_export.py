@@ -2,66 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.json_export import rate, recorded
+from benchmarks.exporting import encoder, exporter, file, row
 from benchmarks.peers import peer
-from benchmarks.row import Contender, Round, Row, Sample, Tool
+from benchmarks.row import Contender, Round, Tool
 from benchmarks.scale import Scale
-from benchmarks.session import scratch
+
+if TYPE_CHECKING:
+    from stepscope.runtime.events import EventBatch
+    from stepscope.runtime.run import Run
 
 SLICE = 16_384
 """Events that exporters encode at a time."""
+FILE = "trace.pftrace"
 
 
-@contextmanager
-def _encoder(scale: Scale) -> Generator[Round]:
+def _encode(run: Run, batches: list[EventBatch]) -> int:
     from stepscope.runtime import _core
 
-    run, batches = recorded(scale.events)
-    count = sum(len(batch) for batch in batches)
-
-    def once() -> Sample:
-        size = 0
-
-        def encode() -> None:
-            nonlocal size
-            encoder = _core.PerfettoEncoder(1, run.pid)
-            for batch in batches:
-                for at in range(0, len(batch), SLICE):
-                    size += len(encoder.encode(batch.events[at : at + SLICE], batch.args, batch.window))
-
-        return Sample(rate(count, encode), facts={"bytes per event": size / count})
-
-    yield once
+    made = _core.PerfettoEncoder(1, run.pid)
+    return sum(
+        len(made.encode(batch.events[at : at + SLICE], batch.args, batch.window))
+        for batch in batches
+        for at in range(0, len(batch), SLICE)
+    )
 
 
-@contextmanager
-def _exporter(scale: Scale) -> Generator[Round]:
+def _encoder(scale: Scale) -> AbstractContextManager[Round]:
+    return encoder(scale, _encode)
+
+
+def _exporter(scale: Scale) -> AbstractContextManager[Round]:
     import stepscope
 
-    run, batches = recorded(scale.events)
-    count = sum(len(batch) for batch in batches)
-
-    async def export(path: Path) -> None:
-        exporter = stepscope.PerfettoExporter(path)
-        await exporter.open(run)
-        for batch in batches:
-            await exporter.export(batch)
-        await exporter.aclose()
-
-    def once() -> Sample:
-        with scratch() as directory:
-            path = directory / "trace.pftrace"
-            speed = rate(count, lambda: asyncio.run(export(path)))
-            return Sample(speed, facts={"bytes per event": path.stat().st_size / count})
-
-    yield once
+    return exporter(scale, stepscope.PerfettoExporter, FILE)
 
 
 @contextmanager
@@ -72,8 +50,8 @@ def _perfetto(scale: Scale) -> Generator[Round]:
     count = scale.events // 20
 
     def write(path: Path) -> None:
-        with path.open("wb") as file:
-            made = builder(file)
+        with path.open("wb") as stream:
+            made = builder(stream)
             for n in range(count):
                 for kind, at in ((event.TYPE_SLICE_BEGIN, 0), (event.TYPE_SLICE_END, 500)):
                     packet = made.create_packet()
@@ -85,35 +63,19 @@ def _perfetto(scale: Scale) -> Generator[Round]:
                         packet.track_event.name = "x"
                     made.write_packet(packet)
 
-    def once() -> Sample:
-        with scratch() as directory:
-            path = directory / "trace.pftrace"
-            speed = rate(count, lambda: write(path))
-            return Sample(speed, facts={"bytes per event": os.stat(path).st_size / count})
-
-    yield once
+    yield lambda: file(count, write, FILE)
 
 
 ROWS = (
-    Row(
-        key="pftrace.encoder",
-        what="Perfetto's format, uncompressed, one core: the encoder",
-        unit="M events/s",
-        budget=5.0,
-        more_is_better=True,
-        heavy=True,
-        contenders=(Contender(Tool.STEPSCOPE, "PerfettoEncoder", _encoder),),
+    row(
+        "pftrace.encoder",
+        "Perfetto's format, uncompressed, one core: the encoder",
+        Contender(Tool.STEPSCOPE, "PerfettoEncoder", _encoder),
     ),
-    Row(
-        key="pftrace.file",
-        what="Perfetto's format, uncompressed, one core: from events to the complete file",
-        unit="M events/s",
-        budget=5.0,
-        more_is_better=True,
-        heavy=True,
-        contenders=(
-            Contender(Tool.STEPSCOPE, "PerfettoExporter", _exporter),
-            Contender(Tool.PERFETTO, "StreamingTraceProtoBuilder", _perfetto, every=2),
-        ),
+    row(
+        "pftrace.file",
+        "Perfetto's format, uncompressed, one core: from events to the complete file",
+        Contender(Tool.STEPSCOPE, "PerfettoExporter", _exporter),
+        Contender(Tool.PERFETTO, "StreamingTraceProtoBuilder", _perfetto, every=2),
     ),
 )

@@ -95,7 +95,7 @@ class NatsSource:
     async def _take(
         self, client: Client, jetstream: JetStreamContext, hellos: KeyValue, leases: Leases, stream: str
     ) -> None:
-        answering = await client.subscribe(f"{layout.CLOCKS}.{stream}", cb=self._answer)
+        answering = await layout.answer(client, f"{layout.CLOCKS}.{stream}", self._answer)
         try:
             hello, _ = protocol.decode((await hellos.get(stream)).value or b"")
             if not isinstance(hello, protocol.Hello) or hello.stream != stream:

@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepscope.exporters.chrome_file import ChromeFile, Layout
-from stepscope.exporters.completion import complete_all
-from stepscope.exporters.output import check_directory, delete_files
-from stepscope.exporters.trace_file import about_run, about_window
-from stepscope.runtime.errors import ClosedError
+from stepscope.exporters.open_files import OpenFiles
+from stepscope.exporters.output import check_directory
+from stepscope.exporters.trace_file import about_window
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 
 
-class TensorBoardExporter:
+class TensorBoardExporter(OpenFiles[ChromeFile]):
     """Writes one file per window for TensorBoard's PyTorch profiler plugin; may also be given as `on_trace_ready`.
 
     The files are called `<worker>.<nanoseconds>.pt.trace.json`. The plugin shows a directory as a run, its workers in
@@ -54,15 +53,12 @@ class TensorBoardExporter:
             raise ValueError(f"worker_name must be a part of a file's name, got {worker_name!r}")
         if layout not in ("spans", "runs"):
             raise ValueError(f"layout must be 'spans' or 'runs', got {layout!r}")
-        self.name = f"tensorboard:{os.fspath(dir_name)}"
+        super().__init__(f"tensorboard:{os.fspath(dir_name)}")
         self._directory = Path(dir_name)
         self._worker = worker_name
         self._suffix = ".pt.trace.json.gz" if use_gzip else ".pt.trace.json"
         self._layout = Layout(dialect="tensorboard", form="object", gzip=use_gzip)
         self._runs = layout == "runs"
-        self._run: Run | None = None
-        self._open: dict[int, ChromeFile] = {}
-        self._complete_files: dict[int, Path] = {}
         self._stamp = 0
 
     async def open(self, run: Run) -> None:
@@ -81,11 +77,10 @@ class TensorBoardExporter:
             OutputError: if the system refused; the file keeps what was written whole.
             ClosedError: before `open` or after `aclose`.
         """
-        if self._run is None:
-            raise ClosedError(f"{self.name} is not open")
+        run = self._opened()
         if batch.window not in self._open:
-            path = self._path(self._run, batch.window)
-            self._open[batch.window] = await ChromeFile.create(path, self._run, self._layout)
+            path = self._path(run, batch.window)
+            self._open[batch.window] = await ChromeFile.create(path, run, self._layout)
         await self._open[batch.window].add(batch.events, batch.args, batch.window)
 
     async def close_window(self, window: Window) -> None:
@@ -98,23 +93,11 @@ class TensorBoardExporter:
         Raises:
             OutputError: if the system refused.
         """
-        path = self._complete_files.pop(window, None)
-        if path is not None:
-            await delete_files([path])
-            if self._runs:
-                with contextlib.suppress(OSError):  # what else somebody put there stays
-                    path.parent.rmdir()
-
-    async def aclose(self) -> None:
-        """Completes what is open. A cancelled call still completes what it can within half a second."""
-        run = self._run
-        if run is None:
-            return
-        about = about_run(run)
-        try:
-            await complete_all(lambda: self._open, lambda key: self._complete(key, about))
-        finally:
-            self._run = None
+        paths = self._complete_files.get(window, [])
+        await super().discard_window(window)
+        for path in paths if self._runs else ():
+            with contextlib.suppress(OSError):  # what else somebody put there stays
+                path.parent.rmdir()
 
     def _path(self, run: Run, window: int) -> Path:
         # The plugin sorts windows by this number as text: all have 19 digits, and it must grow.
@@ -124,12 +107,12 @@ class TensorBoardExporter:
         directory = self._directory / f"window_{window}" if self._runs else self._directory
         return directory / f"{worker}.{self._stamp}{self._suffix}"
 
-    async def _complete(self, window: int, args: Mapping[str, Any]) -> None:
-        file = self._open.get(window)
+    async def _complete(self, key: int, args: Mapping[str, Any]) -> None:
+        file = self._open.get(key)
         if file is not None:
             await file.finish(args)
-            self._complete_files[window] = file.path
-            del self._open[window]
+            self._complete_files[key] = [file.path]
+            del self._open[key]
 
 
 def _part_of_a_name(text: str) -> str:

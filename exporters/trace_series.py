@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from stepscope.exporters.completion import complete_all
-from stepscope.exporters.output import check_directory, delete_files
+from stepscope.exporters.open_files import OpenFiles
+from stepscope.exporters.output import check_directory
 from stepscope.exporters.rotation import fill, numbered
-from stepscope.exporters.trace_file import TraceFile, about_run, about_window
-from stepscope.runtime.errors import ClosedError
+from stepscope.exporters.trace_file import TraceFile, about_window
 from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
@@ -100,7 +99,7 @@ class TraceSeries:
         self._number += 1
 
 
-class TraceExporter(ABC):
+class TraceExporter(OpenFiles[TraceSeries]):
     """What exporters of trace files share; see those for their arguments."""
 
     def __init__(
@@ -110,15 +109,12 @@ class TraceExporter(ABC):
             raise ValueError(f"on_full must be 'rotate' or 'stop', got {on_full!r}")
         if max_bytes is not None and max_bytes < SMALLEST:
             raise ValueError(f"max_bytes must be at least {SMALLEST}, got {max_bytes}")
-        self.name = f"{kind}:{os.fspath(path)}"
+        super().__init__(f"{kind}:{os.fspath(path)}")
         self._path = Path(path)
         self._gzip = self._path.name.endswith(".gz") if gzip is None else gzip
         self._limit = max_bytes
         self._on_full: OnFull = on_full
         self._by_window = "{window}" in str(path)
-        self._run: Run | None = None
-        self._open: dict[int, TraceSeries] = {}
-        self._complete_files: dict[int, list[Path]] = {}
         self._dropped = 0
 
     @property
@@ -158,31 +154,11 @@ class TraceExporter(ABC):
         else:
             await series.mark(f"window {window.index}", window.end_ns, about_window(window))
 
-    async def discard_window(self, window: int) -> None:
-        """Deletes the files of a window, if every window has its own; from a file of all windows none is taken out.
-
-        Raises:
-            OutputError: if the system refused.
-        """
-        await delete_files(self._complete_files.pop(window, ()))
-
-    async def aclose(self) -> None:
-        """Completes what is open. A cancelled call still completes what it can within half a second."""
-        run = self._run
-        if run is None:
-            return
-        about = about_run(run)
-        try:
-            await complete_all(lambda: self._open, lambda key: self._complete(key, about))
-        finally:
-            self._run = None
-
     def _series(self, window: int) -> TraceSeries:
-        if self._run is None:
-            raise ClosedError(f"{self.name} is not open")
+        run = self._opened()
         key = window if self._by_window else 0
         if key not in self._open:
-            self._open[key] = self._begin(self._run, window if self._by_window else None)
+            self._open[key] = self._begin(run, window if self._by_window else None)
         return self._open[key]
 
     def _begin(self, run: Run, window: int | None) -> TraceSeries:

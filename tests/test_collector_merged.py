@@ -8,7 +8,6 @@ import io
 import json
 import os
 import socket
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections import Counter

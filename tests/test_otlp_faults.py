@@ -307,7 +307,7 @@ async def test_the_end_finds_a_receiver_that_is_back(tmp_path: Path) -> None:
             tasks.start_soon(end_after_a_failure, exporter, server)
             with anyio.fail_after(30.0):
                 sent = await send(exporter, tmp_path)
-        assert everything(server) and sent.exported == EVENTS and not sent.errors
+                assert everything(server) and sent.exported == EVENTS and not sent.errors
 
 
 async def test_the_end_waits_as_long_as_a_receiver_asks(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ async def test_the_end_waits_as_long_as_a_receiver_asks(tmp_path: Path) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(end_after_a_failure, exporter, server)
             sent = await send(exporter, tmp_path)
-        assert everything(server) and not sent.dropped
+            assert everything(server) and not sent.dropped
         assert server.received[1].at - server.received[0].at >= 1.0
 
 

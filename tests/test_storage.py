@@ -17,6 +17,8 @@ from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal.discard import discard, places
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.window import Window
+from tests.collecting import CollectorProcess, ask, collecting, until
+from tests.viewers.browser import open_page
 
 STREAM = "0123456789abcdef" * 2
 
@@ -111,6 +113,45 @@ def test_the_limit_holds_and_the_newest_stay(tmp_path: Path) -> None:
     assert 0 not in counts
     again = Storage(store, StoragePolicy(max_bytes=limit, newest=2, slowest=0)).enforce()
     assert again.windows == 0
+
+
+def test_what_is_not_copied_yet_goes_last() -> None:
+    """Where everything is to be copied elsewhere, the oldest that was not is dearer than the newest that was."""
+    held = [Held(STREAM, window, window, 100, window, 1.0, copied=window not in (1, 4)) for window in range(8)]
+    policy = StoragePolicy(max_bytes=300, newest=2, slowest=0)
+    assert [one.window for one in choose(held, policy, 800)] == [0, 2, 3, 5, 6]
+    policy = StoragePolicy(max_bytes=100, newest=2, slowest=0)
+    assert [one.window for one in choose(held, policy, 800)] == [0, 2, 3, 5, 6, 1, 4]
+
+
+def test_what_was_given_up_is_shown(tmp_path: Path) -> None:
+    """In the API, on the page and after a start of the collector without a limit: which windows, and how many events."""
+    path = record(Store(CollectorSettings(directory=tmp_path)).path(STREAM), 6, spans=4000)
+    before, _, _ = read(path)
+    limit = path.stat().st_blocks * 512 * 2 // 3
+
+    def shown(collector: CollectorProcess) -> dict[int, int] | None:
+        windows = {window["index"]: window["discarded"] for window in collector.get("/v1/windows")}
+        return windows if len(windows) == 6 and windows[0] else None
+
+    with collecting(tmp_path, "--disk", str(limit), "--keep-newest", "2", "--keep-slowest", "0") as collector:
+        gone = until(lambda: shown(collector))
+        counts, _, total = read(path)
+        assert {window for window, count in gone.items() if count} == set(before) - set(counts)
+        assert sum(gone.values()) == total > 0
+        storage = until(lambda: collector.get("/v1/job")["storage"])
+        assert storage["discarded_events"] == total and storage["used_bytes"] <= limit == storage["limit_bytes"]
+        assert storage["free_bytes"] > 0 and storage["problem"] == ""
+        assert f"stepscope_discarded_events_total {float(total)}" in ask(f"{collector.url}/metrics").body.decode()
+        with open_page() as page:
+            page.goto(collector.url)
+            page.get_by_role("cell", name=f"complete, {gone[0]:,} events given up").first.wait_for()
+            assert "given up" in page.locator("#summary").inner_text()
+            page.get_by_role("button", name="Ranks of window 0").click()
+            page.get_by_role("dialog").get_by_text(f"complete, {gone[0]:,} events given up").wait_for()
+    with collecting(tmp_path) as collector:
+        assert until(lambda: shown(collector)) == gone
+        assert until(lambda: collector.get("/v1/job")["storage"])["limit_bytes"] is None
 
 
 def test_a_window_without_an_end_gives_up_its_oldest(tmp_path: Path) -> None:

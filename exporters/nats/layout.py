@@ -7,10 +7,13 @@ lease in another bucket: a value that vanishes if it is not renewed.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import nats
 from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig, StorageType, StreamConfig
 from nats.js.errors import BadRequestError, BucketNotFoundError, NotFoundError
@@ -42,6 +45,13 @@ def jetstream(client: Client, timeout: float = 5.0) -> JetStreamContext:
     untyped: Any = client
     context: JetStreamContext = untyped.jetstream(timeout=timeout)
     return context
+
+
+async def answer(client: Client, subject: str, reply: Callable[[Msg], Awaitable[None]]) -> Subscription:
+    """Has what comes on a subject answered."""
+    untyped: Any = client
+    subscription: Subscription = await untyped.subscribe(subject, cb=reply)
+    return subscription
 
 
 async def stream(context: JetStreamContext) -> None:

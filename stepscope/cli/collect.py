@@ -52,6 +52,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="copy windows that have ended to a store that fsspec knows, such as s3://bucket/job1; with --disk what was "
         "not copied yet is given up last",
     )
+    parser.add_argument(
+        "--upload-every", metavar="SECONDS", type=float, default=30.0, help="between two looks for that; default 30"
+    )
     parser.set_defaults(function=collect, command="collect", parser=parser)
 
 
@@ -78,6 +81,7 @@ def collect(given: argparse.Namespace) -> int:
         keep_newest=given.keep_newest,
         keep_slowest=given.keep_slowest,
         upload=given.upload,
+        upload_seconds=given.upload_every,
     )
     _allow_files()
     try:

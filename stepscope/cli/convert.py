@@ -9,12 +9,12 @@ from typing import Any
 
 import anyio
 
-from stepscope.cli import opening
+from stepscope.cli import formats, opening
 from stepscope.cli.progress import Progress
 from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch
-from stepscope.runtime.formats import Replayed, exporter_for, known, replay_into, run_of
+from stepscope.runtime.formats import Replayed, replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.journals import Journals, below
 from stepscope.runtime.run import Run
@@ -36,18 +36,17 @@ exit codes: 0 written, 1 failed, 2 wrong usage
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Declares the command."""
-    endings = "\n".join(f"  {format.name:12} {' '.join(format.suffixes)}" for format in known())
     parser: argparse.ArgumentParser = commands.add_parser(
         "convert",
         parents=[common],
         help="write a journal in another format",
-        description=f"Writes a journal, whole or damaged, in another format.\n\nformats and their file endings:\n{endings}",
+        description=f"Writes a journal, whole or damaged, in another format.\n\n{formats.described()}",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="IN", type=Path, help="a journal, or the directory of a run with a journal")
     parser.add_argument("target", metavar="OUT", type=Path, help="file to write; its ending chooses the format")
-    parser.add_argument("--format", metavar="F", help="name of the format, if the ending does not say it")
+    formats.add_format(parser)
     parser.add_argument("--window", metavar="N", type=int, help="write only this window; 0 is the first")
     parser.set_defaults(function=convert, command="convert", parser=parser)
 
@@ -61,10 +60,7 @@ def convert(arguments: argparse.Namespace) -> int:
     """
     parser: argparse.ArgumentParser = arguments.parser
     source: Path = arguments.source
-    try:
-        exporter = _Counting(exporter_for(arguments.target, arguments.format))
-    except ValueError as error:
-        parser.error(str(error))
+    exporter = _Counting(formats.chosen(arguments, "target"))
     if source.is_dir():
         source = _journal_in(source)
     if arguments.target.exists() and source.exists() and arguments.target.samefile(source):

@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 import msgspec
 
+from stepscope.cli import formats
 from stepscope.cli.progress import Progress
 from stepscope.runtime.errors import StepscopeError
-from stepscope.runtime.formats import exporter_for, known
 
 EPILOG = """\
 examples:
@@ -29,14 +29,15 @@ exit codes: 0 written, 1 failed, 2 wrong usage
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Declares the command."""
-    endings = "\n".join(f"  {format.name:12} {' '.join(format.suffixes)}" for format in known())
+    described = formats.described(
+        hta="a directory with a file for each rank", tensorboard="with --format: a directory with one for each window"
+    )
     parser: argparse.ArgumentParser = commands.add_parser(
         "merge",
         parents=[common],
         help="write the streams of all ranks as one trace",
         description="Merges the streams of a job that a collector took in, also while they grow, with times aligned.\n\n"
-        f"formats and their file endings:\n{endings}\n  {'hta':12} a directory with a file for each rank\n"
-        f"  {'tensorboard':12} with --format: a directory with one for each window",
+        f"{described}",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -48,7 +49,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="a collector's directory, any with journals below, a journal",
     )
     parser.add_argument("--out", metavar="OUT", type=Path, required=True, help="file or directory to write")
-    parser.add_argument("--format", metavar="F", help="name of the format, if the ending does not say it")
+    formats.add_format(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--window", metavar="N", type=int, help="only this window; 0 is the first")
     parser.add_argument(
@@ -72,11 +73,8 @@ def merge(given: argparse.Namespace) -> int:
         from stepscope.collector.merge.plan import Selection
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
-    try:
-        if given.format not in DIRECTORIES:
-            exporter_for(given.out, given.format)
-    except ValueError as error:
-        given.parser.error(str(error))
+    if given.format not in DIRECTORIES:
+        formats.chosen(given, "out")
     if given.of and given.window is None:
         given.parser.error("--of says whose number of a window it is: it wants --window")
     progress = Progress()

@@ -1,0 +1,54 @@
+"""What exporters of trace files share: the run that is written, and the files that are open for it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from stepscope.exporters.completion import complete_all
+from stepscope.exporters.output import delete_files
+from stepscope.exporters.trace_file import about_run
+from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.run import Run
+
+F = TypeVar("F")
+
+
+class OpenFiles(ABC, Generic[F]):
+    """Files of one run by key, which is the window where every window has its own; complete ones can be deleted."""
+
+    def __init__(self, name: str) -> None:
+        """Args: name of the exporter."""
+        self.name = name
+        self._run: Run | None = None
+        self._open: dict[int, F] = {}
+        self._complete_files: dict[int, list[Path]] = {}
+
+    async def discard_window(self, window: int) -> None:
+        """Deletes the files of a window, if every window has its own; from a file of all windows none is taken out.
+
+        Raises:
+            OutputError: if the system refused.
+        """
+        await delete_files(self._complete_files.pop(window, ()))
+
+    async def aclose(self) -> None:
+        """Completes what is open. A cancelled call still completes what it can within half a second."""
+        if self._run is None:
+            return
+        about = about_run(self._run)
+        try:
+            await complete_all(lambda: self._open, lambda key: self._complete(key, about))
+        finally:
+            self._run = None
+
+    def _opened(self) -> Run:
+        if self._run is None:
+            raise ClosedError(f"{self.name} is not open")
+        return self._run
+
+    @abstractmethod
+    async def _complete(self, key: int, args: Mapping[str, Any]) -> None:
+        """Writes the end of one file, which is not open any more then; goes on where a cancelled call was."""

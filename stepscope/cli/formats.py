@@ -1,0 +1,38 @@
+"""What commands that write a trace share: the formats they know, and the options that choose one."""
+
+from __future__ import annotations
+
+import argparse
+
+from stepscope.runtime.consumer import Exporter
+from stepscope.runtime.formats import exporter_for, known
+
+
+def described(**more: str) -> str:
+    """The formats with their file endings, a line each, for a command's help.
+
+    Args:
+        more: what to say of further formats, by their names.
+    """
+    rows = [(one.name, " ".join(one.suffixes)) for one in known()]
+    lines = "\n".join(f"  {name:12} {text}" for name, text in [*rows, *more.items()])
+    return f"formats and their file endings:\n{lines}"
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Declares `--format`."""
+    parser.add_argument("--format", metavar="F", help="name of the format, if the ending does not say it")
+
+
+def chosen(given: argparse.Namespace, target: str) -> Exporter:
+    """The exporter for the format and the file that were given; a format that nobody knows is wrong usage.
+
+    Args:
+        given: the arguments.
+        target: name of the one that is the file.
+    """
+    try:
+        return exporter_for(getattr(given, target), given.format)
+    except ValueError as error:
+        parser: argparse.ArgumentParser = given.parser
+        parser.error(str(error))

@@ -1,0 +1,225 @@
+"""What a collector uploads by itself: windows as they end, whatever is killed in between, and what it tells of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.collector.app import Collector
+from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.store import Store
+from stepscope.collector.upload import MANIFEST, Uploader
+from stepscope.collector.uploading import Uploading
+from stepscope.runtime.errors import OutputError
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.discard import discard, places
+from stepscope.runtime.journal.frames import FrameReader
+from tests.collecting import ask, collecting, trained, until
+from tests.support import poll
+from tests.test_storage import STREAM, read, record
+
+PART = 20_000
+
+
+@pytest.fixture(params=["memory", "file"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"memory://{uuid.uuid4().hex}" if request.param == "memory" else f"file://{tmp_path / 'remote'}"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(CollectorSettings(directory=tmp_path / "collected"))
+
+
+def borders(path: Path) -> list[tuple[int, bool]]:
+    """Where each frame of a journal ends, and whether it ends a window."""
+    found: list[tuple[int, bool]] = []
+    reader = FrameReader(path)
+    while (frame := reader.next()) is not None:
+        found.append((reader.position[1], frame[0] == fmt.FrameType.WINDOW_CLOSED))
+    reader.close()
+    return found
+
+
+def names(uploader: Uploader, url: str) -> set[str]:
+    """Objects of the stream in the store."""
+    root = url.removeprefix("memory:/").removeprefix("file://")
+    return {str(found).rpartition("/")[2] for found in uploader.files.ls(f"{root}/{STREAM}", detail=False)}
+
+
+def test_windows_are_uploaded_as_they_end(store: Store, url: str, tmp_path: Path) -> None:
+    """However the file grows, what is in the store ends with a window, and little is copied twice."""
+    path = record(store.path(STREAM), 6, spans=300)
+    data = path.read_bytes()
+    ends = borders(path)
+    uploader = Uploader(store, url, part_bytes=PART, alone=True)
+    for size in range(200, len(data), len(data) // 60):
+        path.write_bytes(data[:size])
+        uploader.upload(windows=True)
+        closed = max((at for at, closes in ends if closes and at <= size), default=0)
+        # Whole parts do not wait for a window to end.
+        assert closed <= uploader.copied(STREAM) < closed + PART or uploader.copied(STREAM) % PART == 0
+        assert uploader.waiting() == 0
+    path.write_bytes(data)
+    assert uploader.upload(windows=True).complete == 1
+    manifest = Uploader(store, url).manifest(STREAM)
+    assert manifest.complete and manifest.size == len(data)
+    assert names(uploader, url) == {MANIFEST, *(part.name for part in manifest.parts)}
+    assert uploader.restore(STREAM, tmp_path / "back") == len(data)
+    assert (tmp_path / "back").read_bytes() == data
+
+
+def test_small_additions_become_few_parts(store: Store, url: str, tmp_path: Path) -> None:
+    """A stream that grows by a little each time: parts are few, and each byte is copied a few times."""
+    path = record(store.path(STREAM), 3, spans=300)
+    data = path.read_bytes()
+    uploader = Uploader(store, url, part_bytes=1 << 30, alone=True)
+    written = 0
+    for at, _ in borders(path):
+        path.write_bytes(data[:at])
+        uploader.upload(rest=True)
+        parts = uploader.manifest(STREAM).parts
+        assert len(parts) <= math.log2(at) + 1
+        written += parts[-1].size
+    assert written <= len(data) * (math.log2(len(data)) + 1)
+    uploader.restore(STREAM, tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == data
+
+
+def test_what_was_given_up_since_stays_in_the_store(store: Store, url: str, tmp_path: Path) -> None:
+    """A part that takes in another one takes it from the store."""
+    path = record(store.path(STREAM), 4, spans=300)
+    data = path.read_bytes()
+    first = max(at for at, _ in borders(path) if at <= len(data) // 2)
+    path.write_bytes(data[:first])
+    uploader = Uploader(store, url, part_bytes=1 << 30)
+    uploader.upload(rest=True)
+    assert uploader.copied(STREAM) == first > 1000
+    with path.open("ab") as file:
+        file.write(data[first:])
+    assert discard(path, [place for place in places(path) if place.at + place.length < first])
+    assert path.read_bytes() != data
+    assert uploader.upload().complete == 1
+    assert len(uploader.manifest(STREAM).parts) == 1, "the first part was taken in"
+    uploader.restore(STREAM, tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == data
+    assert read(tmp_path / "back")[2] == 0
+
+
+def streams(store: Store, count: int) -> dict[str, bytes]:
+    """Streams that have ended, by id."""
+    data = record(store.path(STREAM), 2, spans=300).read_bytes()
+    store.path(STREAM).unlink()
+    for number in range(count):
+        path = store.path(f"{number:032x}")
+        path.parent.mkdir(mode=0o700)
+        path.write_bytes(data)
+    return {f"{number:032x}": data for number in range(count)}
+
+
+def test_a_collector_that_is_killed_in_the_middle_goes_on(store: Store, tmp_path: Path) -> None:
+    """Killed as often as it takes, in the end everything is there once, and complete."""
+    made = streams(store, 200)
+    remote = tmp_path / "remote"
+
+    def complete() -> int:
+        return sum('"complete": true' in path.read_text() for path in remote.glob(f"*/{MANIFEST}"))
+
+    seen, kills = 0, 0
+    while seen < len(made):
+        with collecting(tmp_path / "collected", "--upload", f"file://{remote}") as collector:
+            wanted = min(seen + 50, len(made))
+            until(lambda: complete() >= wanted)  # noqa: B023
+            if complete() < len(made):
+                collector.process.send_signal(signal.SIGKILL)
+                collector.process.wait()
+                kills += 1
+            else:
+                upload = until(lambda: (u := collector.get("/v1/job")["upload"])["complete"] == len(made) and u)
+                assert (upload["streams"], upload["waiting_bytes"], upload["problem"]) == (len(made), 0, "")
+                assert upload["url"] == f"file://{remote}" and upload["at_ns"] > 0
+        seen = complete()
+    assert kills >= 1
+    uploader = Uploader(store, f"file://{remote}")
+    for stream, data in made.items():
+        place = tmp_path / "back" / stream
+        place.parent.mkdir(exist_ok=True)
+        assert uploader.restore(stream, place) == len(data)
+        assert place.read_bytes() == data
+
+
+async def test_one_that_ends_in_the_middle_goes_on(store: Store, url: str, tmp_path: Path) -> None:
+    """It ends without waiting for what is left, which the next one uploads; what is there is not uploaded again."""
+    made = streams(store, 30)
+    total = sum(map(len, made.values()))
+    settings = CollectorSettings(
+        directory=tmp_path / "collected", port=0, upload=url, upload_seconds=0.05, upload_part_bytes=PART
+    )
+    first = Collector(settings)
+    assert first.uploading is not None
+    async with first.serving():
+        await poll(lambda: first.uploading is not None and first.uploading.view().bytes > 0)
+    before = first.uploading.view().bytes
+    second = Collector(settings)
+    async with second.serving():
+        await poll(lambda: second.uploading is not None and second.uploading.view().complete == len(made))
+        assert second.uploading is not None
+        after = second.uploading.view()
+    assert after.problem == ""
+    # Not more than the part that was being copied is copied again.
+    assert total <= before + after.bytes <= total + PART
+    uploader = Uploader(store, url)
+    for number, (stream, data) in enumerate(made.items()):
+        uploader.restore(stream, tmp_path / f"back{number}")
+        assert (tmp_path / f"back{number}").read_bytes() == data
+
+
+def test_ranks_that_train_are_uploaded(tmp_path: Path) -> None:
+    """What was streamed is in the store when the ranks have ended; Prometheus is told, too."""
+    remote = tmp_path / "remote"
+    with collecting(tmp_path / "collected", "--upload", f"file://{remote}", "--upload-every", "0.2") as collector:
+        trained(collector.url, 0)
+        stream = collector.ranks()[0]["stream"]
+        until((remote / stream / MANIFEST).exists)
+        until(lambda: collector.get("/v1/job")["upload"]["complete"] == 1)
+        text = ask(f"{collector.url}/metrics").body.decode()
+        assert "stepscope_upload_waiting_bytes 0.0" in text and "stepscope_uploaded_bytes_total" in text
+        journal = (tmp_path / "collected" / "streams" / stream / "journal").read_bytes()
+        Uploader(Store(CollectorSettings(directory=tmp_path / "collected")), f"file://{remote}").restore(
+            stream, tmp_path / "back"
+        )
+        assert (tmp_path / "back").read_bytes() == journal
+
+
+async def test_a_store_that_fails_is_told_and_asked_again(store: Store, tmp_path: Path) -> None:
+    """A journal that cannot be read costs itself alone."""
+    made = streams(store, 3)
+    bad = store.path("f" * 32)
+    bad.parent.mkdir(mode=0o700)
+    bad.write_bytes(b"no journal" * 10)
+    remote = tmp_path / "remote"
+    remote.write_text("in the way")
+    uploading = Uploading(store, f"file://{remote}", every=0.05)
+    task = asyncio.create_task(uploading.run())
+    await poll(lambda: uploading.view().problem)
+    assert uploading.view().bytes == 0
+    remote.unlink()
+    await poll(lambda: uploading.view().bytes == sum(map(len, made.values())))
+    await poll(lambda: "not a stepscope journal" in uploading.view().problem)
+    assert all(uploading.copied(stream) == len(data) for stream, data in made.items())
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_wrong_url_is_told_at_once_and_no_password(store: Store, tmp_path: Path, capfd: Any) -> None:
+    with pytest.raises(OutputError, match="must not hold a password") as told:
+        Uploading(store, "ftp://me:secret@host/x", every=1.0)
+    assert "secret" not in str(told.value)
+    with pytest.raises(OutputError, match="nothing can be uploaded"):
+        Collector(CollectorSettings(directory=tmp_path / "other", upload="nosuch://x"))
