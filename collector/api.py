@@ -12,12 +12,12 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from stepscope.collector import charts, metrics, openapi
-from stepscope.collector.downloads import Download, Downloads, Source
-from stepscope.collector.merge.job import job_of
+from stepscope.collector.downloads import Download, Source
+from stepscope.collector.job_windows import Group
+from stepscope.collector.live import detail
 from stepscope.collector.operation import NoParameters, Operation, answer, body, parameters
 from stepscope.collector.problems import ProblemError
 from stepscope.collector.streamed import Streamed
-from stepscope.collector.streams import Rank
 from stepscope.collector.tables import Table, Tables
 from stepscope.collector.tickets import SECONDS
 from stepscope.collector.views import (
@@ -48,7 +48,7 @@ class ChartQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ids of ranks to tell one by one, with commas between them."""
 
 
-class MergedQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class JobQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of which job, if the collector has several."""
 
     job: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
@@ -106,10 +106,11 @@ class Api:
             Operation(
                 path="/v1/windows/{window:int}",
                 name="window",
-                summary="A window, rank by rank",
+                summary="A window of a job, rank by rank",
                 handler=self._window,
+                query=JobQuery,
                 answer=WindowDetail,
-                problems=(404,),
+                problems=(404, 409),
             ),
             Operation(
                 path=window + "/statistics",
@@ -140,7 +141,7 @@ class Api:
                 name="merged_file",
                 summary="A window of all ranks of a job as a file, as `stepscope merge` writes it",
                 handler=self._merged_file,
-                query=MergedQuery,
+                query=JobQuery,
                 media_type="application/octet-stream",
                 problems=(404, 409, 500, 503),
             ),
@@ -205,12 +206,7 @@ class Api:
         return answer(await self._collector.live.windows(parameters(request, WindowsQuery).limit))
 
     async def _window(self, request: Request) -> Response:
-        parameters(request, NoParameters)
-        index: int = request.path_params["window"]
-        found = self._collector.live.window(index)
-        if found is None:
-            raise ProblemError(404, f"no rank has window {index}, or it is not among the newest any more")
-        return answer(found)
+        return answer(detail(self._group(request)))
 
     async def _statistics(self, request: Request) -> Response:
         parameters(request, NoParameters)
@@ -234,38 +230,33 @@ class Api:
         id, path = self._file(request)
         stream = self._collector.streams.all.get(id)
         name = id if stream is None else f"rank{stream.run.rank}" if stream.run.rank is not None else id
-        return self._send(request, downloads, kind, [Source(name, path)], name)
+        window: int = request.path_params["window"]
+        return self._send(request, kind, [Source(name, path)], window, f"{name}-window{window}")
 
     async def _merged_file(self, request: Request) -> Response:
-        wanted = parameters(request, MergedQuery).job
         downloads = self._collector.downloads
         kind = _kind(downloads.of_all, request)
-        window: int = request.path_params["window"]
-        ranks = list(self._collector.streams)
-        jobs = {job_of(rank.latest.run) for rank in ranks if _has(rank, window)}
-        if not jobs or wanted is not None and wanted not in jobs:
-            raise ProblemError(404, f"no rank has window {window}{'' if wanted is None else f' in the job {wanted!r}'}")
-        if wanted is None and len(jobs) > 1:
-            names = ", ".join(repr(job) for job in sorted(jobs))
-            raise ProblemError(409, f"several jobs have window {window}, choose one with ?job=...: {names}"[:2000])
-        (job,) = jobs if wanted is None else {wanted}
+        group = self._group(request)
         # Also what a rank did before it was started again: which windows belong together its steps tell.
         kept = await asyncio.to_thread(lambda: dict(self._collector.store.journals()))
-        sources = [
-            Source(rank.id, kept[stream.id])
-            for rank in ranks
+        sources = {
+            stream.id: Source(rank.id, kept[stream.id], group.job)
+            for rank in self._collector.streams
             for stream in rank.streams
-            if stream.id in kept and job_of(stream.run) == job
-        ]
-        return self._send(request, downloads, kind, sources, "all")
+            if stream.id in kept and stream.job == group.job
+        }
+        rows = [row for row in group.rows if row.stream.id in sources]
+        if not rows:
+            raise ProblemError(404, f"no file is left of window {group.index}")
+        # The one by which the window is found in the files, which hold more windows than are known here.
+        row = next((row for row in rows if row.window.index == group.index), rows[0])
+        first = sources.pop(row.stream.id)
+        return self._send(request, kind, [first, *sources.values()], row.window.index, f"all-window{group.index}")
 
-    def _send(
-        self, request: Request, downloads: Downloads, kind: Download, sources: list[Source], name: str
-    ) -> Response:
-        window: int = request.path_params["window"]
+    def _send(self, request: Request, kind: Download, sources: list[Source], window: int, name: str) -> Response:
         self._note(request, "download")
-        disposition = f'attachment; filename="{name}-window{window}{kind.suffix}"'
-        chunks = downloads.send(kind, sources, window)
+        disposition = f'attachment; filename="{name}{kind.suffix}"'
+        chunks = self._collector.downloads.send(kind, sources, window)
         return Streamed(chunks, kind.media_type, {"Content-Disposition": disposition})
 
     async def _events(self, request: Request) -> Response:
@@ -291,6 +282,19 @@ class Api:
     async def _openapi(self, request: Request) -> Response:
         return Response(self._document, media_type="application/json")
 
+    def _group(self, request: Request) -> Group:
+        """The window of all ranks of a job that is asked for."""
+        job = parameters(request, JobQuery).job
+        index: int = request.path_params["window"]
+        found = self._collector.live.window(index, job)
+        if not found:
+            of = "" if job is None else f" of the job {job!r}"
+            raise ProblemError(404, f"no rank{of} has window {index}, or it is not among the newest any more")
+        if len(found) > 1:
+            names = ", ".join(repr(group.job) for group in found)
+            raise ProblemError(409, f"several jobs have window {index}, choose one with ?job=...: {names}"[:2000])
+        return found[0]
+
     def _file(self, request: Request) -> tuple[str, Path]:
         """The id and the file of the stream that is asked for."""
         id: str = request.path_params["stream"]
@@ -312,7 +316,3 @@ def _kind(known: dict[str, Download], request: Request) -> Download:
     if name not in known:
         raise ProblemError(404, f"known kinds are {', '.join(sorted(known)) or 'none'}")
     return known[name]
-
-
-def _has(rank: Rank, window: int) -> bool:
-    return any(one.index == window for stream in rank.streams for one in stream.windows)

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
-from stepscope.collector import page
+from stepscope.collector import clock_names, page
 from stepscope.collector.api import Api
 from stepscope.collector.audit import Audit
 from stepscope.collector.connection import Connection
@@ -112,11 +112,12 @@ class Collector:
         Raises:
             DirectoryInUseError: if another collector has the directory.
             ListenError: if the address is taken, or the certificate cannot be used.
-            OSError: if the directory cannot be read.
+            OSError: if the directory cannot be read or written.
         """
         self._lock.take()
         try:
             self.server = Server(self.app, self.settings, self.events.stop)
+            await asyncio.to_thread(clock_names.add, self.settings.directory, self.reference.id)
             await asyncio.to_thread(self.downloads.clear)
             restoring = Restoring(self.store, self.streams)
             await asyncio.to_thread(restoring.look)
@@ -201,7 +202,12 @@ def _of_all() -> list[Download]:
 
     def command(format: str) -> Command:
         return lambda sources, window, target: merge_command(
-            [source.path for source in sources], target, format=format, window=window
+            [source.path for source in sources],
+            target,
+            format=format,
+            window=window,
+            stream=None if window is None else sources[0].path.parent.name,
+            job=sources[0].job or None,
         )
 
     suffixes = {"perfetto": ".pftrace", "chrome": ".json.gz"}

@@ -92,6 +92,7 @@ class Connection:
                 if file.next < hello.oldest:
                     stream.missed(hello.oldest - file.next)
                     file.skip(hello.oldest)
+                self._supersede(file, hello)
                 while True:
                     async with asyncio.timeout(self._settings.idle_timeout):
                         header, payload = await self._receive()
@@ -109,7 +110,12 @@ class Connection:
         addition = file.check(header.first, header.count, payload)
         await self._store.write(file, addition, hello)
         stream.took(addition.frames, len(addition.data), file.next)
+        self._supersede(file, hello)
         await self._send(protocol.Ack(file.next))
+
+    def _supersede(self, file: StreamFile, hello: protocol.Hello) -> None:
+        if file.ended and hello.supersedes and hello.supersedes != hello.stream:
+            self._streams.replace(hello.supersedes)
 
     async def _receive(self) -> tuple[protocol.Header, memoryview]:
         message = await self._socket.receive()

@@ -30,6 +30,8 @@ class Source(msgspec.Struct, frozen=True):
 
     rank: str
     path: Path
+    job: str = ""
+    """What its job is called; empty: it is not said."""
 
 
 Command = Callable[[Sequence[Source], int | None, Path], Sequence[str]]
@@ -44,7 +46,7 @@ class Download(msgspec.Struct, frozen=True, kw_only=True):
     """Of the file's name, such as `.json.gz`."""
     media_type: str
     command: Command
-    """The arguments of Python that write it: of the streams, the window's index (`None`: all) and the file to write."""
+    """The arguments of Python that write it: of the streams, the window's index in the first (`None`: all) and the file."""
     grows: bool = True
     """Whether what was written stays as it is, so that it can be sent while it grows."""
 

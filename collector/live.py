@@ -11,7 +11,8 @@ from importlib.metadata import version
 import numpy as np
 
 from stepscope.collector.downloads import Downloads
-from stepscope.collector.slowest import FEWEST, STEPS, Slow, median, slowest
+from stepscope.collector.job_windows import Group, Seen, find, seen
+from stepscope.collector.slowest import FEWEST, STEPS, median, slowest
 from stepscope.collector.stream import State, Stream
 from stepscope.collector.streams import Rank, Streams
 from stepscope.collector.stretches import Times
@@ -29,9 +30,6 @@ from stepscope.collector.views import (
     WindowView,
 )
 from stepscope.collector.waiting import comparable
-from stepscope.collector.windows import WindowFacts
-
-_Group = list[tuple[Stream, WindowFacts]]
 
 FRESH = 0.5
 """Seconds for which a state is told again instead of being looked at anew."""
@@ -80,43 +78,25 @@ class Live:
         return RankDetail(rank=view, streams=[_stream(one, now) for one in reversed(rank.streams)])
 
     async def windows(self, most: int) -> list[WindowView]:
-        """The newest windows of the latest starts, those of one index together."""
-        newest = [(rank.latest, list(itertools.islice(rank.latest.windows, most))) for rank in self._streams]
-        return await asyncio.to_thread(_together, newest, most)
+        """The newest windows of all jobs."""
+        return await asyncio.to_thread(_newest, seen(self._streams, most), most)
 
-    def window(self, index: int) -> WindowDetail | None:
-        """The windows of one index, rank by rank; `None` if no rank has one."""
-        group: _Group = []
-        ranks: list[RankWindow] = []
-        for rank in self._streams:
-            window = next((one for one in rank.latest.windows if one.index == index), None)
-            if window is not None:
-                group.append((rank.latest, window))
-                ranks.append(RankWindow(rank=rank.id, stream=rank.latest.id, window=window))
-        return WindowDetail(window=_window(index, group), ranks=ranks) if group else None
+    def window(self, index: int, job: str | None) -> list[Group]:
+        """The windows of an index: of one job, or of each that has it."""
+        return find(list(self._streams), index, job)
 
     def _look(self, now: float, number: int) -> Snapshot:
         ranks = list(self._streams)
-        times, own = comparable(_steps(ranks, now), FEWEST)
-        slow = {one.id: one for one in slowest(times)}
+        slow = {one.id: one for one in _judged(ranks, now)}
         views = [_view(rank, now, slow.get(rank.id)) for rank in ranks]
         return Snapshot(
-            number=number, at_ns=time.time_ns(), full=True, job=self._job(ranks, views, slow, own), ranks=views, gone=[]
+            number=number, at_ns=time.time_ns(), full=True, job=self._job(ranks, views, slow), ranks=views, gone=[]
         )
 
-    def _job(self, ranks: list[Rank], views: list[RankView], slow: dict[str, Slow], own: bool) -> JobView:
-        by_id = {view.id: view for view in views}
+    def _job(self, ranks: list[Rank], views: list[RankView], slow: dict[str, SlowRank]) -> JobView:
         states = [view.state for view in views]
-        sizes = [size for rank in ranks if (size := rank.latest.run.world_size) is not None]
-        seen = {view.rank for view in views}
         medians = [view.step_ms for view in views if view.step_ms is not None]
-        size = max(sizes, default=None)
-        absent: list[int] = []
-        for number in range(min(size or 0, 1 << 20)):
-            if number not in seen:
-                absent.append(number)
-                if len(absent) == _MOST_ABSENT:
-                    break
+        size, absent = _expected(ranks)
         return JobView(
             jobs=sorted({view.job for view in views})[:20],
             version=self._version,
@@ -135,18 +115,7 @@ class Live:
             bytes_per_s=round(sum(view.bytes_per_s for view in views), 1),
             dropped=sum(stream.dropped.total() for stream in self._streams.all.values()),
             step_ms=round(median(np.array(medians)), 3) if medians else None,
-            slowest=[
-                SlowRank(
-                    id=one.id,
-                    rank=by_id[one.id].rank,
-                    host=by_id[one.id].host,
-                    step_ms=round(one.median_ns / 1e6, 3),
-                    others_ms=round(one.others_ns / 1e6, 3),
-                    factor=round(min(one.factor, 1e6), 2),
-                    own=own,
-                )
-                for one in list(slow.values())[:_MOST_SLOW]
-            ],
+            slowest=list(slow.values())[:_MOST_SLOW],
             rank_files=sorted(self._downloads.of_rank),
             merged_files=sorted(self._downloads.of_all),
             exposed=self._exposed,
@@ -170,13 +139,14 @@ def _median(times: Times) -> float | None:
     return round(median(times) / 1e6, 3) if len(times) else None
 
 
-def _view(rank: Rank, now: float, slow: Slow | None) -> RankView:
+def _view(rank: Rank, now: float, slow: SlowRank | None) -> RankView:
     stream = rank.latest
     run, state = stream.run, stream.state(now)
     _, starts, durations = stream.steps.newest(STEPS)
     return RankView(
         id=rank.id,
         job=run.name[:200],
+        job_id=stream.job,
         rank=run.rank,
         host=run.host[:200],
         pid=run.pid,
@@ -196,7 +166,7 @@ def _view(rank: Rank, now: float, slow: Slow | None) -> RankView:
         missing_frames=stream.missing,
         clock_bound_us=None if (bound := stream.clock.now.bound_ns) is None else round(bound / 1e3, 1),
         windows=stream.windows.count,
-        slow_factor=round(min(slow.factor, 1e6), 2) if slow is not None else None,
+        slow_factor=None if slow is None else slow.factor,
         restoring=stream.restoring,
     )
 
@@ -217,14 +187,21 @@ def _stream(stream: Stream, now: float) -> StreamView:
     )
 
 
-def _window(index: int, group: _Group) -> WindowView:
-    windows = [window for _, window in group]
+def detail(group: Group) -> WindowDetail:
+    """A window, rank by rank."""
+    rows = [RankWindow(rank=row.rank, start=row.start, stream=row.stream.id, window=row.window) for row in group.rows]
+    return WindowDetail(window=_window(group), ranks=rows)
+
+
+def _window(group: Group) -> WindowView:
+    windows, latest = [row.window for row in group.rows], [row.window for row in group.latest]
     return WindowView(
-        index=index,
-        started_ns=min(window.start_ns + stream.clock.now.offset_ns for stream, window in group),
-        ranks=len(windows),
-        open=sum(window.open for window in windows),
-        incomplete=sum(not window.open and not window.complete for window in windows),
+        job_id=group.job,
+        index=group.index,
+        started_ns=min(row.window.start_ns + row.stream.clock.now.offset_ns for row in group.rows),
+        ranks=len(latest),
+        open=sum(window.open for window in latest),
+        incomplete=sum(not window.open and not window.complete for window in latest),
         steps=max(window.steps for window in windows),
         events=sum(window.events for window in windows),
         dropped=sum(window.dropped for window in windows),
@@ -232,10 +209,46 @@ def _window(index: int, group: _Group) -> WindowView:
     )
 
 
-def _together(newest: list[tuple[Stream, list[WindowFacts]]], most: int) -> list[WindowView]:
-    found: dict[int, _Group] = {}
-    for stream, windows in newest:
-        for window in windows:
-            found.setdefault(window.index, []).append((stream, window))
-    views = [_window(index, found[index]) for index in found]
+def _newest(found: dict[str, Seen], most: int) -> list[WindowView]:
+    views = [_window(group) for job, its in found.items() for group in its.groups(job)]
     return sorted(views, key=lambda view: (view.started_ns, view.index), reverse=True)[:most]
+
+
+def _by_job(ranks: list[Rank]) -> list[list[Rank]]:
+    jobs: dict[str, list[Rank]] = {}
+    for rank in ranks:
+        jobs.setdefault(rank.latest.job, []).append(rank)
+    return list(jobs.values())
+
+
+def _judged(ranks: list[Rank], now: float) -> list[SlowRank]:
+    """Those who hold the others of their job up, the slowest first."""
+    found: list[SlowRank] = []
+    for its in _by_job(ranks):
+        by_id = {rank.id: rank.latest.run for rank in its}
+        times, own = comparable(_steps(its, now), FEWEST)
+        found += [
+            SlowRank(
+                id=one.id,
+                rank=by_id[one.id].rank,
+                host=by_id[one.id].host[:200],
+                step_ms=round(one.median_ns / 1e6, 3),
+                others_ms=round(one.others_ns / 1e6, 3),
+                factor=round(min(one.factor, 1e6), 2),
+                own=own,
+            )
+            for one in slowest(times)
+        ]
+    return sorted(found, key=lambda one: -one.step_ms)
+
+
+def _expected(ranks: list[Rank]) -> tuple[int | None, list[int]]:
+    """How many ranks there should be, and which of them were never seen, the first of each job."""
+    size, absent = 0, set[int]()
+    for its in _by_job(ranks):
+        numbers = {rank.latest.run.rank for rank in its}
+        most = max((rank.latest.run.world_size or 0 for rank in its), default=0)
+        missing = (number for number in range(min(most, 1 << 20)) if number not in numbers)
+        size += most
+        absent.update(itertools.islice(missing, _MOST_ABSENT))
+    return size or None, sorted(absent)[:_MOST_ABSENT]

@@ -55,22 +55,27 @@ class Restoring:
         unread = self._streams.unread
         while unread:
             id = next(reversed(unread))
+            path = unread[id]
             try:
-                await self._restore(id, unread[id])
-            except (OSError, FormatError) as error:
-                log.warning("what %s holds is not shown: %s", unread[id], error)
-            stream = self._streams.all.get(id)
-            if stream is not None:
-                stream.restoring = False
-            del unread[id]
+                await self._restore(id, path)
+            except Exception as error:
+                # Whatever is in it: the others are read, and it goes on with what arrives.
+                log.warning("what %s holds is not shown: %s: %s", path, type(error).__name__, error)
+            finally:
+                stream = self._streams.all.get(id)
+                if stream is not None:
+                    stream.restoring = False
+                unread.pop(id, None)
 
     async def _restore(self, id: str, path: Path) -> None:
         reader = await asyncio.to_thread(lambda: FrameReader(path, follow=False))
         try:
-            first = reader.peek()
-            run = decode_record(first[0], first[2]) if first is not None else None
-            if not isinstance(run, RunRecord):
+            known = self._streams.all.get(id)
+            run = await asyncio.to_thread(_run, reader) if known is None else known.run
+            if run is None:
                 raise FormatError("it does not say whose it is")
+            if id not in self._streams.unread:
+                return  # another stream has taken its place meanwhile
             stream = self._stream(id, path, run)
             while (part := await asyncio.to_thread(_read, reader)) is not None:
                 stream.restored(part.frames, part.events, part.next)
@@ -92,6 +97,19 @@ class Restoring:
             self._streams.add(stream)
         stream.born_ns = min(stream.born_ns, made)
         return stream
+
+
+def _run(reader: FrameReader) -> RunRecord | None:
+    """Whose file it is: the first frame that says so, which should be the first of all. The reader stays where it is."""
+    start = reader.position
+    try:
+        while (frame := reader.next(lambda _: True)) is not None:
+            record = decode_record(frame[0], frame[2]) if frame[0] == fmt.FrameType.RUN else None
+            if isinstance(record, RunRecord):
+                return record
+    finally:
+        reader.resume(*start)
+    return None
 
 
 def _read(reader: FrameReader) -> _Part | None:

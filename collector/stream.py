@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.collector.clocks.latest import LatestClock
+from stepscope.collector.merge.job import job_of
 from stepscope.collector.rate import Rate
 from stepscope.collector.step_times import StepTimes
 from stepscope.collector.waiting import Allowance, Waiting
@@ -61,6 +62,8 @@ class Stream:
             born_ns: Unix time at which the collector saw it first; now by default.
         """
         self.id, self.run = id, run
+        self.job = job_of(run)
+        """What its job is called, as `stepscope merge --job` takes it."""
         self.born_ns = time.time_ns() if born_ns is None else born_ns
         self.connection: object | None = None
         self.next = 0
@@ -181,6 +184,7 @@ class Stream:
             if decoded is None:
                 self.undecodable += 1
                 return
+            self.windows.stepped(header.window, decoded[1]["step"])
             self.steps.add(decoded[1], self.clock.now.offset_ns, min(self.born_ns - _HOUR, latest), latest)
         elif header.source != STEPS:
             self.waiting.events(header, flags, payload)

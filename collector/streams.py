@@ -8,6 +8,7 @@ import re
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+from stepscope.collector.store import FullError
 from stepscope.collector.stream import Stream
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.errors import FormatError
@@ -47,13 +48,14 @@ class Streams:
         """A stream's connection is there inside.
 
         Raises:
-            FormatError: if there are too many, or the stream has one already.
+            FormatError: if the stream has one already.
+            FullError: if there are too many.
         """
         stream = self.all.get(hello.stream)
         if stream is not None and stream.connection is not None:
             raise FormatError("this stream is connected already")
         if sum(one.connection is not None for one in self.all.values()) >= self._limit:
-            raise FormatError(f"{self._limit} streams are connected, which is the limit")
+            raise FullError(f"{self._limit} streams are connected, which is the limit")
         if stream is None:
             stream = Stream(hello.stream, hello.run)
             stream.restoring = hello.stream in self.unread
@@ -71,11 +73,17 @@ class Streams:
         id = rank_id(stream.run, stream.id)
         rank = self.ranks.setdefault(id, Rank(id))
         rank.streams.append(stream)
-        rank.streams.sort(key=lambda one: (one.born_ns, one.id))
-        for one in rank.streams[:-1]:
-            one.superseded = True
-        rank.latest.superseded = False
+        # By when they began, which may be long before they came: a journal can be delivered at any time.
+        rank.streams.sort(key=lambda one: (min(one.run.anchor.wall_ns, one.born_ns), one.born_ns, one.id))
+        _mark_latest(rank)
         self._forget()
+
+    def replace(self, stream: str) -> None:
+        """Another stream holds all of this one, and counts in its place; unless it is connected it is forgotten."""
+        self.unread.pop(stream, None)
+        known = self.all.get(stream)
+        if known is not None and known.connection is None:
+            self._remove(known)
 
     def __iter__(self) -> Iterator[Rank]:
         """Ranks in the order of their numbers."""
@@ -87,18 +95,30 @@ class Streams:
             return
         over = sorted((one for one in self.all.values() if one.connection is None), key=lambda one: one.seen)
         for stream in over[: surplus + self._limit // 8]:
-            del self.all[stream.id]
-            rank = self.ranks[rank_id(stream.run, stream.id)]
-            rank.streams.remove(stream)
-            if not rank.streams:
-                del self.ranks[rank.id]
+            self._remove(stream)
+
+    def _remove(self, stream: Stream) -> None:
+        del self.all[stream.id]
+        rank = self.ranks[rank_id(stream.run, stream.id)]
+        rank.streams.remove(stream)
+        if rank.streams:
+            _mark_latest(rank)
+        else:
+            del self.ranks[rank.id]
+
+
+def _mark_latest(rank: Rank) -> None:
+    for one in rank.streams:
+        one.superseded = one is not rank.latest
 
 
 def rank_id(run: RunRecord, stream: str) -> str:
     """Names a rank in addresses: the same for each start of a rank of the same job."""
+    # No part has a tilde, so it tells where the first ends.
+    job = f"{_slug(run.job)}~" if run.job else ""
     if run.rank is None:
-        return _slug(f"{run.name}-{run.host}-{run.pid}-{stream[:6]}")
-    return _slug(f"{run.name}-{run.rank}")
+        return job + _slug(f"{run.name}-{run.host}-{run.pid}-{stream[:6]}")
+    return job + _slug(f"{run.name}-{run.rank}")
 
 
 def _slug(text: str) -> str:
@@ -107,6 +127,6 @@ def _slug(text: str) -> str:
     return plain if plain == text else f"{plain}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"
 
 
-def _order(rank: Rank) -> tuple[str, bool, int, str]:
+def _order(rank: Rank) -> tuple[str, str, bool, int, str]:
     run = rank.latest.run
-    return run.name, run.rank is None, run.rank or 0, rank.id
+    return run.job, run.name, run.rank is None, run.rank or 0, rank.id

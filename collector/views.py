@@ -18,6 +18,8 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """Names it in addresses; the same after a restart of the rank or of the collector."""
     job: str
     """Name of its run."""
+    job_id: str
+    """What tells its job from others: the launcher's name for it, or its run's with the number of ranks."""
     rank: int | None
     host: str
     pid: int
@@ -111,9 +113,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time at which this collector was started."""
     ranks: int
     world_size: int | None
-    """How many ranks there should be."""
+    """How many ranks there should be, of all jobs."""
     absent: list[int]
-    """Ranks below the world size that were never seen, the first hundred."""
+    """Ranks below the world size of their job that were never seen, the first hundred."""
     connected: int
     silent: int
     ended: int
@@ -187,14 +189,21 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
     """A window of one rank."""
 
     rank: str
+    start: int
+    """Which start of the rank recorded it; 1: the first."""
     stream: str
     window: WindowFacts
 
 
 class WindowView(msgspec.Struct, frozen=True, kw_only=True):
-    """The windows of one index, of all ranks that have one."""
+    """A window of a job, of all ranks that have it.
 
+    A rank that was started again counts its windows from 0; they are those of the job that have its steps.
+    """
+
+    job_id: str
     index: int
+    """In the job."""
     started_ns: int
     """Unix time of the earliest, by the ranks' clocks."""
     ranks: int
@@ -211,7 +220,7 @@ class WindowView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WindowDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """The windows of one index, rank by rank."""
+    """A window of a job, rank by rank; of each start of a rank that has it."""
 
     window: WindowView
     ranks: list[RankWindow]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from stepscope.collector.merge.places import Mark, Steps
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import Int64, WindowOpened
 from stepscope.runtime.ledger import Ledger
@@ -16,6 +19,9 @@ KEPT = 128
 _MOST_OPEN = 64
 _WHOLE_BYTES = 1 << 20
 """Larger records are read without what may become many times as large in memory."""
+MOST_REASONS = 64
+"""Who lost events and why, told one by one; what is lost otherwise is `OTHER`."""
+OTHER = "other"
 _STEP_BYTES = 24
 _OURS = "collector"
 """Name of the output whose losses are those of this stream."""
@@ -31,6 +37,9 @@ class WindowFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Of the rank's monotonic clock."""
     end_ns: int = 0
     steps: int = 0
+    first_step: int | None = None
+    """Number of its first step, as far as it is known; of a window that is open, of those that have ended."""
+    last_step: int | None = None
     complete: bool = False
     events: int = 0
     dropped: int = 0
@@ -49,6 +58,12 @@ class _Closed(msgspec.Struct, frozen=True):
     end_ns: Int64
     steps: bytes = b""
     complete: bool = False
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """Of its steps."""
+        count = len(self.steps) // _STEP_BYTES
+        return np.frombuffer(self.steps, "<i8", 3 * count).reshape(-1, 3)[:, 0]
 
 
 class _Whole(_Closed, frozen=True):
@@ -73,12 +88,16 @@ class StreamWindows:
         """Events that were given up."""
         self._discarded: dict[int, int] = {}
         self._open: dict[int, int] = {}
+        self._open_steps: dict[int, Steps] = {}
         self._closed: deque[WindowFacts] = deque(maxlen=KEPT)
+        self._marks: deque[Mark] = deque(maxlen=KEPT)
 
     def __iter__(self) -> Iterator[WindowFacts]:
         """The newest first; those that are open before those that are closed."""
         for index, start in sorted(self._open.items(), reverse=True):
-            yield WindowFacts(index=index, open=True, start_ns=start, discarded=self._discarded.get(index, 0))
+            first, last = self._open_steps.get(index, (None, None))
+            gone = self._discarded.get(index, 0)
+            yield WindowFacts(index=index, open=True, start_ns=start, first_step=first, last_step=last, discarded=gone)
         for window in reversed(self._closed):
             gone = self._discarded.get(window.index, 0)
             yield msgspec.structs.replace(window, discarded=gone) if gone else window
@@ -94,6 +113,18 @@ class StreamWindows:
         """So many events of a window are in the file no more, with those that were told before."""
         if events > self._discarded.get(window, 0):
             self.discard(window, events - self._discarded.get(window, 0))
+
+    def marks(self) -> list[Mark]:
+        """What these windows say of themselves, the oldest first."""
+        return [*self._marks, *((index, self._open_steps.get(index)) for index in self._open)]
+
+    def stepped(self, index: int, numbers: NDArray[np.int32] | NDArray[np.int64]) -> None:
+        """Steps of a window have ended."""
+        numbers = numbers[numbers >= 0]
+        if index in self._open and len(numbers):
+            first, last = int(numbers.min()), int(numbers.max())
+            known = self._open_steps.get(index, (first, last))
+            self._open_steps[index] = min(known[0], first), max(known[1], last)
 
     def opened(self, payload: fmt.Bytes) -> None:
         """A frame that says that events of a window follow.
@@ -116,16 +147,22 @@ class StreamWindows:
         if isinstance(record, _Whole):
             ledger, diagnostics = record.ledger, record.diagnostics
         lost = losses(ledger)
-        self.dropped.update(lost)
+        add(self.dropped, lost)
         self.count += 1
         self._open.pop(record.index, None)
+        self._open_steps.pop(record.index, None)
+        numbers = record.numbers
+        steps = (int(numbers.min()), int(numbers.max())) if len(numbers) else None
+        self._marks.append((record.index, steps))
         self._closed.append(
             WindowFacts(
                 index=record.index,
                 open=False,
                 start_ns=record.start_ns,
                 end_ns=record.end_ns,
-                steps=len(record.steps) // _STEP_BYTES,
+                steps=len(numbers),
+                first_step=None if steps is None else steps[0],
+                last_step=None if steps is None else steps[1],
                 complete=record.complete,
                 events=sum(source.accepted for source in ledger.sources.values()),
                 dropped=sum(lost.values()),
@@ -136,14 +173,21 @@ class StreamWindows:
     def ended(self) -> None:
         """The stream was closed in order: nothing is open."""
         self._open.clear()
+        self._open_steps.clear()
+
+
+def add(lost: Counter[str], more: Mapping[str, int]) -> None:
+    """Adds losses; of more than `MOST_REASONS`, the later ones as `OTHER`."""
+    for reason, count in more.items():
+        lost[reason if reason in lost or len(lost) < MOST_REASONS else OTHER] += count
 
 
 def losses(ledger: Ledger) -> Counter[str]:
-    """What sources lost, and the output to the collector, by `who/why`."""
+    """What sources lost, and the output to the collector, by `who/why`; `MOST_REASONS` and `OTHER` at most."""
     lost: Counter[str] = Counter()
-    for name, source in list(ledger.sources.items())[:64]:
-        lost.update({f"{name[:40]}/{why[:40]}": count for why, count in source.dropped.items() if count})
-    for name, output in ledger.outputs.items():
-        if name == _OURS:
-            lost.update({f"{_OURS}/{why[:40]}": count for why, count in output.dropped.items() if count})
+    for name, source in ledger.sources.items():
+        add(lost, {f"{name[:40]}/{why[:40]}": count for why, count in source.dropped.items() if count})
+    ours = ledger.outputs.get(_OURS)
+    if ours is not None:
+        add(lost, {f"{_OURS}/{why[:40]}": count for why, count in ours.dropped.items() if count})
     return lost

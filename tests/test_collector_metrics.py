@@ -60,9 +60,12 @@ def test_prometheus_reads_it(tmp_path: Path) -> None:
 
             def value(query: str) -> Any:
                 try:
-                    found = ask(f"{url}/api/v1/query?query={quote(query)}").json()["data"]["result"]
+                    answer = ask(f"{url}/api/v1/query?query={quote(query)}")
                 except OSError:
                     return None  # it is not there yet
+                if answer.status == 503:
+                    return None  # nor ready
+                found = answer.json()["data"]["result"]
                 return found[0]["value"][1] if found else None
 
             assert float(until(lambda: value('stepscope_rank_step{rank="3"}'))) == 29

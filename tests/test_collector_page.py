@@ -91,7 +91,7 @@ def test_the_page_follows_the_ranks(tmp_path: Path) -> None:
             with training(collector.url, 0, steps=10_000, world=4):
                 page.locator("#changes").get_by_text("rank 0 was started again").wait_for()
                 assert cell(page, 0, "Starts") == "2"
-        trained(collector.url, 3)
+        trained(collector.url, 3, world=4)
         page.locator("#changes").get_by_text("rank 3 ended").wait_for()
         assert cell(page, 3, "State") == "ended"
 
@@ -164,7 +164,7 @@ def test_accessibility(tmp_path: Path, scheme: Any) -> None:
     """axe-core finds nothing, in the page and in its dialog; everything is reached by keyboard alone."""
     with collecting(tmp_path) as collector, quiet_page() as page:
         trained(collector.url, 0, world=2)
-        with training(collector.url, 1, steps=10_000, seconds=0.05) as killed:
+        with training(collector.url, 1, steps=10_000, seconds=0.05, world=2) as killed:
             collector.when(lambda ranks: 1 in ranks and ranks[1]["windows"])
             killed.kill()
         page.emulate_media(color_scheme=scheme)

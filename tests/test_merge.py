@@ -27,7 +27,7 @@ from stepscope.collector.merge.outputs import write_merged
 from stepscope.collector.merge.plan import Selection, plan
 from stepscope.collector.merge.recording import recordings_in
 from stepscope.collector.merge.report import MergeReport
-from stepscope.collector.store import SUPERSEDED
+from stepscope.collector.merge.sources import gather
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime import tracks
 from stepscope.runtime.clock import ClockAnchor
@@ -75,13 +75,13 @@ def add_rank(directory: Path, rank: int, ahead_ns: int | None = 0, late_us: int 
 
 
 def merged(
-    directory: Path, selection: Selection | None = None, job: str | None = None
+    directory: Path, selection: Selection | None = None, job: str | None = None, *others: Path
 ) -> tuple[MemoryExporter, MergeReport]:
-    """Everything that is below a directory, in memory."""
-    recordings, unusable = recordings_in([directory])
+    """Everything that is below directories, in memory."""
+    recordings, notes = gather([directory, *others])
     described = Job(*chosen_job(recordings, job))
     exporter = MemoryExporter()
-    merge = Merge(described, plan(described, selection or Selection()), directory, notes=unusable)
+    merge = Merge(described, plan(described, selection or Selection()), directory, notes=notes)
     return exporter, asyncio.run(merge.together(exporter))
 
 
@@ -150,23 +150,6 @@ def test_streams_that_say_nothing_are_named(tmp_path: Path) -> None:
     assert len(exporter)
     assert len(report.notes) == 4
     assert any("does not say whose journal it is" in note for note in report.notes)
-
-
-def test_a_stream_counts_once(tmp_path: Path) -> None:
-    """Of copies in several collectors' directories the one that has most; one that another stream supersedes not at all."""
-    add_rank(tmp_path / "one", 0)
-    add_rank(tmp_path / "one", 1)
-    path = next((tmp_path / "one" / "streams").glob("*/journal"))
-    copy = tmp_path / "other" / "streams" / path.parent.name / "journal"
-    copy.parent.mkdir(parents=True)
-    copy.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    for sources in ([tmp_path / "one", tmp_path / "other"], [tmp_path / "other", tmp_path / "one"], [tmp_path]):
-        recordings, unusable = recordings_in(sources)
-        assert not unusable and len(recordings) == 2
-        assert all(recording.ended and "one" in recording.path.parts for recording in recordings)
-    (path.parent / SUPERSEDED).write_text("0" * 32)
-    assert path not in [recording.path for recording in recordings_in([tmp_path / "one"])[0]]
-    assert len(recordings_in([path])[0]) == 1, "it is asked for by its name"
 
 
 def test_a_directory_without_journals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,7 @@ class _Link(msgspec.Struct):
 
 
 class Timeline:
-    """The reference: the collector's clock that most round trips were made to.
+    """The reference: the collector's clock that most clocks of ranks were compared with, by most round trips among those.
 
     A collector that was started again has another clock. Ranks that have seen both tell how far these are apart, which
     holds for all ranks; it is taken to be constant, since both go on by one machine's monotonic clock.
@@ -58,10 +58,13 @@ class Timeline:
         """Args: what each clock of a rank was compared with; what is assumed of them."""
         limits = limits or ClockLimits()
         found = {key: _by_clock(reading, limits) for key, reading in readings.items()}
-        trips: Counter[str] = Counter()
+        # Clocks of ranks are counted, and not round trips, of which one rank may claim any number.
+        ranks, trips = Counter[str](), Counter[str]()
         for its in found.values():
-            trips.update({clock: sum(piece.trips for piece in fit.pieces) for clock, fit in its.items() if fit.pieces})
-        self.reference = min(trips, key=lambda clock: (-trips[clock], clock)) if trips else ""
+            there = {clock: sum(piece.trips for piece in fit.pieces) for clock, fit in its.items() if fit.pieces}
+            ranks.update(there.keys())
+            trips.update(there)
+        self.reference = min(trips, key=lambda clock: (-ranks[clock], -trips[clock], clock)) if trips else ""
         """Name of the collector's clock that counts; empty if no rank was ever compared with one."""
         self.clocks = len(trips)
         """How many collector's clocks there are."""

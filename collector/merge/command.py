@@ -7,7 +7,13 @@ from pathlib import Path
 
 
 def merge_command(
-    sources: Sequence[Path], target: Path, *, format: str, window: int | None = None, job: str | None = None
+    sources: Sequence[Path],
+    target: Path,
+    *,
+    format: str,
+    window: int | None = None,
+    stream: str | None = None,
+    job: str | None = None,
 ) -> list[str]:
     """Arguments of Python that write a merged file, as `write_merged` does.
 
@@ -16,9 +22,11 @@ def merge_command(
         target: file to write; with the format `chrome` or `perfetto`, what was written stays as it is while it grows.
         format: name of a format.
         window: index of the only window.
+        stream: id of the stream whose index that is; by default the job's.
         job: which job, if there are several.
     """
     chosen = [] if window is None else ["--window", str(window)]
+    chosen += [] if stream is None else ["--of", stream]
     chosen += [] if job is None else [f"--job={job}"]
     # Names that begin with a dash are none of options.
     named = [str(source.absolute()) for source in sources]

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from stepscope.collector.clocks.agreement import Pieces, contradict, pieces_by_clock
 from stepscope.collector.clocks.limits import ClockLimits
 from stepscope.collector.clocks.model import ClockModel
 from stepscope.collector.clocks.timeline import Fitted, Readings, Timeline
 from stepscope.collector.merge.recording import Recording
+from stepscope.exporters.collector.protocol import MAX_NAME
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import RunRecord
@@ -20,13 +22,17 @@ MAX_RANKS = 1 << 16
 SAME_CLOCK_NS = 50_000_000
 """Two processes read one monotonic clock if its name is the same and their wall clocks agree so well: a machine that was
 copied while it ran has the name of the other."""
+WITNESSES = 3
+"""Of those who read a clock, so many are compared with each that says it does, too."""
 
 
 def job_of(run: RunRecord) -> str:
     """What tells jobs apart: the launcher's name for it, or the run's name and its number of ranks."""
     if run.job:
         return run.job
-    return run.name if run.world_size is None else f"{run.name} x{run.world_size}"
+    # What an exporter says of itself before its stream has names cut to this.
+    name = run.name[:MAX_NAME]
+    return name if run.world_size is None else f"{name} x{run.world_size}"
 
 
 def jobs_of(recordings: Sequence[Recording]) -> dict[str, list[Recording]]:
@@ -98,7 +104,8 @@ class Job:
             limits: what is assumed of clocks.
         """
         self.name = name
-        clocks = _clocks(recordings)
+        limits = limits or ClockLimits()
+        clocks = _clocks(recordings, limits)
         readings: dict[str, Readings] = {}
         for key, sharing in clocks.items():
             syncs = [sync for recording in sharing for sync in recording.syncs]
@@ -159,23 +166,50 @@ def error_between(one: Member, one_at: int, other: Member, other_at: int) -> flo
     return one.error(one_at) + other.error(other_at)
 
 
-def _clocks(recordings: Sequence[Recording]) -> dict[str, list[Recording]]:
-    """Recordings by the clock that they read; one whose clock has no name has its own."""
-    named: dict[str, list[tuple[int, list[Recording]]]] = {}
+class _Clock:
+    """A clock, and the recordings that read it."""
+
+    def __init__(self, name: str, first: Recording) -> None:
+        self._name = name
+        self._ahead = _ahead(first.run.anchor)
+        self.recordings = [first]
+        self._witnesses: list[Pieces] | None = None
+
+    def shows(self, recording: Recording, limits: ClockLimits) -> bool:
+        """Whether a recording can be of this clock: by its name, its wall clock and what it measured."""
+        run = recording.run
+        if run.clock != self._name or abs(_ahead(run.anchor) - self._ahead) >= SAME_CLOCK_NS:
+            return False
+        if self._witnesses is None:
+            self._witnesses = [pieces_by_clock(self.recordings[0].syncs, limits)]
+        pieces = pieces_by_clock(recording.syncs, limits)
+        if any(contradict(pieces, witness) for witness in self._witnesses):
+            return False
+        if len(self._witnesses) < WITNESSES:
+            self._witnesses.append(pieces)
+        return True
+
+
+def _clocks(recordings: Sequence[Recording], limits: ClockLimits) -> dict[str, list[Recording]]:
+    """Recordings by the clock that they read; one whose clock has no name has its own.
+
+    Names are what streams claim: one whose round trips contradict those of the others has a clock of its own.
+    """
+    named: dict[str, list[_Clock]] = {}
     clocks: dict[str, list[Recording]] = {}
     for recording in recordings:
         name = recording.run.clock
         if not name:
             clocks[f"stream {recording.id}"] = [recording]
             continue
-        ahead = _ahead(recording.run.anchor)
-        sharing = next((known for at, known in named.setdefault(name, []) if abs(at - ahead) < SAME_CLOCK_NS), None)
-        if sharing is None:
-            named[name].append((ahead, [recording]))
+        known = named.setdefault(name, [])
+        clock = next((clock for clock in known if clock.shows(recording, limits)), None)
+        if clock is None:
+            known.append(_Clock(name, recording))
         else:
-            sharing.append(recording)
-    for name, groups in named.items():
-        clocks |= {f"{name} {number}": sharing for number, (_, sharing) in enumerate(groups)}
+            clock.recordings.append(recording)
+    for name, several in named.items():
+        clocks |= {f"{name} {number}": clock.recordings for number, clock in enumerate(several)}
     return clocks
 
 

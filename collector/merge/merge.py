@@ -18,7 +18,7 @@ from stepscope.collector.merge.job import Job, Member
 from stepscope.collector.merge.order import Order
 from stepscope.collector.merge.placement import Sharing
 from stepscope.collector.merge.plan import MergedWindow, Stretch, repeated_steps
-from stepscope.collector.merge.report import MemberReport, MergeReport, member_report
+from stepscope.collector.merge.report import MemberReport, MergeReport, given_up, member_report
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.events import EventBatch
@@ -125,7 +125,13 @@ class Merge:
             absent=[f"{member.label}: window {window.index}" for window in self._windows for member in window.absent],
             slowest_steps=self._order.slowest_steps(),
             collectives=self._order.collectives(),
-            notes=[*self._notes, *self._job.concurrent(), *repeated_steps(self._windows), *self._order.notes()],
+            notes=[
+                *self._notes,
+                *given_up(self._job.members),
+                *self._job.concurrent(),
+                *repeated_steps(self._windows),
+                *self._order.notes(),
+            ],
         )
 
     async def _play(self, events: AlignedEvents, exporter: Exporter) -> None:

@@ -14,8 +14,8 @@ import anyio.to_thread
 from stepscope.collector.merge.job import Job, Member, chosen_job
 from stepscope.collector.merge.merge import Merge, Progress
 from stepscope.collector.merge.plan import Selection, plan
-from stepscope.collector.merge.recording import recordings_in
 from stepscope.collector.merge.report import MergeReport
+from stepscope.collector.merge.sources import gather
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.output import check_directory
 from stepscope.exporters.tensorboard import TensorBoardExporter
@@ -71,12 +71,12 @@ async def write_merged(
 
 
 def _prepare(sources: Sequence[Path], target: Path, job: str | None, selection: Selection, progress: Progress) -> Merge:
-    recordings, unusable = recordings_in(sources)
-    if unusable and not recordings:
-        raise FormatError("; ".join(unusable[:3]))
+    recordings, notes = gather(sources)
+    if notes and not recordings:
+        raise FormatError("; ".join(notes[:3]))
     name, chosen = chosen_job(recordings, job)
     described = Job(name, chosen)
-    return Merge(described, plan(described, selection), target.absolute().parent, progress, unusable)
+    return Merge(described, plan(described, selection), target.absolute().parent, progress, notes)
 
 
 def _exporter(format: str, directory: Path, member: Member) -> Exporter:

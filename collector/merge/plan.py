@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from stepscope.collector.merge.job import Job, Member
+from stepscope.collector.merge.places import Steps, places, range_of
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.window import Step, Window
 
@@ -17,6 +18,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
     window: int | None = None
     """Index of the only window."""
+    stream: str = ""
+    """Id of the stream whose index of the window that is; empty: the job's."""
     steps: tuple[int, int] | None = None
     """Numbers of the first and the last step; of windows, only these steps' time is taken."""
 
@@ -45,24 +48,29 @@ class MergedWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Members that have nothing of it, though they ran then as far as one can tell."""
 
 
-Steps = tuple[int, int]
-
-
 def plan(job: Job, selection: Selection) -> list[MergedWindow]:
-    """The windows to be merged.
-
-    Windows belong together if they have the same index, unless their step numbers say otherwise: a rank that was started
-    again counts its windows from 0, while its steps go on.
+    """The windows to be merged; `places` says which belong together.
 
     Raises:
         FormatError: if nothing is left.
     """
-    windows = [(member, index, member.recording.windows[index]) for member in job.members for index in _indices(member)]
-    places = _places(windows)
+    windows = [
+        (member, index, window, range_of(step.number for step in window.steps))
+        for member in job.members
+        for index, window in sorted(member.recording.windows.items())
+    ]
+    first, again = (
+        Counter((index, steps) for member, index, _, steps in windows if bool(member.start) == later)
+        for later in (False, True)
+    )
+    placed = places(first, again)
+    wanted = selection.window
+    if selection.stream:
+        wanted = _counted_by(selection, job, {(m.number, i): placed[bool(m.start), (i, s)] for m, i, _, s in windows})
     chosen: dict[int, list[Stretch]] = {}
-    for member, index, window in windows:
-        place = places[member.number, index]
-        if selection.window is not None and place != selection.window:
+    for member, index, window, steps in windows:
+        place = placed[bool(member.start), (index, steps)]
+        if wanted is not None and place != wanted:
             continue
         stretch = _stretch(member, index, window, selection.steps)
         if stretch is not None:
@@ -75,48 +83,13 @@ def plan(job: Job, selection: Selection) -> list[MergedWindow]:
     ]
 
 
-def _indices(member: Member) -> Iterable[int]:
-    return sorted(member.recording.windows)
-
-
-def _places(windows: Sequence[tuple[Member, int, Window]]) -> dict[tuple[int, int], int]:
-    """The index in the merged trace of each window of each member."""
-    ranges: dict[int, Steps] = {}
-    by_index: dict[int, list[Window]] = {}
-    for _, index, window in windows:
-        by_index.setdefault(index, []).append(window)
-    for index, alike in by_index.items():
-        known = [steps for window in alike if (steps := _range(window.steps)) is not None]
-        if known:
-            ranges[index] = Counter(known).most_common(1)[0][0]
-    places: dict[tuple[int, int], int] = {}
-    for member, index, window in windows:
-        steps, usual = _range(window.steps), ranges.get(index)
-        place = index
-        if steps is not None and usual is not None and not _overlap(steps, usual):
-            place = _best(steps, ranges)
-            if place < 0:
-                # A window that nobody else has gets an index of its own.
-                place = max([*ranges, *by_index], default=-1) + 1
-                ranges[place] = steps
-        places[member.number, index] = place
-    return places
-
-
-def _best(steps: Steps, ranges: dict[int, Steps]) -> int:
-    """The window that shares most steps, -1 if none shares any."""
-    shared = [(_overlap(steps, usual), -index) for index, usual in ranges.items()]
-    most, index = max(shared, default=(0, 1))
-    return -index if most else -1
-
-
-def _overlap(one: Steps, other: Steps) -> int:
-    return max(0, min(one[1], other[1]) - max(one[0], other[0]) + 1)
-
-
-def _range(steps: Sequence[Step]) -> Steps | None:
-    numbers = [step.number for step in steps]
-    return (min(numbers), max(numbers)) if numbers else None
+def _counted_by(selection: Selection, job: Job, placed: Mapping[tuple[int, int], int]) -> int:
+    """The job's index of the window that has another one in a stream."""
+    for member in job.members:
+        place = placed.get((member.number, selection.window if selection.window is not None else -1))
+        if member.recording.stream == selection.stream and place is not None:
+            return place
+    raise FormatError(f"stream {selection.stream} of the job {job.name!r} has no window {selection.window}")
 
 
 def _stretch(member: Member, index: int, window: Window, wanted: Steps | None) -> Stretch | None:
@@ -169,7 +142,8 @@ def repeated_steps(windows: Sequence[MergedWindow]) -> list[str]:
 
 def _nothing(job: Job, selection: Selection) -> str:
     indices = sorted({index for member in job.members for index in member.recording.windows})
-    ranges = [steps for member in job.members for w in member.recording.windows.values() if (steps := _range(w.steps))]
+    windows = [window for member in job.members for window in member.recording.windows.values()]
+    ranges = [steps for window in windows if (steps := range_of(step.number for step in window.steps))]
     there = f"windows {indices[0]} to {indices[-1]}" if indices else "no windows"
     if ranges:
         there += f", steps {min(first for first, _ in ranges)} to {max(last for _, last in ranges)}"

@@ -30,7 +30,6 @@ from stepscope.runtime.journal.records import (
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.window import Step, Window
 
-_STREAM = re.compile("[0-9a-f]{32}")
 MAX_STREAMS = 65_536
 """More are not looked for below a directory."""
 MAX_SYNCS = 1_000_000
@@ -39,13 +38,14 @@ _FAR = 1 << 61
 """ns, 73 years: no clock shows more, not even Unix time, and sums of such times fit."""
 MAX_UNFINISHED = 64
 """Windows without an end that are looked into; a stream that was written in order has one or two."""
+_STREAM = re.compile("[0-9a-f]{32}")
 
 
 class Recording(msgspec.Struct, kw_only=True):
     """One stream. Times are ns of its own monotonic clock."""
 
     id: str
-    """Path of its file below the directory, as far as it tells streams apart."""
+    """Of the stream, where it is known; else the path of its file below the directory, as far as it tells streams apart."""
     path: Path
     run: RunRecord
     anchor: ClockAnchor
@@ -65,6 +65,17 @@ class Recording(msgspec.Struct, kw_only=True):
     """What was added to the run, as it was at the end."""
     ledger: Ledger
     """The accounts of the run. If it could not say them before it ended, those of its windows, added up."""
+    discarded: int
+    """Events that a collector gave up, for want of room."""
+    stream: str
+    """Id of the stream, where it lies as a collector keeps it; else empty."""
+    superseded: str
+    """Id of the stream that has all of it as well, as the collector marked it; else empty."""
+
+    @property
+    def directory(self) -> Path:
+        """Of the collector that keeps it, if `stream` is known."""
+        return self.path.absolute().parent.parent.parent
 
     @property
     def events(self) -> int:
@@ -111,6 +122,9 @@ class Recording(msgspec.Struct, kw_only=True):
             damage=damage,
             metadata=scan.metadata,
             ledger=scan.ledger or added_up(window.ledger for window in windows.values()),
+            discarded=scan.discarded,
+            stream=_stream(path),
+            superseded=_superseded(path),
         )
 
 
@@ -145,6 +159,7 @@ class _Scan:
         self.ended = False
         self.metadata: dict[str, Any] = {}
         self.ledger: Ledger | None = None
+        self.discarded = 0
 
     def passes(self, beginning: bytes) -> bool:
         """Notes what the beginning of an events frame says."""
@@ -159,9 +174,11 @@ class _Scan:
 
     def take(self, kind: int, payload: bytes) -> None:
         """Notes what any other frame says; those of tables are of no interest here."""
-        if kind in (fmt.FrameType.STRINGS, fmt.FrameType.TRACKS):
+        if kind == fmt.FrameType.DISCARDED and (found := fmt.decode_events_header(payload)) is not None:
+            self.discarded += found[0].count
+        if kind in (fmt.FrameType.STRINGS, fmt.FrameType.TRACKS) or not is_known(kind):
             return
-        record = decode_record(kind, payload) if is_known(kind) else None
+        record = decode_record(kind, payload)
         if isinstance(record, RunRecord):
             self.run = record
         elif isinstance(record, ClockAnchor):
@@ -189,11 +206,26 @@ def _unfinished(path: Path, index: int) -> Window:
         return window.close(run_of(reader, path.parent))
 
 
+def _stream(path: Path) -> str:
+    """The id of a stream whose file lies as a collector keeps it, else empty."""
+    return path.parent.name if path.name == "journal" and _STREAM.fullmatch(path.parent.name) else ""
+
+
+def _superseded(path: Path) -> str:
+    """What the collector's mark beside a journal says, empty without one."""
+    try:
+        file = os.open(path.with_name(SUPERSEDED), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    with os.fdopen(file, "rb") as mark:
+        said = mark.read(33).decode(errors="replace")
+    return said if _STREAM.fullmatch(said) else ""
+
+
 def recordings_in(sources: Sequence[Path]) -> tuple[list[Recording], list[str]]:
     """Journals, and all those below directories such as a collector's; and why others cannot be used.
 
-    Links below directories are not followed. Streams of a collector that others supersede are left out; of one that several
-    collectors have, as it went from one to the next, the copy that has most is taken.
+    Links below directories are not followed. A file that cannot be used, whatever is in it, costs the others nothing.
 
     Raises:
         OSError: if a directory cannot be read.
@@ -205,21 +237,12 @@ def recordings_in(sources: Sequence[Path]) -> tuple[list[Recording], list[str]]:
             id = str(path.relative_to(source) if source.is_dir() else path)
             id = id.removesuffix("/journal").removeprefix("streams/")
             try:
-                found.append(Recording.of(path, id))
+                found.append(Recording.of(path, _stream(path) or id))
             except (FormatError, OSError) as error:
                 unusable.append(str(error))
-    return _each_once(found), unusable
-
-
-def _each_once(found: list[Recording]) -> list[Recording]:
-    best: dict[str, Recording] = {}
-    for recording in found:
-        stream = recording.path.parent.name
-        key = stream if _STREAM.fullmatch(stream) else str(recording.path)
-        known = best.get(key)
-        if known is None or (recording.ended, recording.events) > (known.ended, known.events):
-            best[key] = recording
-    return list(best.values())
+            except Exception as error:
+                unusable.append(f"{path} cannot be used: {type(error).__name__}: {error}")
+    return found, unusable
 
 
 def _journals(directory: Path) -> Iterator[Path]:
@@ -229,8 +252,6 @@ def _journals(directory: Path) -> Iterator[Path]:
         below.sort()
         for name in sorted(files):
             path = Path(place) / name
-            if name == "journal" and SUPERSEDED in files:
-                continue
             if (name == "journal" or path.suffix in (".journal", ".ssj")) and not path.is_symlink():
                 number += 1
                 if number > MAX_STREAMS:

@@ -24,6 +24,7 @@ function taken(kind, snapshot) {
   if (snapshot.full) ranks.clear();
   for (const view of snapshot.ranks) ranks.set(view.id, view);
   for (const id of snapshot.gone) ranks.delete(id);
+  tellJobsApart();
   job = snapshot.job;
   link("live", true);
   const all = listed();
@@ -33,6 +34,15 @@ function taken(kind, snapshot) {
   changes.update(all, snapshot.at_ns);
   table.update(all);
   Promise.all([chart.update(all, table.chosen), windows.update(job, all)]).catch((error) => link(error.message, false));
+}
+
+// Ranks of several jobs have the same numbers: then each says whose it is.
+function tellJobsApart() {
+  const several = new Set(listed().map((view) => view.job_id)).size > 1;
+  for (const view of listed()) {
+    const of = several ? view.job_id : "";
+    if ((view.of ?? "") !== of) ranks.set(view.id, { ...view, of });
+  }
 }
 
 function link(text, live) {
@@ -95,7 +105,7 @@ function verdict() {
   const told = [];
   for (const slow of job.slowest.slice(0, 3)) {
     told.push(
-      `${rankName(slow)} on ${slow.host} is slow: ${milliseconds(slow.step_ms)} ${slow.own ? "of its own work in a step" : "a step"}, ` +
+      `${rankName(ranks.get(slow.id) ?? slow)} on ${slow.host} is slow: ${milliseconds(slow.step_ms)} ${slow.own ? "of its own work in a step" : "a step"}, ` +
         `${slow.factor.toFixed(1)} times the others' ${milliseconds(slow.others_ms)}.`,
     );
   }

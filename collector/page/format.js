@@ -41,7 +41,8 @@ export function seconds(value) {
 export const clock = (unix) => new Date(unix * 1000).toLocaleTimeString("en-GB");
 
 export function rankName(view) {
-  return view.rank === null ? view.id : `rank ${view.rank}`;
+  const name = view.rank === null ? view.id : `rank ${view.rank}`;
+  return view.of ? `${name} of ${view.of}` : name;
 }
 
 // An element with properties and children. Text is only ever text: names come from the network.

@@ -81,12 +81,14 @@ export async function listen(path, taken) {
   }
 }
 
+export const withQuery = (path, parameters) => `${path}?${new URLSearchParams(parameters)}`;
+
 // Has the browser save a file: where there is a token, with a ticket for this one download.
 export async function download(path) {
   let address = path;
   if (hasToken()) {
     const answer = await request("/v1/tickets", { method: "POST", body: JSON.stringify({ path }) });
-    address = `${path}?ticket=${encodeURIComponent((await answer.json()).ticket)}`;
+    address = `${path}${path.includes("?") ? "&" : "?"}ticket=${encodeURIComponent((await answer.json()).ticket)}`;
   }
   const link = document.createElement("a");
   link.href = address;

@@ -1,7 +1,7 @@
 // The windows, and the dialog of one: its ranks with their files, and what a rank did in it.
 
 import { byId, bytes, clock, element, nanoseconds, say, whole } from "./format.js";
-import { download, json, openInPerfetto } from "./server.js";
+import { download, json, openInPerfetto, withQuery } from "./server.js";
 
 const EVERY = 3000; // ms between two looks
 const ROWS = 50; // of a table of names
@@ -13,9 +13,10 @@ const HEAD = ["Steps", "Events", "Lost", "State", "Files"];
 
 const title = (kind) => TITLES[kind] ?? kind;
 
-function button(text, label, act) {
+// `said`: id of the element that tells what goes wrong.
+function button(text, label, act, said = "window-said") {
   const made = element("button", { type: "button", ariaLabel: label }, text);
-  made.addEventListener("click", () => act().catch((error) => say(byId("window-said"), error.message)));
+  made.addEventListener("click", () => act().catch((error) => say(byId(said), error.message)));
   return made;
 }
 
@@ -23,6 +24,7 @@ export class Windows {
   #looked = 0;
   #seen = "";
   #files = { rank: [], merged: [] };
+  #several = false; // whether there are windows of several jobs
 
   constructor() {
     byId("window-table")
@@ -38,6 +40,7 @@ export class Windows {
     this.#seen = seen;
     this.#files = { rank: job.rank_files, merged: job.merged_files };
     const windows = await json("/v1/windows?limit=30");
+    this.#several = new Set(windows.map((window) => window.job_id)).size > 1;
     byId("no-windows").hidden = windows.length > 0;
     byId("window-table").hidden = windows.length === 0;
     const body = byId("window-table").querySelector("tbody");
@@ -56,23 +59,31 @@ export class Windows {
       whole(window.dropped),
       (window.open ? `open in ${window.open}` : window.incomplete ? `cut short in ${window.incomplete}` : "complete") + givenUp(window),
     ];
-    const merged = this.#files.merged.map((kind) =>
-      button(title(kind), `${title(kind)} of window ${window.index}, all ranks`, () => download(`/v1/windows/${window.index}/${kind}`)),
-    );
+    const of = `window ${window.index}${this.#several ? ` of ${window.job_id}` : ""}`;
+    const address = (kind) => withQuery(`/v1/windows/${window.index}/${kind}`, { job: window.job_id });
+    const merged = this.#files.merged.map((kind) => button(title(kind), `${title(kind)} of ${of}, all ranks`, () => download(address(kind)), "windows-said"));
+    if (this.#files.merged.includes("perfetto")) {
+      const open = () => openInPerfetto(address("perfetto"), `${of}, all ranks`, (text) => say(byId("windows-said"), text));
+      merged.push(button("open in ui.perfetto.dev", `Open ${of}, all ranks, in ui.perfetto.dev`, open, "windows-said"));
+    }
     return element(
       "tr",
       {},
-      element("th", { scope: "row" }, `${window.index}`),
+      element("th", { scope: "row" }, `${window.index}`, ...(this.#several ? [element("p", { className: "quiet" }, window.job_id)] : [])),
       ...cells.map((text, index) => element("td", { className: NUMBERS.has(COLUMNS[index + 1]) ? "number" : "" }, text)),
-      element("td", {}, button("ranks …", `Ranks of window ${window.index}`, () => this.#open(window.index)), ...merged),
+      element("td", {}, button("ranks …", `Ranks of ${of}`, () => this.#open(window, of)), ...merged),
     );
   }
 
-  async #open(index) {
-    this.#show(`Window ${index}`);
+  async #open({ index, job_id }, of) {
+    this.#show(of.replace("w", "W"));
     say(byId("window-said"), "reading …");
-    const detail = await json(`/v1/windows/${index}`);
-    const rows = detail.ranks.map(({ rank, stream, window }) => this.#windowRow(rank, rank, stream, window));
+    const detail = await json(withQuery(`/v1/windows/${index}`, { job: job_id }));
+    const again = new Set(detail.ranks.filter(({ start }) => start > 1).map(({ rank }) => rank));
+    const rows = detail.ranks.map(({ rank, start, stream, window }) => {
+      const name = again.has(rank) ? `${rank}, start ${start}` : rank;
+      return this.#windowRow(name, name, stream, window);
+    });
     say(byId("window-said"), "");
     byId("window-body").replaceChildren(table(["Rank", ...HEAD], rows));
   }

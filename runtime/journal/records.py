@@ -191,8 +191,11 @@ def is_known(kind: int) -> bool:
 
 
 def decode_record(kind: int, payload: bytes) -> Any:
-    """The record of a frame of a known type, `None` if the payload cannot be decoded."""
+    """The record of a frame, `None` if its type has none or the payload cannot be decoded."""
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        return None
     try:
-        return _DECODERS[kind].decode(payload)
+        return decoder.decode(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None

@@ -52,6 +52,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     formats.add_format(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--window", metavar="N", type=int, help="only this window; 0 is the first")
+    parser.add_argument(
+        "--of", metavar="STREAM", default="", help="with --window: this stream counts so; its id, 32 hexadecimal digits"
+    )
     what.add_argument("--steps", metavar="A-B", type=_steps, help="only the steps from A to B")
     parser.add_argument("--job", metavar="NAME", help="which job, if there are several")
     parser.add_argument("--report", metavar="FILE", type=Path, help="write the report as JSON, too")
@@ -72,6 +75,8 @@ def merge(given: argparse.Namespace) -> int:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
     if given.format not in DIRECTORIES:
         formats.chosen(given, "out")
+    if given.of and given.window is None:
+        given.parser.error("--of says whose number of a window it is: it wants --window")
     progress = Progress()
     report = anyio.run(
         lambda: write_merged(
@@ -79,7 +84,7 @@ def merge(given: argparse.Namespace) -> int:
             given.out,
             format=given.format,
             job=given.job,
-            selection=Selection(window=given.window, steps=given.steps),
+            selection=Selection(window=given.window, stream=given.of, steps=given.steps),
             progress=lambda events: progress.show(f"{events:,} events"),
         )
     )

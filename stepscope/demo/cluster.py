@@ -1,7 +1,8 @@
 """The demonstration of a cluster: four ranks that train together and stream to a collector, while things break.
 
-One rank is slow, one is killed half-way and all go on from a checkpoint, and the collector is killed once. In the end every
-span is counted: what the ranks noted is what the collector's files hold, each once.
+One rank is slow, one is killed half-way and all go on from a checkpoint, and the collector is killed once. In the end
+everything is merged into one trace, and every span is counted: what the ranks noted is what the collector's files hold, and
+what the merged trace shows, each once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stepscope.demo import cluster_merged
 from stepscope.runtime import strings
 from stepscope.runtime.events import EventBatch, Flag, Kind
 from stepscope.runtime.journal.reader import JournalReader
@@ -165,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs it.
 
     Returns:
-        0 if nothing was lost, nothing was written twice and the slow rank was named; else 1.
+        0 if nothing was lost, nothing was written twice, the slow rank was named and all times have a bound; else 1.
     """
     parser = argparse.ArgumentParser(prog="python -m stepscope.demo.cluster", description=__doc__)
     parser.add_argument("--dir", type=Path, metavar="DIR", help="where to leave everything; default: a new one in /tmp")
@@ -181,12 +183,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = [sys.executable, "-m", "stepscope", "deliver", str(note.parent), "--url", collector.url]
         subprocess.run(command, check=True)
     collector.stop()
-    made, kept = noted(place), collected(place / "collected")
-    lost, twice = made - kept, kept - made
-    print(
-        f"{sum(made.values())} spans were made, {sum(kept.values())} are kept; lost: {sum(lost.values())}, twice: {sum(twice.values())}"
-    )
-    return int(bool(status or lost or twice))
+    report = cluster_merged.merge(place / "collected", place)
+    print(cluster_merged.told(report, place), flush=True)
+    made = noted(place)
+    for kept, what in ((collected(place / "collected"), "kept"), (cluster_merged.spans(place, SPAN), "merged")):
+        lost, twice = (made - kept).total(), (kept - made).total()
+        print(f"{made.total()} spans were made, {kept.total()} are {what}; lost: {lost}, twice: {twice}", flush=True)
+        status = status or int(bool(lost or twice))
+    return int(bool(status or any(member.bound_ns is None for member in report.members)))
 
 
 if __name__ == "__main__":

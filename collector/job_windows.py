@@ -1,0 +1,100 @@
+"""The windows of jobs, as their ranks' streams tell them: those of all ranks, and of all starts of each, together."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from stepscope.collector.merge.places import Mark, places
+from stepscope.collector.stream import Stream
+from stepscope.collector.streams import Rank
+from stepscope.collector.windows import WindowFacts
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A window of one start of a rank."""
+
+    rank: str
+    """Id of the rank."""
+    start: int
+    """1: its first."""
+    stream: Stream
+    window: WindowFacts
+
+    @property
+    def mark(self) -> Mark:
+        """What it says of itself."""
+        first, last = self.window.first_step, self.window.last_step
+        return self.window.index, None if first is None or last is None else (first, last)
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A window of a job."""
+
+    job: str
+    index: int
+    """The job's, as far as the collector remembers: a merge sees older windows, too."""
+    rows: list[Row]
+    """In order of rank and start."""
+
+    @property
+    def latest(self) -> list[Row]:
+        """Of each rank the last start that has it."""
+        return list({row.rank: row for row in self.rows}.values())
+
+
+Marks = tuple[Counter[Mark], Counter[Mark]]
+"""Windows of ranks' first starts, and of later ones."""
+
+
+class Seen(msgspec.Struct):
+    """Windows of a job as they are at one moment."""
+
+    marks: Marks = msgspec.field(default_factory=lambda: (Counter(), Counter()))
+    rows: list[Row] = []
+
+    def groups(self, job: str) -> list[Group]:
+        """These windows, those together that are one of the job."""
+        placed = places(*self.marks)
+        found: dict[int, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(placed[row.start > 1, row.mark], []).append(row)
+        return [Group(job, index, rows) for index, rows in found.items()]
+
+
+def seen(ranks: Iterable[Rank], most: int) -> dict[str, Seen]:
+    """The newest windows of each start of each rank, by job.
+
+    Args:
+        ranks: in the order in which they are to be told.
+        most: of each start.
+    """
+    found: dict[str, Seen] = {}
+    for rank in ranks:
+        for start, stream in enumerate(rank.streams, 1):
+            its = found.setdefault(stream.job, Seen())
+            its.marks[start > 1].update(stream.windows.marks())
+            its.rows += [Row(rank.id, start, stream, window) for window in itertools.islice(stream.windows, most)]
+    return found
+
+
+def find(ranks: Sequence[Rank], index: int, job: str | None) -> list[Group]:
+    """The window of an index: of one job, or of each that has it."""
+    marks: dict[str, Marks] = {}
+    for rank in ranks:
+        for start, stream in enumerate(rank.streams, 1):
+            if job is None or stream.job == job:
+                marks.setdefault(stream.job, (Counter(), Counter()))[start > 1].update(stream.windows.marks())
+    wanted = {name: {mark for mark, place in places(*its).items() if place == index} for name, its in marks.items()}
+    groups = {name: Group(name, index, []) for name in marks}
+    for rank in ranks:
+        for start, stream in enumerate(rank.streams, 1):
+            these = {mark for later, mark in wanted.get(stream.job, ()) if later == (start > 1)}
+            if these.isdisjoint(stream.windows.marks()):
+                continue
+            rows = (Row(rank.id, start, stream, window) for window in stream.windows)
+            groups[stream.job].rows.extend(row for row in rows if row.mark in these)
+    return [group for group in groups.values() if group.rows]

@@ -1,0 +1,50 @@
+"""What there is to merge: the recordings of some directories, each event and each round trip once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stepscope.collector import clock_names
+from stepscope.collector.merge.copies import without_copies
+from stepscope.collector.merge.recording import Recording, recordings_in
+
+
+def gather(sources: Sequence[Path]) -> tuple[list[Recording], list[str]]:
+    """The recordings of journals and of directories, without copies, with round trips to collectors' clocks only.
+
+    Returns:
+        Those, and what is to be said: which files cannot be used, and what does not count.
+
+    Raises:
+        OSError: if a directory cannot be read.
+    """
+    found, said = recordings_in(sources)
+    kept, copies = without_copies(found)
+    return kept, [*said, *copies, *_with_known_clocks(kept)]
+
+
+def _with_known_clocks(recordings: Sequence[Recording]) -> list[str]:
+    """Takes out round trips to clocks that no collector had; says how many.
+
+    Clocks of directories that do not name theirs are known because their streams have round trips to them.
+    """
+    named = {one.directory: clock_names.read(one.directory) for one in recordings if one.stream}
+    checked = [one for one in recordings if one.stream and named[one.directory] is not None]
+    if not checked:
+        return []
+    names = {name for several in named.values() if several is not None for name in several}
+    unchecked = {id(one) for one in recordings} - {id(one) for one in checked}
+    names |= {sync.clock for one in recordings if id(one) in unchecked for sync in one.syncs}
+    left_out = streams = 0
+    for one in checked:
+        known = [sync for sync in one.syncs if sync.clock in names]
+        if len(known) < len(one.syncs):
+            left_out += len(one.syncs) - len(known)
+            streams += 1
+            one.syncs = known
+    if not left_out:
+        return []
+    return [
+        f"{left_out:,} round trips of {streams:,} streams name a clock that none of these collectors had, and do not count"
+    ]

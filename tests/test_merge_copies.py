@@ -1,0 +1,150 @@
+"""Each event counts once in a merge, in however many files it lies; and what is in one file costs no other."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.cli.main import main
+from stepscope.collector.merge.plan import Selection
+from stepscope.collector.merge.recording import recordings_in
+from stepscope.collector.store import SUPERSEDED
+from stepscope.runtime.events import Kind, empty_block
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.discard import discard, places
+from tests.collectors import COMMAND
+from tests.journals import HandMade
+from tests.ranks.cluster import collector, start_rank
+from tests.ranks.worker import Rank
+from tests.support import require
+from tests.test_merge import add_rank, merged
+
+
+@pytest.fixture(scope="module")
+def delivered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A collector's directory with a rank that was killed in step 7 of 10, delivered, and started again from step 5."""
+    directory = tmp_path_factory.mktemp("delivered")
+    with collector(directory / "collected") as address:
+        assert start_rank(address, directory, Rank(rank=0, killed_at=7), 1).wait(60) == -9
+        (run,) = directory.glob("run-*/rank0")
+        command = [*COMMAND, "deliver", str(run), "--url", address]
+        done = subprocess.run(command, timeout=60, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert start_rank(address, directory, Rank(rank=0, first_step=5), 1).wait(60) == 0
+    assert len(list((directory / "collected" / "streams").iterdir())) == 3
+    return directory / "collected"
+
+
+def spans(directory: Path, out: Path) -> Counter[tuple[str, int]]:
+    """The spans of a merge, by name and step."""
+    table: Any = require("pyarrow.parquet")
+    assert main(["merge", str(directory), "--out", str(out)]) == 0
+    rows = table.read_table(out).to_pylist()
+    return Counter((row["name"], row["step"]) for row in rows if row["name"] in ("compute", "gloo:all_reduce"))
+
+
+def expected() -> Counter[tuple[str, int]]:
+    """What both starts did: steps 0 to 7, of which the last was cut, and 5 to 9."""
+    steps = [*range(8), *range(5, 10)]
+    return Counter({("compute", n): steps.count(n) for n in range(10)}) + Counter(
+        {("gloo:all_reduce", n): [*range(7), *range(5, 10)].count(n) for n in range(10)}
+    )
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_what_was_delivered_counts_once(delivered: Path, tmp_path: Path, marked: bool) -> None:
+    """The stream of a killed process and its recovered journal are one start; so they are where the mark was not copied."""
+    shutil.copytree(delivered / "streams", tmp_path / "in" / "streams")
+    for mark in (tmp_path / "in").glob(f"streams/*/{SUPERSEDED}"):
+        if not marked:
+            mark.unlink()
+    assert spans(tmp_path / "in", tmp_path / "out.parquet") == expected()
+    _, report = merged(tmp_path / "in")
+    assert [member.member for member in report.members] == ["rank 0", "rank 0 (start 2)"]
+    first = report.members[0]
+    assert first.round_trips > 0 and first.bound_ns, "the stream's comparisons of clocks hold for the recovered journal"
+    assert not any("at the same time" in note for note in report.notes)
+
+
+def test_a_stream_whose_successor_is_elsewhere_is_merged(delivered: Path, tmp_path: Path) -> None:
+    """A mark alone takes nothing away."""
+    shutil.copytree(delivered / "streams", tmp_path / "in" / "streams")
+    (mark,) = (tmp_path / "in").glob(f"streams/*/{SUPERSEDED}")
+    shutil.rmtree(tmp_path / "in" / "streams" / mark.read_text())
+    _, report = merged(tmp_path / "in")
+    assert [(member.member, member.ended) for member in report.members] == [
+        ("rank 0", False),
+        ("rank 0 (start 2)", True),
+    ]
+    assert report.members[0].events > 0
+
+
+def test_a_stream_that_two_collectors_have(tmp_path: Path) -> None:
+    """One took it over from the other: the whole file counts, in whatever order they are given."""
+    add_rank(tmp_path / "b", 0)
+    (whole,) = (tmp_path / "b").glob("streams/*")
+    part = tmp_path / "a" / "streams" / ("0" * 32) / "journal"
+    part.parent.mkdir(parents=True)
+    whole = whole.rename(whole.with_name("0" * 32))
+    part.write_bytes((whole / "journal").read_bytes()[:-400])
+    alone, _ = merged(tmp_path / "b")
+    for first, second in (("a", "b"), ("b", "a")):
+        both, report = merged(tmp_path / first, None, None, tmp_path / second)
+        assert len(both) == len(alone) > 0
+        assert len(report.members) == 1 and report.members[0].ended and report.notes == []
+
+
+def test_copies_of_which_neither_has_all_are_told(tmp_path: Path) -> None:
+    """The one with more events counts, and what is left out is said."""
+    add_rank(tmp_path / "a", 0)
+    (stream,) = (tmp_path / "a").glob("streams/*")
+    stream.rename(stream.with_name("1" * 32))
+    (first,), _ = recordings_in([tmp_path / "a"])
+    block: Any = empty_block(2)
+    block["ts"], block["kind"] = first.last_ns + 1000, int(Kind.INSTANT)
+    other = tmp_path / "b" / "streams" / ("1" * 32) / "journal"
+    other.parent.mkdir(parents=True)
+    HandMade(other).record(fmt.FrameType.RUN, first.run).events(block)
+    exporter, report = merged(tmp_path / "b", None, None, tmp_path / "a")
+    assert len(report.members) == 1 and len(exporter) == first.events
+    (note,) = report.notes
+    assert "not the 2 of the second" in note and str(other) in note
+
+
+def test_windows_that_were_given_up_are_merged_without_their_events(tmp_path: Path) -> None:
+    """What a collector discards costs no other rank and no other window; how much it was is in the report."""
+    for rank in (0, 1):
+        add_rank(tmp_path, rank)
+    whole, _ = merged(tmp_path)
+    journal = min(tmp_path.glob("streams/*/journal"))
+    gone = sum(place.header.count for place in places(journal))
+    discard(journal, places(journal))
+    exporter, report = merged(tmp_path, Selection(window=0))
+    assert len(report.members) == 2 and len(exporter) == len(whole) - gone > 0
+    assert any(f"{gone:,} events were given up" in note for note in report.notes)
+    assert main(["merge", str(tmp_path), "--out", str(tmp_path / "x.json")]) == 0
+
+
+@given(frames=st.lists(st.tuples(st.integers(0, 255), st.integers(0, 255), st.binary(max_size=60)), max_size=8))
+@settings(max_examples=80)
+def test_any_frames_of_a_client_cost_nobody_else(
+    frames: list[tuple[int, int, bytes]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Types of frames that a reader does not know, or that have no record, with anything in them."""
+    directory = tmp_path_factory.mktemp("hostile")
+    add_rank(directory, 0)
+    (first,), _ = recordings_in([directory])
+    made = HandMade(directory / "hostile.journal")
+    made.record(fmt.FrameType.RUN, first.run)
+    for kind, flags, payload in frames:
+        made.frame(kind, payload, flags)
+    exporter, report = merged(directory, job="job")
+    assert "ProfilerStep#7" in exporter.names()
+    assert report.members[0].events > 0
