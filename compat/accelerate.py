@@ -72,8 +72,8 @@ class StepscopeProfileKwargs(_ProfileKwargs):
 
     # `Accelerator` looks up by the exact class what a handler is for, so a subclass has to pass for its base. Copies are
     # made by hand then, for pickle would take the wrong class.
-    @property
-    def __class__(self) -> type[Any]:
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Any]:  # pyright: ignore[reportIncompatibleMethodOverride, reportIncompatibleVariableOverride]
         return _ProfileKwargs
 
     def __reduce__(self) -> tuple[Any, ...]:

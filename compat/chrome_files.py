@@ -20,7 +20,7 @@ from stepscope.backends.kineto_tracks import KinetoTracks
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.clock import ClockAnchor, ClockMapping
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.events import join_blocks
+from stepscope.runtime.events import Block, join_blocks
 from stepscope.runtime.sink import BackendReport, Sink
 
 Item = tuple[int, Path, int] | int | None
@@ -129,7 +129,8 @@ class ChromeFilesBackend:
         mapping = ClockMapping.fit(pairs)
         self._error_ns = max(self._error_ns, mapping.error_ns)
         converter: KinetoConverter | None = None
-        blocks, heap = [], bytearray()
+        blocks: list[Block] = []
+        heap = bytearray()
         for events in file.slices():
             converter = converter or KinetoConverter(self._tracks, file.base_ns, mapping, {})
             block, arguments = converter.convert(events)

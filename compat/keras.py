@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack
 
 from stepscope.backends.base import Backend
@@ -173,9 +174,8 @@ class StepscopeCallback(Traced, _Callback):
 
 
 def _operators() -> Sequence[Backend]:
-    from keras import backend
-
-    return (TorchBackend(),) if backend.backend() == "torch" else ()
+    keras: Any = import_module("keras")
+    return (TorchBackend(),) if keras.backend.backend() == "torch" else ()
 
 
 def _number(value: Any) -> int:

@@ -56,7 +56,8 @@ class StepscopeProfiler(Traced, Profiler):
         self, dirpath: str | Path | None = None, filename: str | None = None, **settings: Unpack[LoopArguments]
     ) -> None:
         super().__init__(dirpath, filename)
-        self._chosen, self._log_dir = dirpath, None
+        self._chosen = dirpath
+        self._log_dir: str | None = None
         self.loop = Loop(LoopSettings.of(settings), "lightning", torch_operators)
         self._forget()
 
@@ -70,7 +71,7 @@ class StepscopeProfiler(Traced, Profiler):
         return {name: value for name, value in self.__dict__.items() if name not in live}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        vars(self).update(state)
         self._output_file = self._write_stream = None
         self._forget()
 

@@ -7,7 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from stepscope.backends.base import Backend
 from stepscope.backends.torch import TorchBackend
@@ -24,7 +24,7 @@ log = logging.getLogger("stepscope")
 KEPT = 64
 """Errors that are kept; further ones are counted."""
 
-P = ParamSpec("P")
+Hook = TypeVar("Hook", bound=Callable[..., None])
 
 
 def no_backends() -> Sequence[Backend]:
@@ -226,21 +226,17 @@ class Traced:
         guarded(_close)(self, error)
 
 
-S = TypeVar("S", bound=Traced)
-"""Whose hooks are guarded."""
-
-
-def guarded(hook: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
-    """Keeps what a hook raises: the loop that is traced never sees it."""
+def guarded(hook: Hook) -> Hook:
+    """Keeps what a hook of a `Traced` raises: the loop that is traced never sees it."""
 
     @functools.wraps(hook)
-    def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def run(self: Traced, /, *args: Any, **kwargs: Any) -> None:
         try:
             hook(self, *args, **kwargs)
         except Exception as error:
             self.loop.keep(error)
 
-    return run
+    return cast(Hook, run)
 
 
 def _close(callback: Traced, error: BaseException | None) -> None:

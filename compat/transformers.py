@@ -80,13 +80,13 @@ class StepscopeCallback(Traced, TrainerCallback):
         self._steps = self.loop.settings.unit == "step"
 
     def _open(self, stage: str, step: int, args: TrainingArguments) -> None:
-        many = args.world_size > 1
+        world_size, rank = int(args.world_size), int(args.process_index)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
         self.loop.open(
             stage,
             step=step,
             directory=f"{args.output_dir}/stepscope",
-            rank=args.process_index if many else None,
-            world_size=args.world_size if many else None,
+            rank=rank if world_size > 1 else None,
+            world_size=world_size if world_size > 1 else None,
         )
 
     # training
@@ -130,9 +130,7 @@ class StepscopeCallback(Traced, TrainerCallback):
         self.loop.leave("optimizer_step")
 
     @guarded
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.loop.leave("micro_step")  # of releases that do not tell of the optimizer
         if self._steps:
             self.loop.step()
@@ -171,9 +169,7 @@ class StepscopeCallback(Traced, TrainerCallback):
             self._open("evaluate", 1 if self._steps else 0, args)
 
     @guarded
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._end_evaluation()
 
     @guarded
@@ -204,9 +200,7 @@ class StepscopeCallback(Traced, TrainerCallback):
                 counter(name, value, category="transformers")
 
     @guarded
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         instant("checkpoint", category="transformers", step=state.global_step)
 
 

@@ -79,7 +79,11 @@ def trace(
     flight = _flight(keep_last, schedule, backends)
     if isinstance(rank, bool) or not isinstance(rank, int | None) or (rank is not None and rank < 0):
         raise TypeError(f"rank must be a whole number from 0, got {rank!r}")
-    if isinstance(world_size, bool) or not isinstance(world_size, int | None) or (world_size is not None and world_size < 1):
+    if (
+        isinstance(world_size, bool)
+        or not isinstance(world_size, int | None)
+        or (world_size is not None and world_size < 1)
+    ):
         raise TypeError(f"world_size must be a whole number from 1, got {world_size!r}")
     if metadata is not None and not isinstance(metadata, Mapping):
         raise TypeError(f"metadata must be a mapping, got {type(metadata).__name__}: {metadata!r}")

@@ -1,8 +1,8 @@
 """Accelerate's `profile`, with our handler, and the tracker; a real loop that accumulates gradients."""
 
 # Annotations of torch and Accelerate are incomplete.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# mypy: allow-untyped-calls
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# mypy: allow-untyped-calls, disable-error-code="import-untyped"
 
 from __future__ import annotations
 

@@ -28,12 +28,16 @@ ACTIONS = {
 def theirs(**cycle: int) -> Any:
     """A schedule that answers with Composer's actions."""
     ours = cyclic_schedule(**cycle)
-    return lambda state: ACTIONS[ours(state)]
+
+    def answer(state: Any) -> Action:
+        return ACTIONS[ours(state)]
+
+    return answer
 
 
 def handler(tmp_path: Path, **given: Any) -> StepscopeTraceHandler:
     """One that writes into the test's directory."""
-    return StepscopeTraceHandler(**{"output_dir": str(tmp_path / "{run_name}"), **given})
+    return StepscopeTraceHandler(output_dir=str(tmp_path / "{run_name}"), **given)
 
 
 def test_composers_schedule_and_markers_are_followed(tmp_path: Path) -> None:

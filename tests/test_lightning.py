@@ -73,7 +73,7 @@ def data(batches: int) -> Any:
 
 def trainer(tmp_path: Path, **given: Any) -> Trainer:
     """A Trainer on the CPU that writes and prints nothing of its own."""
-    settings = {
+    settings: dict[str, Any] = {
         "max_epochs": 1,
         "accelerator": "cpu",
         "logger": False,

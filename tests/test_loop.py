@@ -39,7 +39,9 @@ def run_steps(loop: Loop, stage: str, count: int, **given: Any) -> None:
 def test_each_run_has_steps_of_its_own(tmp_path: Path) -> None:
     """Runs count from where they are told; the schedule, its repetitions and the spans are right in each."""
     runs = Runs()
-    loop = Loop(settings_of(tmp_path, exporters=[runs], schedule=sc.schedule(wait=1, warmup=0, active=2, repeat=2)), "x")
+    loop = Loop(
+        settings_of(tmp_path, exporters=[runs], schedule=sc.schedule(wait=1, warmup=0, active=2, repeat=2)), "x"
+    )
     run_steps(loop, "fit", 8)
     run_steps(loop, "test", 5)
     loop.raise_errors()
@@ -165,7 +167,9 @@ def test_hooks_never_raise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
 def test_leaving_the_context_closes_the_run(tmp_path: Path) -> None:
     """The exception goes on, and the window says what cut it."""
     memory = sc.MemoryExporter()
-    hooks = Hooks(Loop(settings_of(tmp_path, exporters=[memory], schedule=sc.schedule(wait=0, warmup=0, active=9)), "x"))
+    hooks = Hooks(
+        Loop(settings_of(tmp_path, exporters=[memory], schedule=sc.schedule(wait=0, warmup=0, active=9)), "x")
+    )
     with pytest.raises(KeyError), hooks:
         hooks.loop.open("fit")
         hooks.loop.step()
@@ -204,7 +208,7 @@ def test_keywords_are_the_settings() -> None:
 def test_keep_last_records_always(tmp_path: Path) -> None:
     """A flight recorder in place of the schedule: the exception's last steps are saved."""
     memory = sc.MemoryExporter()
-    flight = sc.FlightRecorder(steps=2, triggers=[sc.Raised()])
+    flight = sc.FlightRecorder(steps=2, triggers=(sc.Raised(),))
     hooks = Hooks(Loop(settings_of(tmp_path, exporters=[memory], keep_last=flight), "x"))
     with pytest.raises(KeyError), hooks:
         hooks.loop.open("fit")
