@@ -16,21 +16,7 @@ from stepscope.exporters.base import Exporter
 from stepscope.runtime.schedule import schedule
 
 if TYPE_CHECKING:
-
-    @dataclass
-    class _ProfileKwargs:
-        """The fields of Accelerate's handler that we read."""
-
-        activities: list[str] | None = None
-        schedule_option: dict[str, int] | None = None
-        on_trace_ready: Callable[..., Any] | Exporter | None = None
-        record_shapes: bool = False
-        profile_memory: bool = False
-        with_stack: bool = False
-        with_flops: bool = False
-        with_modules: bool = False
-        output_trace_dir: str | None = None
-
+    from accelerate.utils import ProfileKwargs as _ProfileKwargs  # type: ignore[import-untyped]
 else:
     try:
         from accelerate.utils import ProfileKwargs as _ProfileKwargs
@@ -43,7 +29,7 @@ else:
 
 
 @dataclass
-class StepscopeProfileKwargs(_ProfileKwargs):
+class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
     """Takes the place of `accelerate.utils.ProfileKwargs`, with its fields.
 
     Given to `Accelerator(kwargs_handlers=[...])` or to `accelerator.profile(...)`. With `output_trace_dir`, Accelerate
@@ -74,12 +60,13 @@ class StepscopeProfileKwargs(_ProfileKwargs):
     # made by hand then, for pickle would take the wrong class.
     @property  # type: ignore[misc]
     def __class__(self) -> type[Any]:  # pyright: ignore[reportIncompatibleMethodOverride, reportIncompatibleVariableOverride]
-        return _ProfileKwargs
+        kind: type[Any] = _ProfileKwargs
+        return kind
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remade, (self.to_dict(),)
 
-    def build(self) -> AccelerateRun:
+    def build(self) -> AccelerateRun:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The context manager that Accelerate enters."""
         ready = self.on_trace_ready
         callback = None if ready is None or isinstance(ready, Exporter) else ready

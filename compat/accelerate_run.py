@@ -66,8 +66,8 @@ class FinishedWindow:
         """The table of this window; shapes and stacks are no columns of it."""
         return Averages(self.window.summary())
 
-    def export_chrome_trace(self, path: str) -> None:
-        """Writes this window; any number of times.
+    def export_chrome_trace(self, path: str, **more: object) -> None:
+        """Writes this window; any number of times. What torch takes besides has no effect.
 
         Raises:
             OutputError: if the file cannot be written.
@@ -119,7 +119,7 @@ class AccelerateRun(Traced):
         return Averages(Summary() if self.loop.profiler is None else self.loop.profiler.aggregates())
 
     @guarded
-    def export_chrome_trace(self, path: str) -> None:
+    def export_chrome_trace(self, path: str, **more: object) -> None:
         """Writes all that was recorded, every window, to a file; after the `with`, any number of times."""
         journal = self._journal
         if journal is None or self.loop.profiler is None or self.loop.stage:

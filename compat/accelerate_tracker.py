@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from accelerate.tracking import GeneralTracker  # type: ignore[import-untyped]
 
 from stepscope.compat.accelerate import StepscopeProfileKwargs
 from stepscope.compat.loop import Loop, Traced, guarded
@@ -11,18 +13,8 @@ from stepscope.compat.loop_settings import LoopSettings
 from stepscope.runtime._core import counter
 from stepscope.runtime.profiler import Profiler
 
-if TYPE_CHECKING:
 
-    class _GeneralTracker:
-        """Accelerate's has no types."""
-
-        def __init__(self, _blank: bool = False) -> None: ...
-
-else:
-    from accelerate.tracking import GeneralTracker as _GeneralTracker
-
-
-class StepscopeTracker(Traced, _GeneralTracker):
+class StepscopeTracker(Traced, GeneralTracker):  # type: ignore[misc]
     """To be given as `Accelerator(log_with=[StepscopeTracker(handler)])`.
 
     Numbers that are logged become counters of the trace, and the configuration of `init_trackers` its metadata, of

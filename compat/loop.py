@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar, cast
 from stepscope.backends.base import Backend
 from stepscope.backends.torch import TorchBackend
 from stepscope.compat.loop_settings import LoopSettings
-from stepscope.runtime._core import span
+from stepscope.runtime._core import recording, span
 from stepscope.runtime.errors import ExporterError
 from stepscope.runtime.output import Output
 from stepscope.runtime.profiler import Profiler
@@ -67,7 +67,7 @@ class Loop:
         """What went wrong, the first 64 of it."""
         self.errors_beyond = 0
         """How many more there were."""
-        self._spans: list[tuple[str, span]] = []
+        self._spans: list[tuple[str, span | None]] = []
         self._used: set[str] = set()
         self._finalizer: Callable[[], object] | None = None
 
@@ -137,15 +137,19 @@ class Loop:
 
     def enter(self, name: str, **arguments: object) -> None:
         """Begins a span, which `leave` ends; both are hooks of the same thread."""
-        opened = span(name, category=self.category, **arguments)
-        opened.__enter__()
+        opened = None
+        if recording():  # most steps are not, and should cost nothing
+            opened = span(name, category=self.category, **arguments)
+            opened.__enter__()
         self._spans.append((name, opened))
 
     def leave(self, name: str) -> bool:
         """Ends the innermost open span of a name; whether there was one."""
         for at in range(len(self._spans) - 1, -1, -1):
             if self._spans[at][0] == name:
-                self._spans.pop(at)[1].__exit__(None, None, None)
+                opened = self._spans.pop(at)[1]
+                if opened is not None:
+                    opened.__exit__(None, None, None)
                 return True
         return False
 
@@ -161,7 +165,7 @@ class Loop:
             error: what ended the loop; a window that is open is incomplete in any case.
         """
         while self._spans:
-            self._spans.pop()[1].__exit__(None, None, None)
+            self.leave(self._spans[-1][0])
         if not self.stage or self.profiler is None:
             return
         self.stage = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypedDict, cast
+from typing import Any, ClassVar, Literal, TypedDict
 
 import msgspec
 
@@ -102,9 +102,10 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         super().__post_init__()
         if self.ranks is not None and min(self.ranks, default=0) < 0:
             raise ValueError(f"ranks must be whole numbers from 0, got {min(self.ranks)}")
-        if not isinstance(self.exporters, Sequence):
-            raise TypeError(f"exporters must be a list, got {self.exporters!r}; write exporters=[...]")
-        for item in cast("Sequence[Any]", self.exporters):
+        given: object = self.exporters
+        if not isinstance(given, Sequence):
+            raise TypeError(f"exporters must be a list, got {given!r}; write exporters=[...]")
+        for item in list[Any](given):
             if isinstance(item, type) or not (isinstance(item, Exporter) or callable(item)):
                 raise TypeError(f"{item!r} is neither an exporter nor a function that makes one of a directory")
         self.build()  # whatever trace() has to say of the rest is said now

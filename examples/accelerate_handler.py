@@ -13,7 +13,7 @@ import stepscope as sc  # isort: skip
 import torch
 from accelerate import Accelerator
 
-from stepscope.accelerate import StepscopeProfileKwargs, StepscopeTracker
+from stepscope.accelerate import AccelerateRun, StepscopeProfileKwargs, StepscopeTracker
 
 
 def main() -> None:
@@ -38,6 +38,7 @@ def main() -> None:
             if accelerator.sync_gradients:
                 accelerator.log({"loss": loss.item()})
                 tracing.step()
+    assert isinstance(tracing, AccelerateRun)
     print(tracing.key_averages().table(sort_by="self_cpu_time_total", row_limit=8))
     print(tracing.metrics())
     accelerator.end_training()

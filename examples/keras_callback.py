@@ -2,7 +2,7 @@
 
 # Keras has no annotations.
 # mypy: disable-error-code="import-untyped"
-# pyright: basic, reportMissingTypeStubs=false
+# pyright: basic, reportArgumentType=false
 
 from __future__ import annotations
 

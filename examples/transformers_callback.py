@@ -9,16 +9,18 @@ from __future__ import annotations
 # Before torch: operators can arrive live only if stepscope was there first.
 from stepscope.transformers import StepscopeCallback  # isort: skip
 
+from typing import Any
+
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 
 def main() -> None:
     torch.manual_seed(0)
-    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    model = BertForSequenceClassification(BertConfig(vocab_size=64, max_position_embeddings=16, **size))
+    size = BertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    model = BertForSequenceClassification(size)
     words = torch.randint(0, 64, (64, 8))
-    data = [{"input_ids": row, "labels": row.sum() % 2} for row in words]
+    data: Any = [{"input_ids": row, "labels": row.sum() % 2} for row in words]
     tracing = StepscopeCallback(
         profiler_wait_steps=1, profiler_warmup_steps=1, profiler_active_steps=3, profiler_output_dir="run"
     )
@@ -26,7 +28,7 @@ def main() -> None:
         output_dir="out", max_steps=8, per_device_train_batch_size=4, gradient_accumulation_steps=2, use_cpu=True,
         logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
     )  # fmt: skip
-    trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[tracing])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[tracing])
     with tracing:
         trainer.train()
     if tracing.profiler is not None:

@@ -127,6 +127,23 @@ def test_its_activities_and_details_are_torchs(tmp_path: Path) -> None:
     assert any("Input Dims" in arguments for arguments in memory.arguments())
 
 
+def test_torchs_own_handler_is_served(tmp_path: Path) -> None:
+    """What programs give to torch's profiler as `on_trace_ready` writes each window here as there."""
+    handler = StepscopeProfileKwargs(
+        schedule_option={"wait": 0, "warmup": 1, "active": 1, "repeat": 2},
+        on_trace_ready=torch.profiler.tensorboard_trace_handler(str(tmp_path / "theirs")),
+        settings={"output_dir": str(tmp_path / "run"), "tensorboard": False},
+    )
+    using = accelerator()
+    with using.profile(handler) as run:
+        train(using, run, 4)
+    check_well(run)
+    files = sorted((tmp_path / "theirs").glob("*.pt.trace.json"))
+    assert len(files) == 2
+    for file in files:
+        assert sum(event["name"] == "micro_step" for event in events(file)) == 1
+
+
 def test_the_tracker_records_what_is_logged(tmp_path: Path) -> None:
     """Numbers are counters, the configuration metadata; step times can be logged like any other metric."""
     memory = sc.MemoryExporter()

@@ -6,8 +6,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ import pytest
 import stepscope as sc
 from stepscope.runtime.events import Kind
 from tests.frameworks import Runs, check_incomplete, check_well, fill, needs, steps
+from tests.support import ROOT
 
 needs("lightning")
 
@@ -310,3 +315,50 @@ def test_wrong_settings_are_refused_before_training() -> None:
     for kind in (StepscopeCallback, StepscopeProfiler):
         with pytest.raises(TypeError, match="did you mean 'schedule'"):
             kind(shedule=None)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+SPAWNED = """
+import sys
+import stepscope
+from pathlib import Path
+from lightning.pytorch import Trainer
+from stepscope.lightning import StepscopeProfiler
+from tests.test_lightning import CYCLE, Tiny, data, trainer
+if __name__ == "__main__":
+    where = Path(sys.argv[1])
+    profiler = StepscopeProfiler(schedule=CYCLE)
+    trainer(where, profiler=profiler, strategy="ddp_spawn", devices=2).fit(Tiny(), data(16))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_spawned_ranks_write_side_by_side(tmp_path: Path) -> None:
+    """Lightning sends the profiler to two processes, which know their ranks from it and from nobody else."""
+    program = tmp_path / "program.py"
+    program.write_text(SPAWNED)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path)],
+        env=environment, capture_output=True, text=True, timeout=280, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "stepscope" / "fit"
+    assert (run / "rank0" / "journal").is_file() and (run / "rank1" / "journal").is_file()
+    traces = [json.loads(path.read_text()) for path in (run / "tensorboard").iterdir()]
+    told = [trace["distributedInfo"] for trace in traces]
+    assert sorted(info["rank"] for info in told) == [0, 1] and {info["world_size"] for info in told} == {2}
+    for trace in traces:
+        names = [event["name"] for event in trace["traceEvents"]]
+        assert names.count("forward") == 3 and "ProfilerStep#4" in names
+
+
+def test_the_older_package_is_served_where_it_is_used() -> None:
+    """`pytorch_lightning` has classes of its own, and takes no others."""
+    program = """
+import warnings
+warnings.simplefilter("ignore")
+import pytorch_lightning as old
+from stepscope.lightning import StepscopeCallback, StepscopeProfiler
+assert issubclass(StepscopeCallback, old.Callback) and issubclass(StepscopeProfiler, old.profilers.Profiler)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=100)

@@ -74,6 +74,7 @@ def test_a_run_that_is_left_open_is_closed_by_the_next(tmp_path: Path) -> None:
     assert runs.stages == ["fit", "test"] and loop.depth == 0
 
 
+@pytest.mark.checklist("F7")
 def test_a_deleted_loop_closes_its_run(tmp_path: Path) -> None:
     """Whoever drops a callback after an exception leaves no thread running, and keeps what was recorded."""
     memory = sc.MemoryExporter()
@@ -177,6 +178,21 @@ def test_leaving_the_context_closes_the_run(tmp_path: Path) -> None:
     (window,) = memory.windows
     assert not window.complete
     hooks.raise_errors()
+
+
+@pytest.mark.checklist("F14")
+def test_a_callback_that_raises_is_kept(tmp_path: Path) -> None:
+    """`on_trace_ready` is the program's, and so is its error; the run is whole."""
+
+    def ready(window: sc.Window) -> None:
+        raise LookupError(f"window {window.index}")
+
+    memory = sc.MemoryExporter()
+    loop = Loop(settings_of(tmp_path, exporters=[memory], on_trace_ready=ready, schedule=None), "x")
+    run_steps(loop, "fit", 2)
+    (error,) = loop.errors
+    assert isinstance(error, sc.ExporterError) and "window 0" in str(error)
+    assert steps(memory) == [(0, 1)]
 
 
 @pytest.mark.parametrize(
