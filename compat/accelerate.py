@@ -48,6 +48,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         TypeError, ValueError: if a value is not what it should be, when it is made and not in training.
     """
 
+    on_trace_ready: Callable[..., Any] | Exporter | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     settings: LoopArguments = field(default_factory=LoopArguments)
     last: AccelerateRun | None = field(default=None, init=False, repr=False, compare=False)
     """The run that was built last, whose `metrics()` and `errors` say what became of it."""

@@ -78,6 +78,10 @@ class Loop:
         self.__dict__.update(state)
         self._forget()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Loop:
+        # Settings do not change, and what is in them may hold locks.
+        return Loop(self.settings, self.category, self._backends)
+
     def open(
         self,
         stage: str,

@@ -105,7 +105,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         given: object = self.exporters
         if not isinstance(given, Sequence):
             raise TypeError(f"exporters must be a list, got {given!r}; write exporters=[...]")
-        for item in list[Any](given):
+        for item in self.exporters:
             if isinstance(item, type) or not (isinstance(item, Exporter) or callable(item)):
                 raise TypeError(f"{item!r} is neither an exporter nor a function that makes one of a directory")
         self.build()  # whatever trace() has to say of the rest is said now

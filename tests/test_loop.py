@@ -7,11 +7,14 @@ import gc
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import stepscope as sc
 from stepscope.compat.loop import KEPT, Loop, Traced, guarded
@@ -246,3 +249,48 @@ def test_without_the_framework_the_door_says_what_to_install(name: str) -> None:
     assert last.startswith("ImportError: stepscope." + name) and "pip install" in last
     loaded = f"import sys, stepscope; sys.exit({name!r} in sys.modules)"
     subprocess.run([sys.executable, "-P", "-c", loaded], check=True, cwd=ROOT, timeout=60)
+
+
+CALLS = ("open", "step", "enter", "leave", "close", "copy")
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(calls=st.lists(st.sampled_from(CALLS), max_size=24), first=st.integers(0, 1000))
+def test_hooks_in_any_order(tmp_path: Path, calls: list[str], first: int) -> None:
+    """Whatever a framework calls when, each run has the steps and spans that were told of while it was open."""
+    runs = Runs()
+    where = tempfile.mkdtemp(dir=tmp_path)
+    loop = Loop(LoopSettings(output_dir=where, tensorboard=False, schedule=None, exporters=[runs]), "x")
+    expected: list[list[int]] = []
+    is_open, depth = False, 0
+    for call in calls:
+        if call == "open":
+            loop.open(f"run{len(expected)}", step=first)
+            expected.append([0, 0])
+            is_open, depth = True, 0
+        elif call == "step":
+            loop.step()
+            if is_open:
+                expected[-1][0] += 1
+        elif call == "enter":
+            loop.enter("work")
+            depth += 1
+            if is_open:
+                expected[-1][1] += 1
+        elif call == "leave":
+            assert loop.leave("work") == (depth > 0)
+            depth = max(depth - 1, 0)
+        elif call == "close":
+            loop.close()
+            is_open, depth = False, 0
+        else:
+            assert copy.deepcopy(loop).depth == 0
+        assert loop.depth == depth and bool(loop.stage) == is_open
+    loop.close()
+    loop.raise_errors()
+    assert len(runs.made) == len(expected)
+    for (_, _, memory), (count, spans) in zip(runs.made, expected, strict=True):
+        numbers = [number for window in steps(memory) for number in window]
+        assert numbers[:count] == list(range(first, first + count))
+        assert len(numbers) <= count + 1  # what came after the last call of step()
+        assert memory.names(kind=Kind.SPAN).count("work") == spans
