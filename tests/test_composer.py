@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepscope as sc
+from stepscope.backends.conformance import check_backend
+from stepscope.compat.chrome_files import ChromeFilesBackend
 from stepscope.composer import StepscopeTraceHandler, cyclic_schedule
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.events import Kind
@@ -238,3 +240,17 @@ def test_wrong_values_are_refused_at_once(tmp_path: Path) -> None:
         StepscopeTraceHandler(batch_schedule=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="leave schedule and keep_last out"):
         StepscopeTraceHandler(batch_schedule=cyclic_schedule(), schedule=None)
+
+
+def test_files_as_a_source_keep_the_contract_of_backends(tmp_path: Path) -> None:
+    """The conformance suite, with a file of torch's profiler in each window."""
+    made: list[ChromeFilesBackend] = []
+
+    def make() -> ChromeFilesBackend:
+        made.append(ChromeFilesBackend())
+        return made[-1]
+
+    def exercise() -> None:
+        made[-1].add(write_trace(tmp_path / "torch.json", ["marked by torch"]))
+
+    check_backend(make, exercise=exercise, deadline=60, tolerance=50_000_000)

@@ -294,3 +294,10 @@ def test_hooks_in_any_order(tmp_path: Path, calls: list[str], first: int) -> Non
         assert numbers[:count] == list(range(first, first + count))
         assert len(numbers) <= count + 1  # what came after the last call of step()
         assert memory.names(kind=Kind.SPAN).count("work") == spans
+
+
+@pytest.mark.parametrize("wrong", [0, True, "8"])
+def test_a_wrong_world_size_is_refused(wrong: Any) -> None:
+    """By `trace` itself, as a rank is."""
+    with pytest.raises(TypeError, match="world_size must be a whole number from 1"):
+        sc.trace(world_size=wrong)
