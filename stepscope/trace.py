@@ -33,6 +33,7 @@ def trace(
     output_dir: str | os.PathLike[str] | None = None,
     metadata: Mapping[str, Any] | None = None,
     rank: int | None = None,
+    world_size: int | None = None,
     start: bool = True,
     overhead_budget: float | OverheadBudget | None = None,
     options: Options | None = None,
@@ -55,6 +56,7 @@ def trace(
             `stepscope_runs`.
         metadata: facts for every output.
         rank: of this process in a distributed job. Default: what the environment says (RANK, SLURM_PROCID, ...).
+        world_size: how many ranks the job has. Default: likewise.
         start: False to call `start()` yourself; entering the context does not start it then.
         overhead_budget: what recording may cost, as a share of the time, such as 0.01; more settings are in
             `OverheadBudget`. When it costs more, detail is lowered, and raised again when there is room; step marks are
@@ -77,6 +79,12 @@ def trace(
     flight = _flight(keep_last, schedule, backends)
     if isinstance(rank, bool) or not isinstance(rank, int | None) or (rank is not None and rank < 0):
         raise TypeError(f"rank must be a whole number from 0, got {rank!r}")
+    if (
+        isinstance(world_size, bool)
+        or not isinstance(world_size, int | None)
+        or (world_size is not None and world_size < 1)
+    ):
+        raise TypeError(f"world_size must be a whole number from 1, got {world_size!r}")
     if metadata is not None and not isinstance(metadata, Mapping):
         raise TypeError(f"metadata must be a mapping, got {type(metadata).__name__}: {metadata!r}")
     if output_dir is not None and not isinstance(output_dir, str | os.PathLike):
@@ -89,7 +97,7 @@ def trace(
             if isinstance(item, type) or not isinstance(item, contract):
                 raise TypeError(f"{item!r} is no {what}: {_why_not(item, contract)}")
     budget = OverheadBudget.of(overhead_budget)
-    said_rank, world_size = rank_from_environment()
+    said_rank, said_size = rank_from_environment()
     rank = said_rank if rank is None else rank
     output = Output.choose(output_dir, name, rank)
     consumers: list[Exporter] = list(exporters)
@@ -111,7 +119,7 @@ def trace(
         output=output,
         metadata=Metadata(metadata),
         rank=rank,
-        world_size=world_size,
+        world_size=said_size if world_size is None else world_size,
         start=start,
         budget=budget,
         options=chosen,

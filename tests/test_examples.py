@@ -22,7 +22,7 @@ from stepscope.exporters.conformance import check_exporter
 from tests import pftrace
 from tests.collectors import Process, free_port, journals, spans
 from tests.receiver import ReceiverThread
-from tests.support import ROOT, require
+from tests.support import ROOT, missing, require
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -239,3 +239,47 @@ def test_otlp(tmp_path: Path) -> None:
         assert set(steps) == {f"ProfilerStep#{number}" for number in range(5)} and len(set(steps.values())) == 5
         assert server.names()["forward"] == server.names()["load"] == 5
         assert {metric.name for metric in server.metrics} == {"loss", "stepscope.step.duration"}
+
+
+def test_lightning_callback(tmp_path: Path) -> None:
+    """Three updates, each of two batches."""
+    check_installed("lightning")
+    said = run("lightning_callback", tmp_path)
+    assert "aten::" in said
+    check_framework_run(tmp_path / "run" / "fit", {"ProfilerStep#4", "ProfilerStep#6", "loss", "micro_step"})
+
+
+def test_transformers_callback(tmp_path: Path) -> None:
+    """Three updates, with what the Trainer logged."""
+    check_installed("transformers")
+    said = run("transformers_callback", tmp_path)
+    assert re.search(r"^loss +transformers +3 ", said, re.MULTILINE)
+    check_framework_run(tmp_path / "run" / "fit", {"ProfilerStep#2", "ProfilerStep#4", "optimizer_step", "aten::gelu"})
+
+
+def test_keras_callback(tmp_path: Path) -> None:
+    """Batches 5 to 7, counted from 1, on the torch backend."""
+    check_installed("keras")
+    assert "aten::" in run("keras_callback", tmp_path)
+    check_framework_run(tmp_path / "run" / "fit", {"ProfilerStep#4", "ProfilerStep#6", "micro_step"})
+
+
+def test_accelerate_handler(tmp_path: Path) -> None:
+    """Both windows are in Accelerate's file, and the step times at hand."""
+    check_installed("accelerate")
+    assert "'stepscope/steps': 4.0" in run("accelerate_handler", tmp_path)
+    found = {event["name"] for event in json.loads((tmp_path / "traces" / "profile_0.json").read_text())["traceEvents"]}
+    assert {"ProfilerStep#2", "ProfilerStep#7", "micro_step", "loss"} <= found
+
+
+def check_installed(framework: str) -> None:
+    """As `require`, without the seconds that importing a framework takes."""
+    if importlib.util.find_spec(framework) is None:
+        missing(f"the module {framework}", "`make test` installs it.")
+
+
+def check_framework_run(directory: Path, names: set[str]) -> None:
+    """Fails unless the run's only file for TensorBoard has events of these names."""
+    (trace,) = (directory / "tensorboard").glob("*.pt.trace.json")
+    assert names <= {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert (directory / "journal").is_file()

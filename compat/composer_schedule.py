@@ -1,0 +1,82 @@
+"""Schedules that count the batches of each epoch, as Composer's do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.schedule import schedule
+
+
+class EpochState(Protocol):
+    """What a schedule asks of Composer's `State`."""
+
+    @property
+    def timestamp(self) -> Any:
+        """Has `batch_in_epoch`, a number from 0."""
+        ...
+
+    @property
+    def dataloader_len(self) -> Any:
+        """Batches of an epoch; `None` if nobody knows."""
+        ...
+
+    @property
+    def profiler(self) -> Any:
+        """Has `resumption_batch_idx`, the batch of its epoch at which the training was resumed; or `None`."""
+        ...
+
+
+BatchSchedule = Callable[[Any], object]
+"""From the state at the begin of a batch to an action, ours or Composer's."""
+
+
+def cyclic_schedule(
+    skip_first: int = 0, wait: int = 0, warmup: int = 1, active: int = 4, repeat: int = 1
+) -> Callable[[EpochState], ProfilerAction]:
+    """A schedule that begins anew in every epoch, with the arguments of `composer.profiler.cyclic_schedule`.
+
+    The last batch of an epoch ends the window, however long it is. In the epoch in which a training is resumed, the
+    first cycle begins `skip_first` batches after that.
+
+    Args:
+        skip_first: batches of each epoch before the first cycle.
+        wait: batches at the beginning of each cycle that do nothing.
+        warmup: batches after these that record and throw away.
+        active: batches after these that are recorded: one window. At least 1.
+        repeat: cycles in each epoch; 0 for no limit.
+
+    Raises:
+        TypeError: if a value is not an integer.
+        ScheduleError: if a value is out of its range. A `ValueError`.
+    """
+    cycle = schedule(wait=wait, warmup=warmup, active=active, repeat=repeat)
+    if isinstance(skip_first, bool) or not isinstance(skip_first, int) or skip_first < 0:
+        schedule(wait=0, warmup=0, active=1, skip_first=skip_first)  # says what is wrong with it
+
+    def action(state: EpochState) -> ProfilerAction:
+        batch = int(state.timestamp.batch_in_epoch)
+        resumed = 0 if state.profiler is None else int(state.profiler.resumption_batch_idx)
+        position = batch - skip_first - resumed
+        found = cycle(position) if position >= 0 else ProfilerAction.NONE
+        length = state.dataloader_len
+        if found is ProfilerAction.RECORD and length is not None and batch == int(length) - 1:
+            return ProfilerAction.RECORD_AND_SAVE
+        return found
+
+    return action
+
+
+_NAMES = {
+    "SKIP": ProfilerAction.NONE,
+    "WARMUP": ProfilerAction.WARMUP,
+    "ACTIVE": ProfilerAction.RECORD,
+    "ACTIVE_AND_SAVE": ProfilerAction.RECORD_AND_SAVE,
+}
+
+
+def our_action(action: object) -> object:
+    """Composer's actions as ours; anything else is left as it is, for the profiler to judge."""
+    name = getattr(action, "name", "")
+    return _NAMES.get(name, action) if isinstance(name, str) else action

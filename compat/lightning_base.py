@@ -1,0 +1,42 @@
+"""The classes of Lightning that ours are made of: of `lightning`, or of the older `pytorch_lightning`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.profilers import Profiler
+else:
+    try:
+        # Both may be installed, and neither takes the other's callbacks: the one that the program uses counts.
+        if sys.modules.get("pytorch_lightning") and "lightning.pytorch" not in sys.modules:
+            from pytorch_lightning import Callback, LightningModule, Trainer
+            from pytorch_lightning.profilers import Profiler
+        else:
+            from lightning.pytorch import Callback, LightningModule, Trainer
+            from lightning.pytorch.profilers import Profiler
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "lightning":
+            raise  # what it needs itself is missing
+        try:
+            from pytorch_lightning import Callback, LightningModule, Trainer
+            from pytorch_lightning.profilers import Profiler
+        except ModuleNotFoundError:
+            raise ImportError(
+                "stepscope.lightning needs Lightning, which is not installed: pip install lightning"
+            ) from error
+
+__all__ = ["Callback", "LightningModule", "Profiler", "Trainer", "log_directory", "placement"]
+
+
+def log_directory(log_dir: str | None) -> str | None:
+    """Where runs go unless the settings say: beside Lightning's logs."""
+    return None if log_dir is None else f"{log_dir}/stepscope"
+
+
+def placement(trainer: Trainer) -> tuple[int | None, int | None]:
+    """(rank, world size) of a distributed training; `None` where there is but one process, so the environment is asked."""
+    size = int(trainer.world_size)
+    return (int(trainer.global_rank), size) if size > 1 else (None, None)

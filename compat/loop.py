@@ -1,0 +1,251 @@
+"""A profiler that is driven by a framework's hooks: the one place that opens, steps and closes it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar, cast
+
+from stepscope.backends.base import Backend
+from stepscope.backends.torch import TorchBackend
+from stepscope.compat.loop_settings import LoopSettings
+from stepscope.runtime._core import recording, span
+from stepscope.runtime.errors import ExporterError
+from stepscope.runtime.output import Output
+from stepscope.runtime.profiler import Profiler
+from stepscope.runtime.run import rank_from_environment
+from stepscope.runtime.table import human_count
+
+log = logging.getLogger("stepscope")
+
+KEPT = 64
+"""Errors that are kept; further ones are counted."""
+
+Hook = TypeVar("Hook", bound=Callable[..., None])
+
+
+def no_backends() -> Sequence[Backend]:
+    """For frameworks whose operators nobody tells of."""
+    return ()
+
+
+def torch_operators() -> Sequence[Backend]:
+    """For frameworks that run on torch."""
+    return (TorchBackend(),)
+
+
+class Loop:
+    """The runs of one callback, one after the other: training, and validation, test or prediction by themselves.
+
+    Each run is a profiler with a step counter of its own. Nothing of it is held before the first `open`, and a copy,
+    pickled or deep, has the settings only: frameworks send callbacks to other processes. Methods raise what goes wrong;
+    hooks are wrapped by `guarded`, which keeps it.
+
+    Args:
+        settings: what to record.
+        category: of the spans; the framework's name.
+        backends: makes what records if the settings do not say.
+    """
+
+    def __init__(
+        self, settings: LoopSettings, category: str, backends: Callable[[], Sequence[Backend]] = no_backends
+    ) -> None:
+        self.settings = settings
+        self.category = category
+        self._backends = backends
+        self._forget()
+
+    def _forget(self) -> None:
+        self.profiler: Profiler | None = None
+        """Of the run that is open, or was the last."""
+        self.stage = ""
+        """Of the run that is open; empty if none is."""
+        self.errors: list[Exception] = []
+        """What went wrong, the first 64 of it."""
+        self.errors_beyond = 0
+        """How many more there were."""
+        self._spans: list[tuple[str, span | None]] = []
+        self._used: set[str] = set()
+        self._finalizer: Callable[[], object] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"settings": self.settings, "category": self.category, "_backends": self._backends}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Loop:
+        # Settings do not change, and what is in them may hold locks.
+        return Loop(self.settings, self.category, self._backends)
+
+    def open(
+        self,
+        stage: str,
+        *,
+        step: int = 0,
+        directory: str | Path | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        """Begins a run; one that is still open is closed, and its window incomplete.
+
+        Args:
+            stage: names the run and its directory.
+            step: number of its first step, in the unit of the schedule.
+            directory: where runs go unless the settings say; `None` for a new one.
+            rank: of this process, where the framework knows better than the environment.
+            world_size: likewise.
+
+        Raises:
+            OutputError: if the output cannot be written.
+        """
+        self.close()
+        said, said_size = rank_from_environment()
+        rank = said if rank is None else rank
+        if self.settings.ranks is not None and (rank or 0) not in self.settings.ranks:
+            return
+        base = self.settings.output_dir or directory
+        again = [name for name in self.settings.ready_made if name in self._used]
+        profiler = self.settings.build(
+            Output.choose(base, self.settings.name, None).path / stage,
+            rank=rank,
+            world_size=said_size if world_size is None else world_size,
+            backends=self._backends(),
+            instances=not again,
+        )
+        self._used.update(self.settings.ready_made)
+        profiler.step_num = step
+        profiler.add_metadata("stage", stage)
+        profiler.add_metadata("framework", self.category)
+        profiler.start()
+        self.profiler, self.stage = profiler, stage
+        finalizer = weakref.finalize(self, profiler.close)
+        finalizer.atexit = False  # then the profiler closes itself, and knows of what ended the program
+        self._finalizer = finalizer.detach
+        if again:
+            self.keep(
+                ExporterError(
+                    f"{', '.join(again)}: closed with an earlier run, so the run {stage!r} is written without; "
+                    "give a function that makes an exporter of a directory"
+                )
+            )
+
+    def step(self) -> None:
+        """Ends a step of the run; nothing if none is open."""
+        if self.stage and self.profiler is not None:
+            self.profiler.step()
+
+    def enter(self, name: str, **arguments: object) -> None:
+        """Begins a span, which `leave` ends; both are hooks of the same thread."""
+        opened = None
+        if recording():  # most steps are not, and should cost nothing
+            opened = span(name, category=self.category, **arguments)
+            opened.__enter__()
+        self._spans.append((name, opened))
+
+    def leave(self, name: str) -> bool:
+        """Ends the innermost open span of a name; whether there was one."""
+        for at in range(len(self._spans) - 1, -1, -1):
+            if self._spans[at][0] == name:
+                opened = self._spans.pop(at)[1]
+                if opened is not None:
+                    opened.__exit__(None, None, None)
+                return True
+        return False
+
+    @property
+    def depth(self) -> int:
+        """How many spans are open."""
+        return len(self._spans)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Ends the run, if one is open, and keeps what went wrong in it.
+
+        Args:
+            error: what ended the loop; a window that is open is incomplete in any case.
+        """
+        while self._spans:
+            self.leave(self._spans[-1][0])
+        if not self.stage or self.profiler is None:
+            return
+        self.stage = ""
+        if self._finalizer is not None:
+            self._finalizer()
+        self.profiler.__exit__(None if error is None else type(error), error, None)
+        try:
+            self.profiler.raise_errors()
+        except ExceptionGroup as errors:
+            for kept in errors.exceptions:
+                self.keep(kept)
+
+    def keep(self, error: Exception) -> None:
+        """Keeps an error, and says it in the log."""
+        if len(self.errors) < KEPT:
+            self.errors.append(error)
+            log.warning("tracing of %s goes on without: %s: %s", self.category, type(error).__name__, error)
+        else:
+            self.errors_beyond += 1
+
+    def raise_errors(self) -> None:
+        """Raises what was kept, if anything.
+
+        Raises:
+            ExceptionGroup: of all of it.
+        """
+        if self.errors:
+            count = human_count(len(self.errors) + self.errors_beyond, "error")
+            raise ExceptionGroup(f"tracing of {self.category} kept {count}", self.errors)
+
+
+class Traced:
+    """What every callback has: its loop, and what is asked of that.
+
+    A context manager, for frameworks that do not tell callbacks of an exception: leaving closes the run.
+    """
+
+    loop: Loop
+
+    @property
+    def profiler(self) -> Profiler | None:
+        """The profiler of the run that is open, or was the last; `None` before the first."""
+        return self.loop.profiler
+
+    @property
+    def errors(self) -> Sequence[Exception]:
+        """What went wrong with tracing, and did not disturb training."""
+        return tuple(self.loop.errors)
+
+    def raise_errors(self) -> None:
+        """Raises what went wrong with tracing so far, if anything.
+
+        Raises:
+            ExceptionGroup: of all of it.
+        """
+        self.loop.raise_errors()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        guarded(_close)(self, error)
+
+
+def guarded(hook: Hook) -> Hook:
+    """Keeps what a hook of a `Traced` raises: the loop that is traced never sees it."""
+
+    @functools.wraps(hook)
+    def run(self: Traced, /, *args: Any, **kwargs: Any) -> None:
+        try:
+            hook(self, *args, **kwargs)
+        except Exception as error:
+            self.loop.keep(error)
+
+    return cast(Hook, run)
+
+
+def _close(callback: Traced, error: BaseException | None) -> None:
+    callback.loop.close(error)

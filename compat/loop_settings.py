@@ -1,0 +1,178 @@
+"""What a framework's callback is told: one set of settings for all of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypedDict
+
+import msgspec
+
+from stepscope.backends.base import Backend
+from stepscope.exporters.base import Exporter
+from stepscope.exporters.tensorboard import tensorboard_trace_handler
+from stepscope.runtime.checked import Checked
+from stepscope.runtime.flight.settings import FlightRecorder
+from stepscope.runtime.options import Options
+from stepscope.runtime.overhead import OverheadBudget
+from stepscope.runtime.profiler import Profiler
+from stepscope.runtime.schedule import ScheduleFunction, schedule
+from stepscope.trace import trace
+
+ExporterFactory = Callable[[Path], Exporter]
+"""Makes an exporter for the directory of one run of one rank. A function of a module, so that it can be pickled."""
+
+DEFAULT = schedule(wait=1, warmup=1, active=3, repeat=1)
+"""One window of three steps, so that a callback that was added and forgotten costs nothing from the sixth step on."""
+
+
+class LoopArguments(TypedDict, total=False):
+    """The fields of `LoopSettings`, as keywords of every callback."""
+
+    schedule: ScheduleFunction | None
+    unit: Literal["step", "epoch"]
+    output_dir: str | None
+    name: str
+    ranks: Sequence[int] | None
+    tensorboard: bool
+    backends: Sequence[Backend] | None
+    exporters: Sequence[Exporter | ExporterFactory]
+    on_trace_ready: Callable[..., Any] | Exporter | None
+    keep_last: int | FlightRecorder | None
+    metadata: Mapping[str, Any] | None
+    overhead_budget: float | OverheadBudget | None
+    options: Options | None
+
+
+class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is recorded of a framework's loop, and where it goes.
+
+    Raises:
+        TypeError, ValueError: naming the field, the value and what it should be, when it is made and not in training.
+    """
+
+    __unchecked__: ClassVar[tuple[str, ...]] = (
+        "schedule",
+        "backends",
+        "exporters",
+        "on_trace_ready",
+        "keep_last",
+        "metadata",
+        "overhead_budget",
+        "options",
+    )
+
+    schedule: Any = DEFAULT
+    """Which steps are recorded, counted from 0 over the whole training; `None` for all. By default, one step is left
+    out, one warms up, three are recorded. With `keep_last` it is not used."""
+    unit: Literal["step", "epoch"] = "step"
+    """What the schedule counts. Of frameworks that report only whole epochs, nothing finer can be had."""
+    output_dir: str | None = None
+    """Each run gets a directory in it, named for its stage (`fit`, `validate`, ...). Default: the directory where the
+    framework writes its logs; `stepscope_runs` if it has none."""
+    name: str = "stepscope"
+    """Of the run, in reports and outputs."""
+    ranks: tuple[int, ...] | None = None
+    """Ranks that record; `None` for all. A process that has no rank counts as rank 0."""
+    tensorboard: bool = True
+    """Whether a file for TensorBoard is written for each window, to `tensorboard` beside the run."""
+    backends: Any = None
+    """What records beside spans. Default: operators of torch, where the framework runs on torch."""
+    exporters: Any = ()
+    """Where events go besides: exporters, and functions that make one of a directory, such as
+    `tensorboard_trace_handler`. An exporter is closed when its run ends, so of training and a test that follow each
+    other only the first has it; a function is asked for each run."""
+    on_trace_ready: Any = None
+    """Called with each finished `Window`, off the training thread."""
+    keep_last: Any = None
+    """Instead of the schedule: a flight recorder, as in `trace`."""
+    metadata: Any = None
+    """Facts for every output."""
+    overhead_budget: Any = None
+    """As in `trace`."""
+    options: Any = None
+    """As in `trace`: a `stepscope.Options`."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ranks, list):
+            msgspec.structs.force_setattr(self, "ranks", tuple(self.ranks))
+        if self.schedule is not DEFAULT and self.keep_last is not None and self.schedule is not None:
+            raise ValueError("keep_last records at all times, so it takes no schedule; leave one out")
+        super().__post_init__()
+        if self.ranks is not None and min(self.ranks, default=0) < 0:
+            raise ValueError(f"ranks must be whole numbers from 0, got {min(self.ranks)}")
+        given: object = self.exporters
+        if not isinstance(given, Sequence):
+            raise TypeError(f"exporters must be a list, got {given!r}; write exporters=[...]")
+        for item in self.exporters:
+            if isinstance(item, type) or not (isinstance(item, Exporter) or callable(item)):
+                raise TypeError(f"{item!r} is neither an exporter nor a function that makes one of a directory")
+        self.build()  # whatever trace() has to say of the rest is said now
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> LoopSettings:
+        """Settings of keywords.
+
+        Raises:
+            TypeError: for one that does not exist; names the nearest that does.
+        """
+        known = cls.__struct_fields__
+        for name in arguments:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                raise TypeError(f"unknown setting {name!r}: {f'did you mean {near[0]!r}?' if near else _all(known)}")
+        return cls(**arguments)
+
+    def build(
+        self,
+        directory: Path | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        backends: Sequence[Backend] = (),
+        instances: bool = True,
+    ) -> Profiler:
+        """Makes the profiler of one run.
+
+        Args:
+            directory: of the run, all ranks; `None` for a new one.
+            rank: of this process; default: what the environment says.
+            world_size: likewise.
+            backends: what records if the user has not said.
+            instances: whether exporters that were given ready-made take part.
+        """
+        exporters: list[Exporter] = []
+        own = None if directory is None else directory if rank is None else directory / f"rank{rank}"
+        for item in self.exporters:
+            if isinstance(item, Exporter):
+                if instances:
+                    exporters.append(item)
+            elif own is not None:
+                exporters.append(item(own))
+        if self.tensorboard and directory is not None:
+            exporters.append(tensorboard_trace_handler(directory / "tensorboard"))
+        ready = self.on_trace_ready
+        return trace(
+            schedule=None if self.keep_last is not None else self.schedule,
+            keep_last=self.keep_last,
+            backends=backends if self.backends is None else self.backends,
+            exporters=exporters,
+            on_trace_ready=None if isinstance(ready, Exporter) and not instances else ready,
+            name=self.name,
+            output_dir=directory,
+            metadata=self.metadata,
+            rank=rank,
+            world_size=world_size,
+            overhead_budget=self.overhead_budget,
+            options=self.options,
+        )
+
+    @property
+    def ready_made(self) -> list[str]:
+        """Names of the exporters that serve one run only."""
+        return [item.name for item in (*self.exporters, self.on_trace_ready) if isinstance(item, Exporter)]
+
+
+def _all(known: Sequence[str]) -> str:
+    return f"known are {', '.join(sorted(known))}"

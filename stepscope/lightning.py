@@ -1,0 +1,9 @@
+"""Lightning: `Trainer(profiler=StepscopeProfiler())`, or `Trainer(callbacks=[StepscopeCallback()])`.
+
+Needs `lightning` or `pytorch_lightning`; see docs/frameworks.md.
+"""
+
+from stepscope.compat.lightning_callback import StepscopeCallback
+from stepscope.compat.lightning_profiler import StepscopeProfiler
+
+__all__ = ["StepscopeCallback", "StepscopeProfiler"]

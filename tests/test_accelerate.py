@@ -1,0 +1,229 @@
+"""Accelerate's `profile`, with our handler, and the tracker; a real loop that accumulates gradients."""
+
+# Annotations of torch and Accelerate are incomplete.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# mypy: allow-untyped-calls, disable-error-code="import-untyped"
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope as sc
+from stepscope.runtime.events import Kind
+from tests.frameworks import Runs, check_incomplete, check_well, fill, needs
+
+needs("accelerate")
+
+import torch  # noqa: E402
+from accelerate import Accelerator  # noqa: E402
+from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
+
+from stepscope.accelerate import AccelerateRun, FinishedWindow, StepscopeProfileKwargs, StepscopeTracker  # noqa: E402
+
+OPTION = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2, "skip_first": 1}
+
+
+def accelerator(*handlers: Any, **given: Any) -> Any:
+    """A fresh one on the CPU; Accelerate keeps its state for the process otherwise."""
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()  # pyright: ignore[reportPrivateUsage]
+    return Accelerator(cpu=True, kwargs_handlers=list(handlers), **given)
+
+
+def train(using: Any, run: Any, steps: int, fails_at: int | None = None) -> int:
+    """Trains, two batches to a step; how many updates there were."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = using.prepare(model, optimizer)
+    updates = 0
+    for number in range(2 * steps):
+        if number == fails_at:
+            raise ZeroDivisionError("the training fails")
+        with using.accumulate(model):
+            with sc.span("micro_step"):
+                using.backward(model(torch.rand(2, 4)).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        if using.sync_gradients:
+            updates += 1
+            using.log({"updates": updates, "text": "left out"}, step=updates)
+            run.step()
+    return updates
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    """The events of a Chrome trace in object form."""
+    found: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+    return found
+
+
+def test_all_windows_are_in_accelerates_file(tmp_path: Path) -> None:
+    """Accelerate writes what our handler recorded: both cycles, where torch's profiler keeps one."""
+    runs = Runs()
+    seen: list[tuple[int, int]] = []
+
+    def ready(window: FinishedWindow) -> None:
+        seen.append((window.step_num, len(window.window.steps)))
+        window.export_chrome_trace(str(tmp_path / f"step{window.step_num}.json"))
+
+    handler = StepscopeProfileKwargs(
+        schedule_option=OPTION,
+        output_trace_dir=str(tmp_path / "traces"),
+        on_trace_ready=ready,
+        settings={"exporters": [runs]},
+    )
+    using = accelerator(handler, gradient_accumulation_steps=2)
+    with using.profile() as run:
+        assert isinstance(run, AccelerateRun)
+        assert train(using, run, 10) == 10
+    check_well(run)
+    assert runs.steps("profile") == [(3, 4), (7, 8)]
+    names = [event["name"] for event in events(tmp_path / "traces" / "profile_0.json")]
+    assert names.count("micro_step") == 8
+    assert {f"ProfilerStep#{number}" for number in (3, 4, 7, 8)} <= set(names)
+    assert "aten::linear" in names
+    assert seen == [(5, 2), (9, 2)]
+    first = [event["name"] for event in events(tmp_path / "step5.json")]
+    assert first.count("micro_step") == 4 and "ProfilerStep#7" not in first
+    assert "micro_step" in run.key_averages().table(sort_by="self_cpu_time_total", row_limit=10)
+
+
+def test_without_a_schedule_everything_is_one_window(tmp_path: Path) -> None:
+    """As with Accelerate's handler; nothing is exported without a directory, and the program may export itself."""
+    runs = Runs()
+    handler = StepscopeProfileKwargs(settings={"exporters": [runs], "output_dir": str(tmp_path / "run")})
+    using = accelerator()
+    with using.profile(handler) as run:
+        train(using, run, 3)
+        run.export_chrome_trace(str(tmp_path / "early.json"))
+    assert [str(error).partition(":")[0][-17:] for error in run.errors] == ["within the `with`"]
+    assert runs.steps("profile")[0][:3] == (0, 1, 2)
+    for name in ("one.json", "two.json"):
+        run.export_chrome_trace(str(tmp_path / name))
+        assert "micro_step" in {event["name"] for event in events(tmp_path / name)}
+    assert len(run.errors) == 1
+
+
+def test_its_activities_and_details_are_torchs(tmp_path: Path) -> None:
+    """Shapes are recorded where they are asked for."""
+    memory = sc.MemoryExporter()
+    handler = StepscopeProfileKwargs(
+        activities=["cpu"],
+        record_shapes=True,
+        schedule_option={"wait": 0, "warmup": 1, "active": 1, "repeat": 1},
+        on_trace_ready=memory,
+        settings={"output_dir": str(tmp_path)},
+    )
+    using = accelerator()
+    with using.profile(handler) as run:
+        train(using, run, 3)
+    check_well(run)
+    assert any("Input Dims" in arguments for arguments in memory.arguments())
+
+
+def test_torchs_own_handler_is_served(tmp_path: Path) -> None:
+    """What programs give to torch's profiler as `on_trace_ready` writes each window here as there."""
+    handler = StepscopeProfileKwargs(
+        schedule_option={"wait": 0, "warmup": 1, "active": 1, "repeat": 2},
+        on_trace_ready=torch.profiler.tensorboard_trace_handler(str(tmp_path / "theirs")),
+        settings={"output_dir": str(tmp_path / "run"), "tensorboard": False},
+    )
+    using = accelerator()
+    with using.profile(handler) as run:
+        train(using, run, 4)
+    check_well(run)
+    files = sorted((tmp_path / "theirs").glob("*.pt.trace.json"))
+    assert len(files) == 2
+    for file in files:
+        assert sum(event["name"] == "micro_step" for event in events(file)) == 1
+
+
+def test_the_tracker_records_what_is_logged(tmp_path: Path) -> None:
+    """Numbers are counters, the configuration metadata; step times can be logged like any other metric."""
+    memory = sc.MemoryExporter()
+    handler = StepscopeProfileKwargs(settings={"exporters": [memory], "output_dir": str(tmp_path)})
+    using = accelerator(handler, log_with=[StepscopeTracker(handler)])
+    using.init_trackers("project", config={"rate": 0.5})
+    with using.profile() as run:
+        train(using, run, 4)
+        assert run.metrics() == {}
+    check_well(run)
+    using.log(run.metrics())
+    using.end_training()
+    assert memory.names(kind=Kind.COUNTER) == ["updates"] * 8
+    assert memory.run is not None and memory.run.metadata()["configuration"] == {"rate": 0.5}
+    metrics = run.metrics()
+    assert metrics["stepscope/steps"] >= 4
+    assert 0 < metrics["stepscope/step_ms_p50"] <= metrics["stepscope/step_ms_p95"] <= metrics["stepscope/step_ms_max"]
+    tracker = using.get_tracker("stepscope")
+    assert not getattr(tracker, "errors", ())
+
+
+def test_an_exception_goes_on_and_the_window_is_incomplete(tmp_path: Path) -> None:
+    """The `with` closes the run, whatever Accelerate does then."""
+    runs = Runs()
+    handler = StepscopeProfileKwargs(
+        schedule_option={"wait": 1, "warmup": 0, "active": 9, "repeat": 1},
+        settings={"exporters": [runs], "output_dir": str(tmp_path)},
+    )
+    using = accelerator(handler)
+    with pytest.raises(ZeroDivisionError), using.profile() as run:
+        train(using, run, 9, fails_at=4)
+    assert handler.last is not None
+    handler.last.raise_errors()
+    assert runs.steps("profile") == [(1, 2, 3)]
+    check_incomplete(runs, "profile")
+
+
+def test_a_broken_exporter_and_a_full_disk_cost_the_training_nothing(tmp_path: Path, small_disk: Path) -> None:
+    """Training ends as ever, though Accelerate exports in the program's thread; errors are kept."""
+    broken = sc.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
+    handler = StepscopeProfileKwargs(output_trace_dir=str(tmp_path), settings={"exporters": [broken]})
+    using = accelerator(handler)
+    with using.profile() as run:
+        assert train(using, run, 3) == 6
+    assert {type(error) for error in run.errors} == {sc.ExporterError}
+    assert (tmp_path / "profile_0.json").is_file()
+    (small_disk / "traces").mkdir()
+    fill(small_disk)
+    full = StepscopeProfileKwargs(output_trace_dir=str(small_disk / "traces"))
+    with using.profile(full) as run:
+        assert train(using, run, 3) == 6
+    assert run.errors and run.profiler is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"schedule_option": {"wiat": 1}}, "wiat"),
+        ({"schedule_option": {"active": 0}}, "active must be"),
+        ({"settings": {"schedule": None}}, "give schedule_option"),
+        ({"settings": {"ranks": [-1]}}, "ranks must be"),
+        ({"activities": ["gpu"]}, "unknown activity 'gpu'"),
+        ({"on_trace_ready": 3}, "on_trace_ready must be callable"),
+    ],
+)
+def test_wrong_values_are_refused_at_once(given: dict[str, Any], message: str) -> None:
+    """When the handler is made."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        StepscopeProfileKwargs(**given)
+
+
+@pytest.mark.checklist("B4")
+def test_ranks_and_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler may be copied and pickled, as launchers do; the rank is the environment's."""
+    monkeypatch.setenv("RANK_ID", "2")
+    handler = StepscopeProfileKwargs(settings={"output_dir": str(tmp_path)})
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(handler)))
+    assert twin == handler and handler.to_kwargs() == {"settings": {"output_dir": str(tmp_path)}}
+    using = accelerator(twin)
+    with using.profile() as run:
+        train(using, run, 2)
+    check_well(run)
+    assert (tmp_path / "profile" / "rank2" / "journal").is_file()

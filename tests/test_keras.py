@@ -1,0 +1,192 @@
+"""Keras on its torch backend, really training, with the callback."""
+
+# Keras has no annotations.
+# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# mypy: disable-error-code="no-untyped-call,import-untyped"
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stepscope as sc
+from stepscope.runtime.events import Kind
+from tests.frameworks import Runs, check_incomplete, check_well, fill, needs, steps
+
+os.environ["KERAS_BACKEND"] = "torch"
+needs("keras")
+
+import keras  # noqa: E402
+
+from stepscope.keras import StepscopeCallback  # noqa: E402
+
+# What Keras 3.15 does with torch 2.13 and numpy 2 in `predict`.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+)
+
+CYCLE = sc.schedule(wait=1, warmup=1, active=3, repeat=1)
+
+
+class Failing(keras.callbacks.Callback):  # type: ignore[misc]
+    """Raises at a batch."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if batch == 4:
+            raise ZeroDivisionError("the training fails")
+
+
+def model(**optimizer: Any) -> Any:
+    """A line through random points."""
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="line")])
+    made.compile(optimizer=keras.optimizers.SGD(0.01, **optimizer), loss="mse")
+    return made
+
+
+def fit(made: Any, *callbacks: Any, batches: int = 8, epochs: int = 1, **given: Any) -> Any:
+    """Trains on so many batches of two points."""
+    return made.fit(
+        *data(batches), batch_size=2, epochs=epochs, verbose=0, shuffle=False, callbacks=list(callbacks), **given
+    )
+
+
+def data(batches: int) -> Any:
+    """Points and values."""
+    return np.random.rand(2 * batches, 4), np.random.rand(2 * batches, 1)
+
+
+@pytest.mark.checklist("B3")
+def test_torch_backend_is_recorded(tmp_path: Path) -> None:
+    """Steps, batches and torch's operators, on the backend where Keras's own profiling is refused."""
+    assert keras.backend.backend() == "torch"
+    with pytest.raises(ValueError, match="torch"):
+        keras.callbacks.TensorBoard(str(tmp_path / "theirs"), profile_batch=5)
+    runs = Runs()
+    callback = StepscopeCallback(str(tmp_path), exporters=[runs], schedule=CYCLE)
+    fit(model(), callback)
+    check_well(callback)
+    assert runs.stages == ["fit"] and runs.steps("fit") == [(2, 3, 4)]
+    assert runs.windows("fit")[0].complete
+    spans = runs.spans("fit")
+    assert spans.count("micro_step") == 3
+    assert {"aten::addmm", "ProfilerStep#2", "ProfilerStep#4"} & set(spans) >= {"ProfilerStep#2", "ProfilerStep#4"}
+    assert any(name.startswith("aten::") for name in spans)
+    assert list((tmp_path / "fit" / "tensorboard").glob("*.pt.trace.json"))
+
+
+def test_profile_batch_is_as_in_tensorboard(tmp_path: Path) -> None:
+    """One batch or a range, counted from 1; 0 for none."""
+    for given, expected in ((5, [(4,)]), ((2, 4), [(1, 2, 3)]), ((1, 2), [(0, 1)])):
+        runs = Runs()
+        callback = StepscopeCallback(str(tmp_path / str(given)), profile_batch=given, exporters=[runs])
+        fit(model(), callback)
+        check_well(callback)
+        assert runs.steps("fit") == expected
+    off = StepscopeCallback(str(tmp_path / "off"), profile_batch=0)
+    fit(model(), off)
+    assert off.profiler is None
+    for wrong in ((4, 2), -1, (0, 3)):
+        with pytest.raises(ValueError, match="profile_batch must be"):
+            StepscopeCallback(profile_batch=wrong)
+    with pytest.raises(ValueError, match="say the same"):
+        StepscopeCallback(profile_batch=3, schedule=CYCLE)
+
+
+def test_steps_are_updates(tmp_path: Path) -> None:
+    """Accumulated batches are spans inside a step, over the ends of epochs and of trainings."""
+    runs = Runs()
+    callback = StepscopeCallback(
+        str(tmp_path), exporters=[runs], schedule=sc.schedule(wait=1, warmup=0, active=2, repeat=1)
+    )
+    made = model(gradient_accumulation_steps=2)
+    fit(made, callback, batches=5, epochs=2)
+    check_well(callback)
+    assert runs.steps("fit") == [(1, 2)]
+    assert runs.spans("fit").count("micro_step") == 4
+    assert int(made.optimizer.iterations) == 5
+    again = Runs()
+    second = StepscopeCallback(
+        str(tmp_path), exporters=[again], schedule=sc.schedule(skip_first=6, wait=0, warmup=0, active=2, repeat=1)
+    )
+    fit(made, second, batches=8)
+    check_well(second)
+    assert again.steps("fit") == [(6, 7)]
+
+
+@pytest.mark.checklist("B3")
+def test_epochs_can_be_the_unit(tmp_path: Path) -> None:
+    """The schedule counts epochs, from the one that the training begins with; what they log are counters."""
+    runs = Runs()
+    callback = StepscopeCallback(
+        str(tmp_path), exporters=[runs], unit="epoch", schedule=sc.schedule(wait=3, warmup=0, active=2, repeat=1)
+    )
+    fit(model(), callback, batches=3, epochs=6, initial_epoch=2)
+    check_well(callback)
+    assert runs.steps("fit") == [(3, 4)]
+    assert runs.spans("fit").count("micro_step") == 6
+    assert "loss" in runs["fit"].names(kind=Kind.COUNTER)
+
+
+def test_stages_have_steps_of_their_own(tmp_path: Path) -> None:
+    """Validation in a training is a span of its step; evaluation and prediction count their batches from 0."""
+    runs = Runs()
+    callback = StepscopeCallback(str(tmp_path), exporters=[runs], schedule=None)
+    made = model()
+    fit(made, callback, batches=4, validation_data=data(3), validation_batch_size=2)
+    made.evaluate(*data(5), batch_size=2, verbose=0, callbacks=[callback])
+    made.predict(data(4)[0], batch_size=2, verbose=0, callbacks=[callback])
+    check_well(callback)
+    assert runs.stages == ["fit", "evaluate", "predict"]
+    assert runs.steps("fit")[0][:4] == (0, 1, 2, 3)
+    assert runs.spans("fit").count("evaluate") == 1 and runs.spans("fit").count("test_step") == 3
+    assert runs.steps("evaluate")[0][:5] == (0, 1, 2, 3, 4)
+    assert runs.spans("predict").count("predict_step") == 4
+
+
+def test_an_exception_goes_on_and_the_window_is_incomplete(tmp_path: Path) -> None:
+    """The context closes the run, as Keras does not tell; without it, the next training does."""
+    runs = Runs()
+    callback = StepscopeCallback(
+        str(tmp_path), exporters=[runs], schedule=sc.schedule(wait=1, warmup=0, active=9), name="first"
+    )
+    with pytest.raises(ZeroDivisionError), callback:
+        fit(model(), callback, Failing())
+    callback.raise_errors()
+    assert runs.steps("fit") == [(1, 2, 3, 4)]
+    check_incomplete(runs, "fit")
+    with pytest.raises(ZeroDivisionError):
+        fit(model(), callback, Failing())
+    fit(model(), callback)
+    callback.raise_errors()
+    assert [steps(memory)[0][:7] for _, _, memory in runs.made[1:]] == [(1, 2, 3, 4), (1, 2, 3, 4, 5, 6, 7)]
+
+
+def test_a_broken_exporter_and_a_full_disk_cost_the_training_nothing(tmp_path: Path, small_disk: Path) -> None:
+    """Training ends as ever; errors are kept."""
+    broken = sc.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
+    callback = StepscopeCallback(str(tmp_path), exporters=[broken], schedule=CYCLE)
+    fill(small_disk)
+    full = StepscopeCallback(str(small_disk / "runs"))
+    made = model()
+    fit(made, callback, full)
+    assert int(made.optimizer.iterations) == 8
+    assert {type(error) for error in callback.errors} == {sc.ExporterError}
+    assert full.errors and full.profiler is None
+
+
+@pytest.mark.checklist("B4")
+def test_ranks_and_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank is the environment's; a pickled callback traces as the original would have."""
+    monkeypatch.setenv("RANK_ID", "2")
+    callback = pickle.loads(pickle.dumps(StepscopeCallback(str(tmp_path), schedule=CYCLE)))
+    other = StepscopeCallback(str(tmp_path), schedule=CYCLE, ranks=[0])
+    fit(model(), callback, other)
+    check_well(callback)
+    assert (tmp_path / "fit" / "rank2" / "journal").is_file()
+    assert other.profiler is None and not other.errors
