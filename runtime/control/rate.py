@@ -9,7 +9,7 @@ SPAN = 2.0
 
 
 class StepRate:
-    """Steps per second from readings of the counter; the fastest stretch of the last moments counts."""
+    """Steps per second over the last moments, from readings of the counter."""
 
     def __init__(self) -> None:
         self._readings: deque[tuple[float, int]] = deque(maxlen=64)
@@ -25,9 +25,7 @@ class StepRate:
     @property
     def per_second(self) -> float:
         """Steps per second; 0 while there is only one reading."""
-        readings = list(self._readings)
-        rates = [
-            (after[1] - before[1]) / (after[0] - before[0])
-            for before, after in zip(readings, readings[1:], strict=False)
-        ]
-        return max(0.0, *rates) if rates else 0.0
+        if len(self._readings) < 2:
+            return 0.0
+        (begin, first), (end, last) = self._readings[0], self._readings[-1]
+        return max((last - first) / (end - begin), 0.0)
