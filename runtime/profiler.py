@@ -166,6 +166,7 @@ class Profiler(Reporting):
             metadata=self._metadata.snapshot,
             ledger=lambda: Ledger() if self._pipeline is None else self._pipeline.ledger(),
             note_output=self.output.note_output,
+            control=None if self._controller is None else self._controller.from_collector,
         )
         keep_last, session = self.keep_last, source.directory
         self.output.announce(session, self._serial, run, 0 if keep_last is None else keep_last.steps)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from stepscope.runtime.clock import ClockAnchor, identity
+from stepscope.runtime.control.command import Answer, Command
 from stepscope.runtime.documented import Documented
 from stepscope.runtime.ledger import Ledger
 
@@ -44,6 +46,8 @@ class Run(Documented, frozen=True, kw_only=True):
     """What the launcher calls the job that this run is part of; empty if it says nothing."""
     clock: str = ""
     """Names the machine's monotonic clock: runs of one name read the same clock. Empty: not known."""
+    control: Callable[[Command], Future[Answer]] | None = None
+    """Takes commands for the profiler, from any thread; `None`: it takes none from where this run goes."""
 
     @classmethod
     def here(
@@ -57,6 +61,7 @@ class Run(Documented, frozen=True, kw_only=True):
         metadata: Callable[[], Mapping[str, Any]],
         ledger: Callable[[], Ledger],
         note_output: Callable[[Path, bool], None],
+        control: Callable[[Command], Future[Answer]] | None = None,
     ) -> Run:
         """A run of this process, whose own facts are filled in."""
         return cls(
@@ -72,6 +77,7 @@ class Run(Documented, frozen=True, kw_only=True):
             note_output=note_output,
             job=job_from_environment(),
             clock=identity(),
+            control=control,
         )
 
 

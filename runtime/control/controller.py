@@ -160,6 +160,11 @@ class Controller:
             self._soon(partial(self._obey, command, trigger, answer))
         return answered
 
+    @property
+    def from_collector(self) -> Callable[[Command], Future[Answer]] | None:
+        """Obeys commands of the collector's operators; `None` if the settings do not let it."""
+        return partial(self.handle, trigger="collector") if self.settings.collector else None
+
     def _obey(self, command: Command, trigger: str, answer: Callable[..., None]) -> None:
         request = command.request
         match command.command:
