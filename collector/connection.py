@@ -84,7 +84,8 @@ class Connection:
         """
         self._order_number += 1
         number, loop = self._order_number, asyncio.get_running_loop()
-        answered = self._orders[number] = loop.create_future()
+        answered: asyncio.Future[Answer] = loop.create_future()
+        self._orders[number] = answered
         try:
             async with asyncio.timeout(seconds):
                 try:

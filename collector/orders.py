@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -115,8 +115,8 @@ class Orders:
     async def _arm(self, order: WindowOrder, request: WindowRequest, targets: list[_Target]) -> OrderResult:
         if len(targets) == 1:
             return _result(await self._ask(targets, Command(command="arm", request=request), order.patience))
-        least = 0
-        for attempt in range(ATTEMPTS):
+        least, attempt = 0, 0
+        while True:
             loop = asyncio.get_running_loop()
             asked = loop.time()
             where = await self._ask(targets, Command(command="status"), order.patience)
@@ -131,10 +131,11 @@ class Orders:
                     [(target, Answer(error=reason, step=answer.step)) for target, answer in where], reason=reason
                 )
             result, again = await self._propose(order, proposed, targets)
-            if not again or request.past == "refuse" and request.start_step != "next":
+            attempt += 1
+            fixed = request.past == "refuse" and request.start_step != "next"
+            if not again or fixed or attempt == ATTEMPTS:
                 return result
             least = int(proposed.start_step) + 1
-        return result
 
     async def _propose(
         self, order: WindowOrder, proposed: WindowRequest, targets: list[_Target]
@@ -229,5 +230,7 @@ def _result(answers: _Answers, reason: str = "") -> OrderResult:
     obeying = [rank for rank in ranks if rank.obeys]
     steps = {(rank.armed.first, rank.armed.last) for rank in obeying if rank.armed is not None}
     first, last = next(iter(steps)) if len(steps) == 1 else (None, None)
-    outcome = "done" if len(obeying) == len(ranks) else "partly" if obeying else "refused"
+    outcome: Literal["done", "partly", "refused"] = (
+        "done" if len(obeying) == len(ranks) else "partly" if obeying else "refused"
+    )
     return OrderResult(outcome=outcome, reason=reason, first=first, last=last, ranks=ranks)

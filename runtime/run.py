@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -96,7 +97,8 @@ def job_from_environment() -> str:
 
 
 def rank_from_environment() -> tuple[int | None, int | None]:
-    """(rank, world size) as launchers announce them in the environment; `None` where nothing is said."""
+    """(rank, world size) as launchers announce them in the environment, else as torch.distributed has them, if it is in use;
+    `None` where nothing is said."""
 
     def number(*names: str) -> int | None:
         for name in names:
@@ -107,4 +109,9 @@ def rank_from_environment() -> tuple[int | None, int | None]:
 
     rank = number("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID")
     world = number("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "RANK_SIZE")
+    group: Any = sys.modules.get("torch.distributed")
+    if rank is None and group is not None and group.is_available() and group.is_initialized():
+        return group.get_rank(), group.get_world_size()
+    if rank is None:  # a job of one machine
+        return number("LOCAL_RANK"), number("LOCAL_WORLD_SIZE")
     return rank, world

@@ -59,7 +59,8 @@ class Steps:
 
     def least(self) -> int:
         """Where the slowest rank is."""
-        return min(struct.unpack_from(f"{self._ranks}q", self._memory))
+        steps: tuple[int, ...] = struct.unpack_from(f"{self._ranks}q", self._memory)
+        return min(steps)
 
 
 def main(settings: RankSettings) -> None:

@@ -85,11 +85,11 @@ def job(directory: Path, ranks: Sequence[RankSettings]) -> Generator[Job]:
     """Starts the ranks, and ends them in order."""
     running = Job(directory, ranks)
     with ExitStack() as stack:
-        for rank in ranks:
-            command = [sys.executable, "-m", "tests.control_rank", msgspec.json.encode(rank).decode()]
-            running.processes[rank.rank] = stack.enter_context(launched(command, cwd=ROOT))
+        for each in ranks:
+            command = [sys.executable, "-m", "tests.control_rank", msgspec.json.encode(each).decode()]
+            running.processes[each.rank] = stack.enter_context(launched(command, cwd=ROOT))
         wait(
-            lambda: all(rank.late or (directory / f"ready-{rank.rank}").exists() for rank in ranks), lambda: "no start"
+            lambda: all(each.late or (directory / f"ready-{each.rank}").exists() for each in ranks), lambda: "no start"
         )
         yield running
         (directory / "stop").touch()

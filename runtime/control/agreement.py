@@ -257,7 +257,8 @@ class Agreement:
         armed = taking.armed = self._profiler.arm(wanted, trigger=taking.proposal.trigger, gate=taking.gate)
         answer = ArmedAnswer(self._rank, True)
         if not armed:
-            step, least = self._profiler.step_num, None
+            step = self._profiler.step_num
+            least: int | None = None
             if step >= int(wanted.start_step):
                 least = step + 1
             elif taking.proposal.request.overlap == "queue":

@@ -52,11 +52,14 @@ class FileEvents:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(20 * TURN_MS / 1000)
 
+    def _counts(self, change: object, path: str) -> bool:
+        return self._wanted(Path(path).name)
+
     def _run(self, watchfiles: Any) -> None:
         try:
             changes: Iterator[set[tuple[Any, str]]] = watchfiles.watch(
                 self._directory,
-                watch_filter=lambda _, path: self._wanted(Path(path).name),
+                watch_filter=self._counts,
                 debounce=200,
                 step=TURN_MS,
                 stop_event=self._stop,

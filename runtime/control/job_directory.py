@@ -67,6 +67,7 @@ class JobDirectory:
             ControlError: if what is there is somebody else's, or open to others.
             OSError: if it cannot be made.
         """
+        self.me = Peer.here()  # which may be a child that was forked meanwhile
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
         about = self.path.lstat()
@@ -156,12 +157,13 @@ class JobDirectory:
         directory = self.path / epoch
         if not directory.is_dir():
             return False
-        lock = (self.path / "lock").stat().st_mtime if not os.utime(self.path / "lock") else 0.0
+        os.utime(self.path / "lock")
+        now = (self.path / "lock").stat().st_mtime  # by the clock of the file system
         for path in directory.glob("member-*.json"):
             member = read_record(path, Member)
             if member is None or member.left or member.peer.is_dead or member.peer == self.me:
                 continue
-            if member.peer.is_local or lock - path.stat().st_mtime < SILENCE:
+            if member.peer.is_local or now - path.stat().st_mtime < SILENCE:
                 return True
         return False
 

@@ -146,7 +146,7 @@ class Leading:
     def _decide(self, records: Records, proposal: Proposal, start: Start) -> None:
         """Decides when everybody has answered who lives."""
         number = proposal.number
-        members, gone = self._members(records, proposal.request)
+        members, _ = self._members(records, proposal.request)
         answers = {each.rank: each for each in records.of(ArmedAnswer, number)}
         refused = [each for each in answers.values() if not each.ok and each.rank in start.ranks]
         if refused:

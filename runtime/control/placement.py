@@ -59,10 +59,12 @@ def place(request: WindowRequest, ahead: int, armed: Sequence[ArmedWindow], sche
         first = clipped
     if request.granularity > 1 and request.start_step not in ("next", first):
         notes.append(f"rounded to groups of {request.granularity} steps")
+    what = ""
     for _ in range(MOST_CHANGES):
         taken = _collision(first, last, armed, schedule)
         if taken is None:
             return Placement(first, last, "; ".join(notes))
+        what = taken.what
         moved = NEVER if taken.last == NEVER else -(-(taken.last + 1) // request.granularity) * request.granularity
         if request.overlap == "refuse":
             why = f"{_steps(first, last)} overlap {taken.what}; ask with overlap='queue' to wait"
@@ -73,7 +75,7 @@ def place(request: WindowRequest, ahead: int, armed: Sequence[ArmedWindow], sche
         if note not in notes:
             notes.append(note)
         first, last = moved, NEVER if last == NEVER else last + moved - first
-    return Placement(None, reason=f"{_steps(first, last)} overlap {taken.what}, and so do all later ones")
+    return Placement(None, reason=f"{_steps(first, last)} overlap {what}, and so do all later ones")
 
 
 def _past(request: WindowRequest, first: int, ahead: int) -> str:

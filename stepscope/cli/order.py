@@ -86,7 +86,7 @@ def send_order(given: argparse.Namespace, order: dict[str, Any]) -> OrderResult:
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """A token is shown to nobody else than who was named."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
         return None
 
 
