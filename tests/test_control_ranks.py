@@ -119,7 +119,7 @@ def test_eight_ranks_at_different_speeds_record_the_same_steps(tmp_path: Path) -
             running.ask(f"next{number}", steps=3 + number)
             (steps,) = running.steps_of(f"next{number}")
             assert list(steps) == list(range(steps[0], steps[0] + 3 + number))
-        far = max(running.windows(rank)["next3"][-1] for rank in range(RANKS)) + 600
+        far = max(running.windows(rank)["next3"][-1] for rank in range(RANKS)) + 1500
         running.ask("chosen", start_step=far, stop_step=far + 1)
         assert running.steps_of("chosen") == {(far, far + 1)}
         running.ask("grouped", steps=5, granularity=4)

@@ -255,7 +255,10 @@ class Controller:
             if request is None or request == self._taken:
                 return
             self._taken = request
-            self._soon(partial(self._ask, request, "file"))
+            if self._task is None:  # in `start()`: what the file says at the start may be about the first step
+                self._ask(request, "file")
+            else:
+                self._soon(partial(self._ask, request, "file"))
 
     def _say_command(self, command: str, answer: str) -> None:
         log.info("control: %s, asked for by file: %s", command, answer)
