@@ -11,6 +11,7 @@ import struct
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 
 import msgspec
@@ -38,6 +39,7 @@ class LocalSocket:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
+        self._ready: Future[None] = Future()
         self._handlers: list[Handler] = []
         self._loop = control_loop.acquire()
         self._served = self._loop.start(self._serve, "control socket")
@@ -51,7 +53,10 @@ class LocalSocket:
             if found is None:
                 found = _sockets[directory] = cls(directory)
             found._handlers.append(handler)
-            return found
+        if not found._loop.here:
+            with contextlib.suppress(FutureTimeoutError):
+                found._ready.result(PATIENCE)
+        return found
 
     def leave(self, handler: Handler) -> None:
         """The handler is given no more; the last one ends the socket."""
@@ -70,13 +75,18 @@ class LocalSocket:
             server = await asyncio.start_unix_server(self._client, self._path, limit=MAX_BYTES)
         except OSError as error:
             log.error("no commands are taken at %s: %s", self._path, error)
+            self._ready.set_result(None)
             return
+        made = self._path.lstat().st_ino
         try:
             self._path.chmod(0o600)
+            self._ready.set_result(None)
             await server.serve_forever()
         finally:
             server.close()
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                if self._path.lstat().st_ino == made:  # a later one may have its place already
+                    self._path.unlink()
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
