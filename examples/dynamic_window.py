@@ -10,8 +10,6 @@ from pathlib import Path
 
 import stepscope as sc
 
-CONTROL = sc.Control(path="control", poll=0.05)
-
 
 def train(slope: float, offset: float) -> tuple[float, float]:
     batch = [(x, 3 * x + 1) for x in (random.uniform(-1, 1) for _ in range(200))]
@@ -34,7 +32,7 @@ def tell(window: sc.Window) -> None:
 
 def main() -> None:
     slope = offset = 0.0
-    with sc.trace(control=CONTROL, output_dir="run", on_trace_ready=tell) as profiler:
+    with sc.trace(control=sc.Control(path="control", poll=0.05), output_dir="run", on_trace_ready=tell) as profiler:
         operator = threading.Timer(0.3, operate, [Path("control/stepscope.json")])
         operator.start()
         end = time.monotonic() + 60

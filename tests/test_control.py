@@ -23,7 +23,7 @@ from stepscope.runtime.control.ranks import ranks_from, ranks_text
 from stepscope.runtime.control.settings import Control as Settings
 from stepscope.runtime.run import rank_from_environment
 from tests.launch import launched, run_to_end
-from tests.support import ROOT
+from tests.support import ROOT, require
 
 QUICK = Options(journal=False, drain_interval=0.01)
 
@@ -163,6 +163,22 @@ def test_which_rank_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
         assert rank_from_environment()[0] == number
     monkeypatch.setenv("RANK", "zero")
     assert rank_from_environment()[0] == 1
+
+
+@pytest.mark.checklist("A19")
+def test_the_rank_of_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no launcher has said anything, the process group does."""
+    torch = require("torch")
+    for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    if not torch.distributed.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        assert rank_from_environment() == (0, 1)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert rank_from_environment()[0] is None
 
 
 @pytest.mark.checklist("A16", "A17")
