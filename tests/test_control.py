@@ -48,6 +48,12 @@ def step_until(profiler: Profiler, condition: Callable[[], object]) -> None:
         assert time.monotonic() < deadline
 
 
+def go_on(profiler: Profiler, steps: int) -> None:
+    """So many steps more."""
+    end = profiler.step_num + steps
+    step_until(profiler, lambda: profiler.step_num >= end)
+
+
 def say(path: Path, **fields: Any) -> None:
     """Writes the file."""
     draft = path.with_name("draft")
@@ -116,9 +122,9 @@ def test_the_file_changes_while_a_window_is_open(tmp_path: Path) -> None:
         step_until(profiler, lambda: profiler.current_action.records)
         for content in (b"{", b"[]", b'{"start_step": null}', b'{"stop_step": -1}'):
             path.write_bytes(content)
-            step_until(profiler, lambda before=profiler.step_num: profiler.step_num > before + 20)
+            go_on(profiler, 20)
         path.unlink()
-        step_until(profiler, lambda before=profiler.step_num: profiler.step_num > before + 20)
+        go_on(profiler, 20)
         assert windows == [] and profiler.current_action.records
         say(path, command="extend", steps=100)
         step_until(profiler, lambda: "extend" in status(path)["request"])
@@ -283,7 +289,7 @@ print([len(window.steps) for window in windows], windows[0].metadata["armed"]["t
 
 def test_sigusr2_arms_a_window(tmp_path: Path) -> None:
     """From the next step on; a child does not die of it, nor does the program when it comes after the end."""
-    with launched([sys.executable, "-c", SIGNALLED, tmp_path], cwd=ROOT, stdout=-1, text=True) as process:
+    with launched([sys.executable, "-c", SIGNALLED, str(tmp_path)], cwd=ROOT, stdout=-1, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGUSR2)
@@ -408,7 +414,7 @@ with stepscope.trace(control=sys.argv[1], output_dir=sys.argv[1] + "/run", on_tr
             print("ready", flush=True)
 """
     say(tmp_path / "stepscope.json", start_step=3, steps=1_000_000)
-    with launched([sys.executable, "-c", program, tmp_path], cwd=ROOT, stdout=-1, text=True) as process:
+    with launched([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, stdout=-1, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.terminate()

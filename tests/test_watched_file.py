@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,11 @@ def watched(path: Path, **more: Any) -> Generator[tuple[WatchedFile[ControlFile]
         yield file, seen
     finally:
         file.close()
+
+
+def _is_last(seen: list[ControlFile], step: int) -> bool:
+    """Whether the latest value is about this step."""
+    return seen[-1].start_step == step
 
 
 def status(file: WatchedFile[Any]) -> dict[str, Any]:
@@ -237,7 +243,7 @@ def test_a_file_that_is_written_slowly(tmp_path: Path, caplog: pytest.LogCapture
                 for position in range(len(text)):
                     stream.write(text[position : position + 1])
                     time.sleep(0.001)
-            wait(lambda number=number: seen[-1].start_step == 1000 + number)
+            wait(partial(_is_last, seen, 1000 + number))
         wait(lambda: not file.problem)
     assert [value.start_step for value in seen] == ["next", *range(1000, 1005)]
 
@@ -358,7 +364,7 @@ def test_notices_of_the_system(tmp_path: Path) -> None:
         file.start()
         wait(lambda: any(thread.name == "stepscope control files" for thread in threading.enumerate()))
         write(path, b"2")
-        wait(lambda: (path.touch(), file.current == b"2")[1])
+        wait(lambda: file.current == b"2")
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
