@@ -32,7 +32,7 @@ QUICK = Options(journal=False, drain_interval=0.01)
 def controlled(directory: Path, **more: Any) -> Generator[tuple[Profiler, list[Window], Path]]:
     """A profiler that follows a file in the directory."""
     windows: list[Window] = []
-    settings = {"control": Control(path=str(directory), poll=0.01), "options": QUICK, **more}
+    settings: dict[str, Any] = {"control": Control(path=str(directory), poll=0.01), "options": QUICK, **more}
     with stepscope.trace(output_dir=directory / "run", on_trace_ready=windows.append, **settings) as profiler:
         yield profiler, windows, directory / "stepscope.json"
     profiler.raise_errors()

@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -251,7 +251,7 @@ with stepscope.trace(control=control, exporters=[CollectorExporter(url)], output
 
 
 @contextlib.contextmanager
-def ranks_at(url: str, directory: Path, count: int, *, obey: bool = True) -> Iterator[list[subprocess.Popen[Any]]]:
+def ranks_at(url: str, directory: Path, count: int, *, obey: bool = True) -> Generator[list[subprocess.Popen[Any]]]:
     """Ranks that stream to a collector."""
     with contextlib.ExitStack() as stack:
         command = [sys.executable, "-c", RANK, str(directory), url]
