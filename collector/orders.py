@@ -23,6 +23,7 @@ from stepscope.runtime.control.command import Answer, Command
 from stepscope.runtime.control.ranks import ranks_from
 from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.schedule import NEVER
+from stepscope.runtime.table import human_count
 
 MARGIN = 1.0
 """Seconds from the proposal to the first step that the first attempt allows for; each further one doubles it."""
@@ -209,7 +210,7 @@ def _text(answer: Answer) -> str:
         return answer.error
     if answer.armed is not None:
         return str(answer.armed)
-    return f"{len(answer.windows)} windows"
+    return human_count(len(answer.windows), "window")
 
 
 def _result(answers: _Answers, reason: str = "") -> OrderResult:

@@ -131,7 +131,7 @@ def test_the_file_changes_while_a_window_is_open(tmp_path: Path) -> None:
         assert status(path)["answer"] == "recording steps 5-100104 (extended to step 100104)"
         say(path, command="abort")
         step_until(profiler, lambda: windows)
-        assert status(path)["answer"] == "1 windows end"
+        assert status(path)["answer"] == "1 window ended"
     assert not windows[0].complete
     assert windows[0].diagnostics[0].endswith("the control file says so")
     assert said(windows[0])["name"] == f"rank0_start5_stop{windows[0].steps[-1].number}_long"

@@ -28,6 +28,7 @@ from stepscope.runtime.control.settings import Control
 from stepscope.runtime.control.watched_file import WatchedFile
 from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.run import job_from_environment, this_host
+from stepscope.runtime.table import human_count
 
 log = logging.getLogger("stepscope")
 
@@ -247,7 +248,9 @@ class Controller:
         """The watched file says something new."""
         if found.command == "abort":
             ended = self._profiler.abort(found.run_id or None, reason="the control file says so")
-            self._say_command("abort", f"{len(ended)} windows end" if ended else "no armed window runs or waits")
+            self._say_command(
+                "abort", f"{human_count(len(ended), 'window')} ended" if ended else "no armed window runs or waits"
+            )
         elif found.command == "extend":
             self._say_command("extend", str(self._profiler.extend(found.steps or 0, seconds=found.seconds or 0.0)))
         else:
