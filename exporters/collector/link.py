@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
@@ -18,6 +20,8 @@ from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import ClockSync
 
+log = logging.getLogger("stepscope")
+
 IN_FLIGHT = 16 << 20
 """Bytes that may be sent and not confirmed."""
 REFUSALS = frozenset({400, 401, 403, 404, 405, 410, 426})
@@ -28,6 +32,8 @@ MOST_PATIENCE = 16
 """How many times `timeout` a collector may take to confirm the smallest messages."""
 CLOSING = 1.0
 """Seconds for a collector to answer that the connection ends."""
+MOST_ORDERS = 16
+"""Commands that are carried out at once."""
 
 
 class Link(Connecting):
@@ -43,6 +49,7 @@ class Link(Connecting):
         *,
         synced: Callable[[ClockSync], object] = lambda _: None,
         missed: Callable[[], object] = lambda: None,
+        obey: Callable[[bytes], Awaitable[bytes]] | None = None,
     ) -> None:
         """
         Args:
@@ -53,9 +60,12 @@ class Link(Connecting):
             hello: the first message.
             synced: is given each comparison of the clocks.
             missed: is called when the collector lacks frames that are nowhere any more.
+            obey: carries out a command of the collector's operator, and answers; `None`: none is taken.
         """
         super().__init__(f"the collector at {address.url}", settings, backlog, hello, synced=synced, missed=missed)
         self._address, self._tls = address, tls
+        self._obey = obey
+        self._orders: set[asyncio.Task[None]] = set()
         self._socket: ClientConnection | None = None
         self._most_bytes = self._message_bytes = settings.message_bytes
         self._patience = 1
@@ -130,9 +140,9 @@ class Link(Connecting):
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
+            for task in (*tasks, *self._orders):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, *self._orders, return_exceptions=True)
 
     async def _send(self, socket: ClientConnection) -> None:
         while True:
@@ -157,10 +167,23 @@ class Link(Connecting):
                     self._confirm(header.next)
                 case protocol.Pong():
                     self._compared(header)
+                case protocol.Order() if self._obey is not None and len(self._orders) < MOST_ORDERS:
+                    task = asyncio.create_task(self._carry_out(socket, header, self._obey), name="stepscope order")
+                    self._orders.add(task)
+                    task.add_done_callback(self._orders.discard)
+                case protocol.Order():
+                    log.warning("a command of the collector's was ignored")
                 case protocol.Refused():
                     raise _Refusal(header)
                 case _:
                     raise FormatError(f"the collector sent {type(header).__name__}")
+
+    async def _carry_out(
+        self, socket: ClientConnection, order: protocol.Order, obey: Callable[[bytes], Awaitable[bytes]]
+    ) -> None:
+        answer = await obey(order.command)
+        with contextlib.suppress(WebSocketException):  # the connection has ended: nobody waits for the answer any more
+            await socket.send(protocol.encode(protocol.Obeyed(order.number, answer)))
 
     def _confirm(self, next: int) -> None:
         self._check(next)
