@@ -79,6 +79,7 @@ class Reporting(Saving):
         if self._pipeline is not None:
             notes += tuple(self._pipeline.notes)
             notes += self._flight_notes(self._pipeline)
+        notes += self._armed_notes()
         notes += tuple(self._accounts.statistics().notes()) if self._accounts else ()
         if self._state != "closed":
             notes += tuple(note for source in self._bound() if (note := source.unsettled()))
