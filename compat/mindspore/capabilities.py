@@ -32,7 +32,9 @@ def _cores(what: str) -> Mapping[str, Capability]:
     }
 
 
-_STACKS = Capability(True, "stacks of Python functions, sampled 200 times a second: in the timeline, and as folded stacks")
+_STACKS = Capability(
+    True, "stacks of Python functions, sampled 200 times a second: in the timeline, and as folded stacks"
+)
 _OPERATORS = "MindSpore's operators on the host, torch's operators, and what the program marks itself"
 
 CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
@@ -59,8 +61,7 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
     "parallel_strategy": _same(Capability(True, "ranks, launcher and MindSpore's parallel context, as JSON")),
     "profile_framework": _same(Capability(True, "every span of the host as a table in host_info")),
     "data_process": _same(
-        Capability(True, "waiting for the next batch in callbacks of MindSpore, and torch's DataLoader",
-                   ("mindspore", "torch"))
+        Capability(True, "waiting for the next batch: in callbacks, around `watch_data(loader)`, and torch's DataLoader")
     ),
     "mstx": _same(Capability(True, "marks and ranges, as instants and spans of the host")),
     "aicore_metrics": _cores("aicore_metrics"),

@@ -64,6 +64,11 @@ def is_collective(name: str) -> bool:
     return name.rpartition("/")[2].lower().startswith(COLLECTIVES)
 
 
+def microseconds(ns: int) -> str:
+    """A time in µs with three decimals, exact also for Unix times, which doubles do not hold."""
+    return f"{ns // 1000}.{ns % 1000:03}"
+
+
 def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
     """Writes a table; every name is legal in it."""
     with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:

@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import IO, Any
 
-from stepscope.compat.mindspore.products.base import spans
+from stepscope.compat.mindspore.products.base import microseconds, spans
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import EventBatch
@@ -47,7 +47,7 @@ class HostInfo:
             thread = self._thread(int(event["track"]))
             if thread is None:
                 continue
-            start = f"{self._anchor.wall(int(event['ts'])) / 1000:.3f}"
+            start = microseconds(self._anchor.wall(int(event["ts"])))
             times = (f"{int(event[field]) / 1000:.3f}" for field in ("dur", "self_dur"))
             category = strings.text(int(event["category"]))
             self._writer.writerow((thread, category, strings.name_of(event), start, *times, int(event["step"])))

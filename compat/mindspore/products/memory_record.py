@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stepscope.compat.mindspore.products.base import MEMORY, in_categories, write_csv
+from stepscope.compat.mindspore.products.base import MEMORY, in_categories, microseconds, write_csv
 from stepscope.runtime import strings
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import EventBatch, Kind
@@ -57,7 +57,7 @@ class MemoryRecord:
         for (_, component), row in self._values.items():
             self.peaks[component] = max(self.peaks.get(component, 0.0), row[0])
         rows = (
-            (component, f"{self._anchor.wall(at) / 1000:.3f}", *(f"{value / 2**20:.6f}" for value in row), self._device)
+            (component, microseconds(self._anchor.wall(at)), *(f"{value / 2**20:.6f}" for value in row), self._device)
             for (at, component), row in sorted(self._values.items())
         )
         return (write_csv(self._directory / "memory_record.csv", HEAD, rows),)

@@ -10,13 +10,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.backends.mindspore_blocks import SHAPES
 from stepscope.compat.mindspore.products.base import OPERATORS, in_categories, spans
 from stepscope.runtime import _core, strings, tracks
 from stepscope.runtime.events import Block, EventBatch, Flag
 from stepscope.runtime.tracks import TrackKind
-
-SHAPES = "Input Dims"
-"""Argument in which operators have the shapes of their inputs."""
 
 KEPT_ARGUMENTS = 1 << 14
 """Different arguments whose meaning is remembered."""
