@@ -164,7 +164,8 @@ def _place(runs: Block, threads: list[int], rows: MindSporeTracks) -> Block:
     order = np.lexsort((-runs["dur"], runs["ts"]))
     runs = runs[order]
     lanes: list[list[int]] = []
-    for index, was in enumerate(order.tolist()):
+    places: list[int] = order.tolist()
+    for index, was in enumerate(places):
         if threads[was]:
             runs["track"][index] = rows.thread(threads[was])
             continue

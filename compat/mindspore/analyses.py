@@ -23,6 +23,10 @@ class Analyses:
     """Runs jobs in order, on a daemon thread that is there while there are any."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins anew, as in a forked child, where the jobs are the parent's."""
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -63,10 +67,6 @@ class Analyses:
     def mine(self) -> bool:
         """Whether the caller is a job."""
         return self._thread is threading.current_thread()
-
-    def forget(self) -> None:
-        """In a forked child: the jobs are the parent's."""
-        self.__init__()
 
 
 analyses: Final = Analyses()

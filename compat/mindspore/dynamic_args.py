@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, cast
+
+import msgspec
 
 from stepscope.compat.mindspore import wire
 from stepscope.compat.mindspore.enums import (
@@ -20,7 +22,6 @@ from stepscope.compat.mindspore.enums import (
 )
 from stepscope.compat.mindspore.options import ProfilerOptions, read_options
 from stepscope.runtime.control.decoding import decode_json
-from stepscope.runtime.errors import ControlError
 
 log = logging.getLogger("stepscope")
 
@@ -44,6 +45,10 @@ _FURTHER = frozenset(ProfilerOptions.__struct_fields__) - set(FIELDS) - {"start_
 _ALIASES = {"aic_metrics": "aicore_metrics"}
 _IGNORED = frozenset(("analyse", "prof_path"))
 """Fields of MindSpore 2.10's file that say nothing new: `analyse_mode` and `output_path` do."""
+
+
+class _AnyObject(msgspec.Struct):
+    """A JSON object, whatever its fields."""
 
 
 class DynamicProfilerArgs:
@@ -222,7 +227,8 @@ class DynamicProfilerArgs:
         Raises:
             ControlError: if it is no JSON object; says where. A `ValueError`.
         """
-        found = decode_json(content, dict[str, Any])
+        decode_json(content, _AnyObject)
+        found: dict[str, Any] = msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf"))
         found.pop("is_valid", None)
         return cls(is_valid=True, **found)
 
@@ -236,7 +242,9 @@ class DynamicProfilerArgs:
 
 
 def _plain(value: Any) -> Any:
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else getattr(value, "value", value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in cast(Iterable[Any], value)]
+    return getattr(value, "value", value)
 
 
 def _integer(value: Any) -> int:
@@ -271,10 +279,7 @@ def _level(value: Any) -> int:
 
 def _activities(value: Any) -> int:
     if isinstance(value, list | tuple):
-        meant = {member(ProfilerActivity, item) for item in value}
+        meant = {member(ProfilerActivity, item) for item in cast(Iterable[Any], value)}
         return next((number for number, held in ACTIVITIES.items() if set(held) == meant), 0)
     number = _integer(value)
     return number if number in ACTIVITIES else 0
-
-
-__all__ = ["COMMANDS", "FIELDS", "ControlError", "DynamicProfilerArgs"]

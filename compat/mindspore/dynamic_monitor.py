@@ -58,7 +58,8 @@ class DynamicProfilerMonitor:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        return object.__new__(_as_callback(cls))
+        made: Self = object.__new__(_as_callback(cls))
+        return made
 
     def __init__(
         self,

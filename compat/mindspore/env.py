@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from stepscope.compat.mindspore.analysis import Analysis
 from stepscope.compat.mindspore.profiler import Profiler
@@ -79,7 +79,8 @@ def read_variable(text: str) -> dict[str, Any] | None:
         raise ValueError(f"it is no JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
     if not isinstance(options, dict):
         raise ValueError(f"it must be a JSON object, got {type(options).__name__}")
-    start: Any = options.pop("start", False)
+    options = cast(dict[str, Any], options)
+    start = options.pop("start", False)
     if not isinstance(start, bool):
         raise TypeError(f'"start" must be true or false, got {start!r}')
     for name in ("schedule", "on_trace_ready", "start_profile"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -179,7 +179,7 @@ def _path(value: Any) -> str:
         value = os.environ.get("MS_DIAGNOSTIC_DATA_PATH") or "./data"
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"it must be a path, got {type(value).__name__}")
-    text = os.fspath(value)
+    text: Any = os.fspath(cast(Any, value))
     if not isinstance(text, str) or not text or "\0" in text:
         raise ValueError("it is no path")
     return text
@@ -213,7 +213,7 @@ def _several(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
         items: Iterable[Any] = [value] if isinstance(value, kind | str) else value
         if not isinstance(items, list | tuple | set | frozenset):
             raise TypeError(f"it must be a list of {kind.__name__}, got {type(value).__name__}")
-        return tuple(dict.fromkeys(member(kind, item) for item in items))
+        return tuple(dict.fromkeys(member(kind, item) for item in cast(Iterable[Any], items)))
 
     return read
 
@@ -229,9 +229,11 @@ def _activities(value: Any) -> tuple[ProfilerActivity, ...]:
 def _texts(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+    items = cast(Iterable[Any], value) if isinstance(value, list | tuple) else (None,)
+    texts = tuple(item for item in items if isinstance(item, str))
+    if not isinstance(value, list | tuple) or len(texts) != len(cast(list[Any], value)):
         raise TypeError("it must be a list of str")
-    return tuple(value)
+    return texts
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {

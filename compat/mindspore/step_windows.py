@@ -89,16 +89,19 @@ class StepWindows:
             return None
         problem = self._problem(asked)
         if problem:
-            return self._refuse(asked, problem)
+            self._refuse(asked, problem)
+            return None
         first, last = self._down(asked.start), self._up(asked.stop)
         if step < first:
             return None
         if step > first:
             late = f"start_step {asked.start} is in the past, step {step} begins"
             if self._late == "refuse":
-                return self._refuse(asked, f"{late}: nothing is recorded")
+                self._refuse(asked, f"{late}: nothing is recorded")
+                return None
             if last < step:
-                return self._refuse(asked, f"{late}, and stop_step {asked.stop} has passed: nothing is recorded")
+                self._refuse(asked, f"{late}, and stop_step {asked.stop} has passed: nothing is recorded")
+                return None
             if self._down(step) != step:
                 return None  # the next group is the first that can be recorded whole
             self._complaints.append(f"{late}: steps {step} to {last} are recorded")

@@ -9,7 +9,7 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from stepscope.compat.mindspore.errors import WireError
 
@@ -49,4 +49,4 @@ def unpack(block: bytes) -> dict[str, Any]:
         raise WireError(f"the block holds no JSON: {error}") from error
     if not isinstance(fields, dict):
         raise WireError(f"the block holds no object but {type(fields).__name__}")
-    return fields
+    return cast(dict[str, Any], fields)

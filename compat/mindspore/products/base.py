@@ -51,7 +51,8 @@ class Product(Protocol):
 def spans(events: Block) -> Block:
     """The spans among events, steps left out."""
     steps = (events["flags"] & int(Flag.NUMBERED)) != 0
-    return events[(events["kind"] == int(Kind.SPAN)) & ~steps]
+    chosen: Block = events[(events["kind"] == int(Kind.SPAN)) & ~steps]
+    return chosen
 
 
 def in_categories(events: Block, categories: Iterable[str]) -> NDArray[np.bool_]:
