@@ -146,14 +146,12 @@ def find_clock(stamp: int, anchors: tuple[ClockAnchor, ClockAnchor]) -> tuple[Cl
     """
     first, last = anchors
     if first.wall_ns - SLACK_NS <= stamp <= last.wall_ns + SLACK_NS:
-        pairs = [(anchor.wall_ns, anchor.monotonic_ns, anchor.error_ns) for anchor in anchors]
         apart = abs((last.wall_ns - first.wall_ns) - (last.monotonic_ns - first.monotonic_ns))
-        offset = pairs[0][1] - pairs[0][0]
         # The rate is 1 but for what somebody did to the wall clock meanwhile; fitted to a short time it would be noise.
-        mapping = ClockMapping(0, offset, 1.0, apart + max(anchor.error_ns for anchor in anchors))
+        mapping = ClockMapping(first.wall_ns, first.monotonic_ns, 1.0, apart + max(first.error_ns, last.error_ns))
         return mapping, "CLOCK_REALTIME, mapped by two readings per recording"
     if first.monotonic_ns - SLACK_NS <= stamp <= last.monotonic_ns + SLACK_NS:
-        return ClockMapping(0, 0), "CLOCK_MONOTONIC"
+        return ClockMapping(first.monotonic_ns, first.monotonic_ns), "CLOCK_MONOTONIC"
     raise ValueError(f"a stamp of MindSpore, {stamp}, lies in the recording by no clock that is known")
 
 

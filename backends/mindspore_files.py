@@ -41,10 +41,10 @@ def read_runs(directory: Path) -> Iterator[OperatorRuns]:
 
 
 def _runs_of(line: str) -> OperatorRuns:
-    name, _, rest = line.rstrip("\n").partition(";")
+    name, _, rest = ["", "", *line.rstrip("\n").rsplit(";", 2)][-3:]  # a name may have a `;` in it
     runs: list[tuple[int, int, int]] = []
     unreadable = 0
-    for text in rest.rpartition(";")[2].split():
+    for text in rest.split():
         try:
             begin, duration, *thread = text.split(",")
             run = int(begin), round(float(duration) * 1e6), int(thread[0]) if thread else 0

@@ -179,7 +179,7 @@ def _path(value: Any) -> str:
         value = os.environ.get("MS_DIAGNOSTIC_DATA_PATH") or "./data"
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"it must be a path, got {type(value).__name__}")
-    text: Any = os.fspath(cast(Any, value))
+    text: object = os.fspath(cast("str | os.PathLike[Any]", value))
     if not isinstance(text, str) or not text or "\0" in text:
         raise ValueError("it is no path")
     return text
