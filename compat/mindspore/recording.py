@@ -20,6 +20,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.schedule import ScheduleFunction
+from stepscope.runtime.trust import TrustReport
 
 T = TypeVar("T")
 
@@ -215,6 +216,10 @@ class Recording:
         if take is not None:
             self._takes.remove(take)
             take.discard()
+
+    def trust_report(self) -> TrustReport | None:
+        """What the latest recording captured, what it dropped, and at what cost; `None` before the first."""
+        return self._takes[-1].profiler.report() if self._takes else None
 
     def raise_errors(self) -> None:
         """Raises what backends and the program's own `on_trace_ready` raised so far, if anything.

@@ -1,0 +1,71 @@
+"""What the front door for MindSpore writes, read back in tests; and small loops to record."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from stepscope.compat.mindspore.analysis import PRODUCTS
+from stepscope.runtime._core import span
+
+
+def work(step: int) -> None:
+    """What a step of the loop does: two operators of scope, as MindSpore names them, and a collective."""
+    with span("Default/network/MatMul-op1"):
+        with span("Default/network/Add-op2"):
+            pass
+    with span("Gradients/Default/MatMul-op3"):
+        pass
+    with span("AllReduce-op4"):
+        pass
+    del step
+
+
+def loop(steps: int, before: Callable[[int], object], after: Callable[[int], object]) -> None:
+    """A training loop with numbers from 0, and what a callback does."""
+    for step in range(steps):
+        before(step)
+        work(step)
+        after(step)
+
+
+def rows(directory: Path, name: str) -> list[dict[str, str]]:
+    """A table among the products of a window."""
+    with (directory / PRODUCTS / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def events(directory: Path, folder: str = PRODUCTS) -> list[dict[str, Any]]:
+    """The timeline of a window, which must be valid JSON: a list, as MindSpore has it."""
+    found: list[dict[str, Any]] = json.loads((directory / folder / "trace_view.json").read_text(encoding="utf-8"))
+    assert isinstance(found, list)
+    return found
+
+
+def steps_of(directory: Path, folder: str = PRODUCTS) -> list[int]:
+    """Numbers of the steps in the timeline of a window."""
+    prefix = "ProfilerStep#"
+    names = [event["name"] for event in events(directory, folder) if event.get("ph") == "X"]
+    return sorted(int(name.removeprefix(prefix)) for name in names if name.startswith(prefix))
+
+
+def operators(directory: Path, folder: str = PRODUCTS) -> list[str]:
+    """Names of the spans in the timeline of a window that `work` made."""
+    names = [event["name"] for event in events(directory, folder) if event.get("ph") == "X"]
+    return [name for name in names if "-op" in name]
+
+
+def info(directory: Path) -> dict[str, Any]:
+    """What is said of a window beside its products."""
+    (path,) = directory.glob("profiler_info_*.json")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def windows_below(path: Path) -> Iterator[Path]:
+    """Directories of windows, the oldest first."""
+    found = [each.parent for each in path.rglob("profiler_info_*.json")]
+    return iter(sorted(found, key=lambda each: each.stat().st_ctime_ns))
