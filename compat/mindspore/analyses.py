@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
@@ -10,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
+
+from stepscope.compat.mindspore.at_exit import before_exit
 
 T = TypeVar("T")
 
@@ -71,5 +72,5 @@ class Analyses:
 
 analyses: Final = Analyses()
 
-atexit.register(lambda: analyses.wait(EXIT_SECONDS))
+before_exit(lambda: analyses.wait(EXIT_SECONDS))
 os.register_at_fork(after_in_child=analyses.forget)

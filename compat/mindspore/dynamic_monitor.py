@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from stepscope.compat.mindspore import target as targets
+from stepscope.compat.mindspore.at_exit import before_exit
 from stepscope.compat.mindspore.dynamic_args import DynamicProfilerArgs
 from stepscope.compat.mindspore.enums import nearest
 from stepscope.compat.mindspore.profiler import Profiler
@@ -301,5 +301,5 @@ def _close_all() -> None:
         monitor.close()
 
 
-atexit.register(_close_all)
+before_exit(_close_all)
 os.register_at_fork(after_in_child=_watching.clear)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
@@ -11,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from stepscope.compat.mindspore.analysis import Analysis
+from stepscope.compat.mindspore.at_exit import before_exit
 from stepscope.compat.mindspore.profiler import Profiler
 
 log = logging.getLogger("stepscope")
@@ -52,7 +52,7 @@ class EnvProfiler:
             return None
         if "mindspore" not in sys.modules:
             os.environ.pop(VARIABLE, None)
-        atexit.register(cls._at_exit)
+        before_exit(cls._at_exit)
         return cls.profiler
 
     def analyse(self) -> Analysis | None:

@@ -99,15 +99,15 @@ def _raw_directories(path: Path) -> list[Path]:
     """Directories with a journal of a run, or with what a killed run left of one; copies of single windows only where
     the run's own journal is gone."""
     found: list[Path] = []
+    copies: list[Path] = []
     for place in _below(path):
         names = {entry.name for entry in place.iterdir()}
         if "journal" in names or any(name.startswith(SESSION_FILE) and is_note(place / name) for name in names):
             found.append(place)
         elif "window.journal" in names:
-            run = _info(_window_directory(place)).run
-            if not any((place.parent.parent / run / RAW).glob("**/journal")) if run else True:
-                found.append(place)
-    return found
+            copies.append(place)
+    runs = {_window_directory(place).name for place in found}
+    return found + [place for place in copies if _info(_window_directory(place)).run not in runs]
 
 
 def _without_raw(path: Path) -> list[str]:
