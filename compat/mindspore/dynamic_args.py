@@ -22,6 +22,7 @@ from stepscope.compat.mindspore.enums import (
 )
 from stepscope.compat.mindspore.options import ProfilerOptions, read_options
 from stepscope.runtime.control.decoding import decode_json
+from stepscope.runtime.errors import ControlError
 
 log = logging.getLogger("stepscope")
 
@@ -227,6 +228,11 @@ class DynamicProfilerArgs:
         Raises:
             ControlError: if it is no JSON object; says where. A `ValueError`.
         """
+        try:
+            content.decode()
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            raise ControlError(f"line {line}: it is no UTF-8: {error.reason}", line=line) from error
         decode_json(content, _AnyObject)
         found: dict[str, Any] = msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf"))
         found.pop("is_valid", None)

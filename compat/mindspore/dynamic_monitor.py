@@ -97,6 +97,7 @@ class DynamicProfilerMonitor:
         self._step_num = 0
         self._ended = 0
         """Number of the last step that has ended."""
+        self._unraised: list[str] = []
         self._profiler: Profiler | None = None
         self._mode: str | None = None
         self._early = False
@@ -173,6 +174,9 @@ class DynamicProfilerMonitor:
         else:
             self._after(self._step_num)
             self._before(self._step_num + 1)
+        said, self._unraised = self._unraised, []
+        if said:
+            raise RuntimeError(f"{self.config_path}: {'; '.join(said)}")
 
     def close(self) -> None:
         """Ends what runs, which is analysed as far as it came, and stops watching. Closing twice changes nothing."""
@@ -264,8 +268,7 @@ class DynamicProfilerMonitor:
         said = self._windows.take_complaints()
         for text in said:
             log.error("[Dynamic Profiler] rank %d: %s", self.rank, text)
-        if said and self._strict:
-            raise RuntimeError(f"{self.config_path}: {'; '.join(said)}")
+        self._unraised += said if self._strict else []
 
     def _say(self, text: str) -> None:
         log.info("[Dynamic Profiler] rank %d: %s", self.rank, text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -31,7 +33,8 @@ class EnvProfiler:
     def init_profiler(cls, environment: Mapping[str, str] | None = None) -> Profiler | None:
         """Starts it, unless it runs. Importing `stepscope.mindspore` does this; it ends with the interpreter.
 
-        Where MindSpore is not imported yet, it does not see the variable any more: it would start a second profiler.
+        Where MindSpore is installed and not imported yet, it is imported, so that its operators are recorded from the
+        first. It does not see the variable then: it would start a second profiler.
 
         Args:
             environment: default: that of the process.
@@ -46,12 +49,11 @@ class EnvProfiler:
             options = read_variable(text)
             if options is None:
                 return None
+            _import_mindspore()
             cls.profiler = Profiler(**options)
         except (TypeError, ValueError, OSError, RuntimeError) as error:
             log.error("%s cannot be followed, nothing is recorded: %s", VARIABLE, error)
             return None
-        if "mindspore" not in sys.modules:
-            os.environ.pop(VARIABLE, None)
         before_exit(cls._at_exit)
         return cls.profiler
 
@@ -64,6 +66,17 @@ class EnvProfiler:
         profiler, cls.profiler = cls.profiler, None
         if profiler is not None and profiler.recording:
             profiler.analyse()
+
+
+def _import_mindspore() -> None:
+    """Imports MindSpore where it is installed, without the variable."""
+    if "mindspore" in sys.modules or importlib.util.find_spec("mindspore") is None:
+        return
+    os.environ.pop(VARIABLE, None)
+    try:
+        importlib.import_module("mindspore")
+    except Exception as error:  # the program will see it, if it needs MindSpore
+        log.error("%s: MindSpore cannot be imported, so its operators are not recorded: %s", VARIABLE, error)
 
 
 def read_variable(text: str) -> dict[str, Any] | None:
