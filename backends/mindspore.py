@@ -39,7 +39,7 @@ class _Recorded(msgspec.Struct, frozen=True):
 
 
 class MindSporeBackend:
-    """Records operators of MindSpore 2.4 and later on the host, in graph and PyNative mode, with shapes and memory.
+    """Records operators of MindSpore (2.10 is tested) on the host, in graph and PyNative mode, with shapes and memory.
 
     MindSpore writes them when a window ends, which costs the training thread the time that the report states; they are
     read on another thread. Two windows that follow each other directly are recorded apart. At the borders of windows
