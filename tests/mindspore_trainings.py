@@ -54,7 +54,11 @@ def functional(step_done: Callable[[], object]) -> None:
     net = network()
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
-    gradients = mindspore.value_and_grad(lambda data, label: loss(net(data), label), None, optimizer.parameters)
+
+    def forward(data: Any, label: Any) -> Any:
+        return loss(net(data), label)
+
+    gradients = mindspore.value_and_grad(forward, None, optimizer.parameters)
     for data, label in batches().create_tuple_iterator():
         with stepscope.span("gradients"):
             value, found = gradients(data, label)
@@ -92,11 +96,14 @@ def callback(directory: Path, mode: int) -> dict[str, Any]:
     return told(profiler)
 
 
-class StopAtStep(mindspore.train.Callback):  # type: ignore[misc]
+Callback: Any = mindspore.train.Callback
+
+
+class StopAtStep(Callback):  # type: ignore[misc]
     """The callback of MindSpore's guide, but for its import."""
 
     def __init__(self, start_step: int, stop_step: int, output_path: Path) -> None:
-        super().__init__()
+        Callback.__init__(self)
         self.start_step, self.stop_step = start_step, stop_step
         self.profiler = front.Profiler(start_profile=False, output_path=output_path, record_shapes=True)
 

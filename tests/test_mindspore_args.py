@@ -17,7 +17,7 @@ from stepscope.compat.mindspore.errors import ProfilerException, WireError
 from stepscope.mindspore import AicoreMetrics, DynamicProfilerArgs, Profiler, ProfilerActivity, ProfilerLevel
 from stepscope.runtime.errors import ControlError
 
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "start_step": -1,
     "stop_step": -1,
     "aicore_metrics": -1,
@@ -98,7 +98,8 @@ def test_wrong_types(field: str, value: Any, caplog: pytest.LogCaptureFixture) -
     if isinstance(value, bool) == isinstance(DEFAULTS[field], bool) and isinstance(value, int):
         return
     with caplog.at_level(logging.WARNING, "stepscope"):
-        args = DynamicProfilerArgs(**{**DEFAULTS, "start_step": 5, field: value})
+        fields: dict[str, Any] = {**DEFAULTS, "start_step": 5, field: value}
+        args = DynamicProfilerArgs(**fields)
     assert args.vars == {**DEFAULTS, "start_step": 5, field: DEFAULTS[field]}
     (text,) = args.diagnostics
     assert text.startswith(f"{field} is {value!r}: ")
@@ -109,7 +110,7 @@ def test_wrong_types(field: str, value: Any, caplog: pytest.LogCaptureFixture) -
 @pytest.mark.checklist("A11")
 def test_unknown_fields() -> None:
     """They have no effect, and the nearest known one is named."""
-    args = DynamicProfilerArgs(**{"start_stepp": 3, "with_stack": True})
+    args = DynamicProfilerArgs(start_stepp=3, with_stack=True)
     assert args.vars == DEFAULTS | {"with_stack": True}
     assert args.diagnostics == ("'start_stepp' is no field; did you mean 'start_step'?",)
 
@@ -117,7 +118,7 @@ def test_unknown_fields() -> None:
 @pytest.mark.checklist("B17")
 def test_further_fields() -> None:
     """The guide's keys that the class has not, those of later versions, and every option of `Profiler`."""
-    guide = {
+    guide: dict[str, Any] = {
         **DEFAULTS,
         "profiler_level": -1,
         "profile_framework": -1,

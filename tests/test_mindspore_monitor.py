@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ class Job:
         self.write(**fields)
         wanted = DynamicProfilerArgs.from_json(self.config.read_bytes())
         for monitor in self.monitors:
-            wait(lambda monitor=monitor: monitor.config == wanted)
+            wait(partial(_has_read, monitor, wanted))
 
     def callbacks(self, monitor: DynamicProfilerMonitor, steps: int, first: int = 1, sink: int = 1) -> None:
         """A training that calls the monitor back, once for each group of steps."""
@@ -80,6 +81,10 @@ class Job:
     def windows(self) -> dict[str, Path]:
         """What was written: each window's directory, by the name of the one that holds it."""
         return {directory.parent.name: directory for directory in output.windows_below(self.output)}
+
+
+def _has_read(monitor: DynamicProfilerMonitor, wanted: DynamicProfilerArgs) -> bool:
+    return monitor.config == wanted
 
 
 def wait(condition: Callable[[], object]) -> None:
@@ -130,21 +135,22 @@ def test_other_ranks_make_no_file(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
 def test_arguments(job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """What must be right raises; what has a default takes that, and says so."""
     monkeypatch.chdir(job.path)
+    make: Any = DynamicProfilerMonitor
     for wrong in (None, 3, b"x"):
         with pytest.raises(TypeError, match="The cfg_path must be a string"):
-            DynamicProfilerMonitor(wrong)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    job.monitors.append(DynamicProfilerMonitor(str(job.path / "cfg"), 7, "often", poll_intervall=1))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            make(wrong)
+    job.monitors.append(make(str(job.path / "cfg"), 7, "often", poll_intervall=1))
     assert job.monitors[0].output_path == Path("dyn_profile_data")
     assert "output_path must be a path, got 7; './dyn_profile_data' is taken" in caplog.text
     assert "poll_interval must be a number of seconds from 0.01 to 86400, got 'often'; 2 is taken" in caplog.text
     assert "'poll_intervall' is no argument and has no effect" in caplog.text
-    for wrong in (0, -1, True, float("nan")):
+    for interval in (0, -1, True, float("nan")):
         caplog.clear()
-        job.monitors.append(DynamicProfilerMonitor(job.path / "cfg", poll_interval=wrong))
+        job.monitors.append(make(job.path / "cfg", poll_interval=interval))
         assert "2 is taken" in caplog.text
     for arguments in ({"late": "maybe"}, {"granularity": 0}, {"granularity": True}, {"step_position": "middle"}):
         with pytest.raises(ValueError, match=r"must be .*, got"):
-            DynamicProfilerMonitor(job.path / "cfg", **arguments)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            make(job.path / "cfg", **arguments)
     named = DynamicProfilerMonitor(job.path / "mine.json")
     job.monitors.append(named)
     assert named.config_path == (job.path / "mine.json").resolve()

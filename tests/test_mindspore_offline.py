@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,9 +83,10 @@ def test_nothing_to_analyse(tmp_path: Path) -> None:
     (tmp_path / RAW / "journal").write_bytes(b"x" * 100)
     with pytest.raises(RuntimeError, match=r"nothing to analyse below .*journal"):
         Profiler.offline_analyse(tmp_path)
-    for wrong in ({"pretty": 1}, {"data_simplification": "no"}):
+    mistakes: list[dict[str, Any]] = [{"pretty": 1}, {"data_simplification": "no"}]
+    for wrong in mistakes:
         with pytest.raises(TypeError, match="must be a bool"):
-            Profiler.offline_analyse(tmp_path, **wrong)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            Profiler.offline_analyse(tmp_path, **wrong)
 
 
 CRASHES = """

@@ -351,9 +351,13 @@ def test_metadata(tmp_path: Path) -> None:
     values = {"lr": 0.1, "sizes": [1, 2], "on": True}
     assert found[0] == {"before": "yes", "json": {"key1": 1, "key2": 2}, "while 0": values}
     assert found[1] == found[0] | {"while 1": values}
-    for call, arguments in ((profiler.add_metadata, (1, "x")), (profiler.add_metadata_json, ("x", 1))):
+    wrong: list[tuple[Callable[..., object], tuple[Any, Any]]] = [
+        (profiler.add_metadata, (1, "x")),
+        (profiler.add_metadata_json, ("x", 1)),
+    ]
+    for call, arguments in wrong:
         with pytest.raises(TypeError, match="of metadata must be a str, got int: 1"):
-            call(*arguments)  # type: ignore[arg-type]
+            call(*arguments)
 
 
 @pytest.mark.checklist("C22")

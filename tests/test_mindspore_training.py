@@ -14,6 +14,7 @@ from tests import mindspore_output as output
 from tests.launch import run_to_end
 from tests.support import ROOT, mindspore_python
 
+
 def run(training: str, directory: Path, **environment: str) -> dict[str, Any]:
     """Runs a training; returns what it found."""
     command = [str(mindspore_python()), "-m", "tests.mindspore_trainings", training, str(directory)]
