@@ -46,16 +46,50 @@ class Arming(Stepping):
 
     # from any thread
 
-    def arm(self, request: WindowRequest) -> Armed:
+    def arm(self, request: WindowRequest, *, trigger: str = "call", gate: Gate | None = None) -> Armed:
         """Has a window recorded, on top of what the schedule records; any time, from any thread, and never waits.
 
         Before `start()` it is remembered for then. A profiler without a schedule of its own, which records everything,
         refuses; `trace(control=...)` makes one that records what it is asked for only.
 
+        Args:
+            request: what is to be recorded.
+            trigger: what asks for it, in a word; for the window's metadata.
+            gate: asked once, where `step()` is called, when the window is to begin: a text is the reason why it must not.
+
         Returns:
-            Which steps will be recorded, or why none will. Nothing is raised: a loop goes on whatever it is asked for.
+            Which steps will be recorded, or why none will.
+
+        Raises:
+            TypeError: if the request is none.
         """
-        return self._arm(request, "call")
+        if not isinstance(request, WindowRequest):
+            raise TypeError(f"arm() takes a stepscope.WindowRequest, got {type(request).__name__}: {request!r}")
+        run_id = request.run_id
+        if self._state in ("closed", "inert"):
+            return Armed(False, run_id=run_id, reason=f"profiler {self.name!r} is {self._state}")
+        if not request.wants(self._rank):
+            return Armed(False, run_id=run_id, reason=f"rank {self._rank or 0} is not among the ranks that record")
+        with self._arming:
+            if len(self._armed) >= MOST_WAITING:
+                return Armed(False, run_id=run_id, reason=f"{MOST_WAITING} windows wait already")
+            spare = 0
+            while True:
+                ahead = self._step + (1 if self._live else 0) + spare
+                first, last, reason, nearest = place(request, ahead, self._armed, self.schedule)
+                if first is None:
+                    return Armed(False, run_id=run_id, reason=reason, nearest=nearest)
+                window = ArmedWindow(request, trigger, first, last, gate)
+                if reason:
+                    window.note(reason)
+                # The change must be known to the counter before the step begins; the loop may be faster than this.
+                self._next_change = min(self._next_change, max(window.begin, ahead))
+                if not self._live or self._step < first:
+                    break
+                spare = 2 * spare + 1
+            self._armed.append(window)
+            self._armed.sort(key=lambda each: each.first)
+            return self._answer(window)
 
     def extend(self, steps: int = 0, *, seconds: float = 0.0) -> Armed:
         """Lets the armed window that runs go on for longer.
@@ -118,6 +152,15 @@ class Arming(Stepping):
                 self._next_change = min(self._next_change, self._step + 1)
         return tuple(ended)
 
+    def withdraw(self, gate: Gate, reason: str) -> bool:
+        """Forgets the window that waits with this gate; returns whether there was one."""
+        with self._arming:
+            for window in self._armed:
+                if window.gate is gate and window is not self._armed_running:
+                    self._drop(window, "withdrawn", reason)
+                    return True
+        return False
+
     def armed(self) -> tuple[ArmedStatus, ...]:
         """The windows that were armed: the latest that are over, then the one that runs, then those that wait."""
         with self._arming:
@@ -130,35 +173,6 @@ class Arming(Stepping):
             for status in self.armed()
             if status.state in ("missed", "withdrawn", "aborted")
         )
-
-    def _arm(self, request: WindowRequest, trigger: str, gate: Gate | None = None) -> Armed:
-        if not isinstance(request, WindowRequest):
-            raise TypeError(f"arm() takes a stepscope.WindowRequest, got {type(request).__name__}: {request!r}")
-        run_id = request.run_id
-        if self._state in ("closed", "inert"):
-            return Armed(False, run_id=run_id, reason=f"profiler {self.name!r} is {self._state}")
-        if not request.wants(self._rank):
-            return Armed(False, run_id=run_id, reason=f"rank {self._rank or 0} is not among the ranks that record")
-        with self._arming:
-            if len(self._armed) >= MOST_WAITING:
-                return Armed(False, run_id=run_id, reason=f"{MOST_WAITING} windows wait already")
-            spare = 0
-            while True:
-                ahead = self._step + (1 if self._live else 0) + spare
-                first, last, reason = place(request, ahead, self._armed, self.schedule)
-                if first is None:
-                    return Armed(False, run_id=run_id, reason=reason)
-                window = ArmedWindow(request, trigger, first, last, gate)
-                if reason:
-                    window.note(reason)
-                # The change must be known to the counter before the step begins; the loop may be faster than this.
-                self._next_change = min(self._next_change, max(window.begin, ahead))
-                if not self._live or self._step < first:
-                    break
-                spare = 2 * spare + 1
-            self._armed.append(window)
-            self._armed.sort(key=lambda each: each.first)
-            return self._answer(window)
 
     @staticmethod
     def _answer(window: ArmedWindow) -> Armed:

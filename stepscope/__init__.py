@@ -24,6 +24,7 @@ from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime._core import counter, flow, instant, span
 from stepscope.runtime.control.armed import Armed, ArmedStatus
+from stepscope.runtime.control.settings import Control
 from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.domain import Domain
 from stepscope.runtime.errors import (
@@ -99,6 +100,7 @@ __all__ = [
     "ChromeTraceExporter",
     "CollectorExporter",
     "ConsoleExporter",
+    "Control",
     "ControlError",
     "Domain",
     "Evaluator",

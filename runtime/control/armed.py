@@ -22,6 +22,8 @@ class Armed(msgspec.Struct, frozen=True, omit_defaults=True):
     run_id: str = ""
     reason: str = ""
     """Why it was refused, or in what it differs from what was asked for."""
+    nearest: int | None = None
+    """If it was refused because of its steps: the first that such a window could begin with."""
 
     def __bool__(self) -> bool:
         return self.accepted

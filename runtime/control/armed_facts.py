@@ -34,5 +34,5 @@ def recorded_name(rank: int | None, first: int, last: int, run_id: str = "") -> 
 
 def armed_facts(window: Window) -> Mapping[str, Any] | None:
     """What is known of the request that a window was armed by; `None` if its schedule began it."""
-    facts = window.metadata.get(ARMED)
-    return facts if isinstance(facts, Mapping) else None
+    facts: Mapping[str, Any] | None = window.metadata.get(ARMED)
+    return facts

@@ -87,7 +87,16 @@ class ControlLoop:
         stop = self._stop
         if stop is not None:
             self.call_soon(stop.set)
-        self._thread.join(END)
+        if not self.here:
+            self._thread.join(END)
+
+    @property
+    def here(self) -> bool:
+        """Whether the caller is on the loop's thread."""
+        try:
+            return self._ready.done() and asyncio.get_running_loop() is self._ready.result()
+        except RuntimeError:
+            return False
 
 
 _loop: ControlLoop | None = None

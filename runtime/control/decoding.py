@@ -66,6 +66,9 @@ def _invalid(content: bytes, kind: type[msgspec.Struct], text: str) -> ControlEr
         reason = _PATH.sub("", text)
         where = path[1].lstrip(".") if path and path[1] else ""
         reason = f"{where}: {reason}" if where else reason
+        if not where:  # a rule over several fields: the first that it names
+            named = [field for field in kind.__struct_fields__ if re.search(rf"\b{field}\b", reason)]
+            name = min(named, key=reason.find, default="")
         value = _value_of(content, name)
         if value and where:
             reason += f" ({value})"

@@ -21,10 +21,10 @@ class FileEvents:
     It only hastens what polling would find: a notice may be missing, as on shared file systems, or come for nothing.
     """
 
-    def __init__(self, directory: Path, names: frozenset[str], changed: Callable[[], object]) -> None:
-        """Args: a directory; names of files in it; called when one of these may have changed."""
+    def __init__(self, directory: Path, wanted: Callable[[str], bool], changed: Callable[[], object]) -> None:
+        """Args: a directory; which names of files in it count; called when one of these may have changed."""
         self._stop = threading.Event()
-        self._directory, self._names, self._changed = directory, names, changed
+        self._directory, self._wanted, self._changed = directory, wanted, changed
         self._thread: threading.Thread | None = None
 
     def start(self) -> bool:
@@ -52,11 +52,14 @@ class FileEvents:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(20 * TURN_MS / 1000)
 
+    def _counts(self, change: object, path: str) -> bool:
+        return self._wanted(Path(path).name)
+
     def _run(self, watchfiles: Any) -> None:
         try:
             changes: Iterator[set[tuple[Any, str]]] = watchfiles.watch(
                 self._directory,
-                watch_filter=lambda _, path: Path(path).name in self._names,
+                watch_filter=self._counts,
                 debounce=200,
                 step=TURN_MS,
                 stop_event=self._stop,

@@ -79,7 +79,6 @@ def create_once(path: Path, content: bytes) -> bool:
         OSError: if it cannot be created.
     """
     made = path.with_name(f".{path.name}.{os.getpid()}")
-    made.unlink(missing_ok=True)
     file, made = create(made, os.O_WRONLY, 0o644, lambda name, number: name.with_name(f"{name.name}.{number}"))
     try:
         with os.fdopen(file, "wb") as stream:

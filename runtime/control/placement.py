@@ -22,6 +22,8 @@ class Placement(NamedTuple):
     first: int | None
     last: int = NEVER
     reason: str = ""
+    nearest: int | None = None
+    """Of one that is refused: the first step that it could have."""
 
 
 class _Taken(NamedTuple):
@@ -48,32 +50,32 @@ def place(request: WindowRequest, ahead: int, armed: Sequence[ArmedWindow], sche
     first, last = request.rounded(ahead)
     notes: list[str] = []
     if first < ahead:
+        clipped = -(-ahead // request.granularity) * request.granularity
         if request.past == "refuse":
-            return Placement(None, reason=_past(request, first, ahead))
-        group = request.granularity
-        clipped = -(-ahead // group) * group
+            return Placement(None, reason=_past(request, first, ahead), nearest=clipped)
         if clipped > last:
             return Placement(None, reason=f"{_past(request, first, ahead)}; nothing of the window is left")
         notes.append(f"clipped: the loop is at step {ahead - 1} already, step {first} is past")
         first = clipped
     if request.granularity > 1 and request.start_step not in ("next", first):
         notes.append(f"rounded to groups of {request.granularity} steps")
+    what = ""
     for _ in range(MOST_CHANGES):
         taken = _collision(first, last, armed, schedule)
         if taken is None:
             return Placement(first, last, "; ".join(notes))
+        what = taken.what
+        moved = NEVER if taken.last == NEVER else -(-(taken.last + 1) // request.granularity) * request.granularity
         if request.overlap == "refuse":
-            return Placement(
-                None, reason=f"{_steps(first, last)} overlap {taken.what}; ask with overlap='queue' to wait"
-            )
+            why = f"{_steps(first, last)} overlap {taken.what}; ask with overlap='queue' to wait"
+            return Placement(None, reason=why, nearest=None if moved == NEVER else moved)
         if taken.last == NEVER:
             return Placement(NEVER, NEVER, f"begins when {taken.what} has ended")
-        moved = -(-(taken.last + 1) // request.granularity) * request.granularity
         note = f"queued behind {taken.what}"
         if note not in notes:
             notes.append(note)
         first, last = moved, NEVER if last == NEVER else last + moved - first
-    return Placement(None, reason=f"{_steps(first, last)} overlap {taken.what}, and so do all later ones")
+    return Placement(None, reason=f"{_steps(first, last)} overlap {what}, and so do all later ones")
 
 
 def _past(request: WindowRequest, first: int, ahead: int) -> str:

@@ -199,16 +199,19 @@ class WatchedFile(Generic[T]):
         )
         return False
 
+    def _events(self) -> FileEvents:
+        return FileEvents(self.path.parent, lambda name: name == self.path.name, self.look_soon)
+
     async def _watch(self) -> None:
         self._wake = asyncio.Event()
-        events = FileEvents(self.path.parent, frozenset([self.path.name]), self.look_soon)
+        events = self._events()
         told = events.start()
         try:
             while True:
                 again = self.look(patient=True)
                 if not told or not events.running:  # the directory may have come, or come anew
                     events.close()
-                    events = FileEvents(self.path.parent, frozenset([self.path.name]), self.look_soon)
+                    events = self._events()
                     told = events.start()
                 try:
                     await asyncio.wait_for(self._wake.wait(), min(self._poll, SETTLE) if again else self._poll)
