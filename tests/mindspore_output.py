@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.compat.mindspore.analysis import PRODUCTS
+from stepscope.mindspore import Profiler
 from stepscope.runtime._core import span
 
 
@@ -69,3 +70,12 @@ def windows_below(path: Path) -> Iterator[Path]:
     """Directories of windows, the oldest first."""
     found = [each.parent for each in path.rglob("profiler_info_*.json")]
     return iter(sorted(found, key=lambda each: each.stat().st_ctime_ns))
+
+
+def recorded(path: Path, *, steps: int = 3, **options: Any) -> Profiler:
+    """A profiler that has recorded some steps; `step()` is called at the end of each."""
+    profiler = Profiler(output_path=path, start_profile=False, **options)
+    profiler.start()
+    loop(steps, lambda _: None, lambda _: profiler.step())
+    profiler.stop()
+    return profiler

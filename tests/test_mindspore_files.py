@@ -169,7 +169,7 @@ def test_rows_never_overlap(runs: list[tuple[int, int]]) -> None:
                 assert other.end <= one.end
 
 
-@pytest.mark.checklist("C17")
+@pytest.mark.checklist("C17", "D3")
 def test_a_version_that_cannot_be_driven(monkeypatch: pytest.MonkeyPatch) -> None:
     """MindSpore that is missing, too old or built without its profiler is a clear message, not an attribute error."""
     for name in ("mindspore", "mindspore._c_expression"):
@@ -179,4 +179,15 @@ def test_a_version_that_cannot_be_driven(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("mindspore", "mindspore._c_expression"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     with pytest.raises(BackendError, match="this version of MindSpore has no profiler that can be driven"):
+        MindSporeBackend().open(CollectingSink())
+
+    class Refusing:
+        """A build that lets nobody look into it."""
+
+        @staticmethod
+        def get_instance(_: str) -> None:
+            raise RuntimeError("not supported when MindSpore is compiled with '-s on'")
+
+    setattr(sys.modules["mindspore._c_expression"], "Profiler", Refusing)  # noqa: B010
+    with pytest.raises(BackendError, match="no profiler that can be driven: not supported when MindSpore is compiled"):
         MindSporeBackend().open(CollectingSink())
