@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,17 @@ def operators(directory: Path, folder: str = PRODUCTS) -> list[str]:
     """Names of the spans in the timeline of a window that `work` made."""
     names = [event["name"] for event in events(directory, folder) if event.get("ph") == "X"]
     return [name for name in names if "-op" in name]
+
+
+def until_sampled(profiler: Profiler, source: str, times: int = 4) -> None:
+    """Waits until a backend that looks from time to time has done so; fails after a minute."""
+    ending = time.monotonic() + 60
+    while True:
+        found = re.search(rf"{source} \(every .* ms, (\d+) samples\)", str(profiler.trust_report()))
+        if found is not None and int(found[1]) >= times:
+            return
+        assert time.monotonic() < ending, f"{source} has not looked {times} times"
+        time.sleep(0.01)
 
 
 def info(directory: Path) -> dict[str, Any]:

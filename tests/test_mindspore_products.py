@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
@@ -152,7 +151,8 @@ def test_host_info_and_memory(tmp_path: Path) -> None:
     for value, memory in wanted:
         profiler = Profiler(output_path=tmp_path / value, profile_framework=value, start_profile=False)
         profiler.start()
-        threading.Event().wait(0.06)
+        if memory:
+            output.until_sampled(profiler, "process memory")
         output.work(0)
         profiler.step()
         profiler.stop()
@@ -179,7 +179,7 @@ def test_flame_graph(tmp_path: Path) -> None:
     """Stacks are in the timeline, and folded for flame graphs."""
     profiler = Profiler(output_path=tmp_path, with_stack=True, start_profile=False)
     profiler.start()
-    threading.Event().wait(0.3)
+    output.until_sampled(profiler, "python stacks")
     profiler.step()
     profiler.stop()
     profiler.analyse()

@@ -13,6 +13,7 @@ import stepscope as sc
 from stepscope.backends.conformance import CHECKS, Case
 from stepscope.backends.process_memory import ProcessMemoryBackend
 from stepscope.backends.python_stacks import PythonStacksBackend
+from stepscope.backends.sampling import SamplingBackend
 from stepscope.runtime import strings
 
 CASES = {
@@ -33,8 +34,9 @@ def test_memory_follows_the_process(output_dir: Path) -> None:
     """What the program allocates and touches is seen, in bytes."""
     memory = sc.MemoryExporter()
     options = sc.Options(journal=False)
-    with sc.trace(backends=[ProcessMemoryBackend(0.002)], exporters=[memory], output_dir=output_dir, options=options):
-        time.sleep(0.02)
+    backend = ProcessMemoryBackend(0.002)
+    with sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, options=options):
+        until_sampled(backend, 2)
         held = bytearray(b"x" * (64 << 20))
         ending = time.monotonic() + 30
         while time.monotonic() < ending and not _grown(memory):
@@ -49,14 +51,22 @@ def _grown(memory: sc.MemoryExporter) -> bool:
     return len(values) > 1 and values.max() - values[0] > 48 << 20
 
 
-def outer(seconds: float) -> None:
+def until_sampled(backend: SamplingBackend, times: int) -> None:
+    """Waits until a backend has looked so often; fails after a minute."""
+    ending = time.monotonic() + 60
+    while int(backend.report().mode.split(", ")[1].split()[0]) < times:
+        assert time.monotonic() < ending
+        time.sleep(0.002)
+
+
+def outer(go: threading.Event) -> None:
     """Calls `inner`."""
-    inner(seconds)
+    inner(go)
 
 
-def inner(seconds: float) -> None:
-    """Lasts for a while."""
-    time.sleep(seconds)
+def inner(go: threading.Event) -> None:
+    """Lasts until it may end."""
+    go.wait(60)
 
 
 @pytest.mark.checklist("A8", "C14")
@@ -64,11 +74,15 @@ def test_stacks_show_who_runs(output_dir: Path) -> None:
     """Functions that last are spans, each within its caller, on a row beside their thread."""
     memory = sc.MemoryExporter()
     options = sc.Options(journal=False)
-    with sc.trace(backends=[PythonStacksBackend(0.002)], exporters=[memory], output_dir=output_dir, options=options):
-        thread = threading.Thread(target=outer, args=(0.3,), name="worker")
-        thread.start()
-        outer(0.3)
-        thread.join()
+    backend, go = PythonStacksBackend(0.002), threading.Event()
+    with sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, options=options):
+        threads = [threading.Thread(target=outer, args=(go,), name=f"worker {number}") for number in range(2)]
+        for thread in threads:
+            thread.start()
+        until_sampled(backend, 10)
+        go.set()
+        for thread in threads:
+            thread.join()
     events = memory.events(kind=sc.Kind.SPAN)
     events = events[events["category"] == strings.category("python_function")]
     by_id = {int(event["id"]): event for event in events}
@@ -80,8 +94,7 @@ def test_stacks_show_who_runs(output_dir: Path) -> None:
         assert parent["ts"] <= event["ts"]
         assert parent["ts"] + parent["dur"] >= event["ts"] + event["dur"]
         assert parent["self_dur"] <= parent["dur"] - event["dur"]
-    longest = max(int(event["dur"]) for event in inners)
-    assert 0.1e9 < longest < 60e9
+        assert event["dur"] > 0
 
 
 def test_interval() -> None:

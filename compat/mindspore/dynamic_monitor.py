@@ -27,6 +27,9 @@ DEFAULT_POLL: Final = 2.0
 
 Position = Literal["begin", "end"]
 
+KEPT: Final = 64
+"""Windows whose profilers can be asked afterwards."""
+
 _SETTINGS = ("late", "granularity", "step_position", "strict")
 
 
@@ -104,7 +107,7 @@ class DynamicProfilerMonitor:
         """Whether the window was begun where this was made, before anybody said that this is a callback."""
         self._waiting: _core.span | None = None
         self.profilers: list[Profiler] = []
-        """One for each window so far."""
+        """One for each window so far, of the latest `KEPT`."""
         self._file = WatchedFile(
             self.config_path,
             DynamicProfilerArgs.from_json,
@@ -229,6 +232,7 @@ class DynamicProfilerMonitor:
             return False
         self._profiler, self._mode = profiler, config.analyse_mode
         self.profilers.append(profiler)
+        del self.profilers[:-KEPT]
         _core.instant("dynamic profiler: start", category="stepscope", first=planned.first, last=planned.last)
         self._say(f"start at step {planned.first}, will stop at step {planned.last}")
         return True

@@ -68,6 +68,14 @@ class EnvProfiler:
             profiler.analyse()
 
 
+def _forget() -> None:
+    """In a forked child what records is the parent's."""
+    EnvProfiler.profiler = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 def _import_mindspore() -> None:
     """Imports MindSpore where it is installed, without the variable."""
     if "mindspore" in sys.modules or importlib.util.find_spec("mindspore") is None:

@@ -29,6 +29,9 @@ from stepscope.trace import trace
 
 log = logging.getLogger("stepscope")
 
+KEPT_TABLES = 256
+"""Windows of a take whose tables of operators are kept in memory; those of earlier ones need raw data."""
+
 CLOSE_SECONDS = 30.0
 """How long the end of a take waits at most for what was recorded to be on disk."""
 
@@ -62,6 +65,7 @@ class TakenWindow:
         self._journal = journal
         self._done: dict[tuple[bool, tuple[int, ...] | None], Future[WindowAnalysis]] = {}
         self._operators: OperatorTable | None = None
+        self._keeps_operators = True
 
     def analyse(self, request: AnalysisRequest) -> Future[WindowAnalysis]:
         """Has the products made; those that were made already in the same way are not made again."""
@@ -72,7 +76,7 @@ class TakenWindow:
 
     def _analyse(self, request: AnalysisRequest) -> WindowAnalysis:
         done, table = analyse_window(self.raw, self.window, self.directory, request)
-        if request.steps is None:
+        if request.steps is None and self._keeps_operators:
             self._operators = table
         return done
 
@@ -86,6 +90,10 @@ class TakenWindow:
         """A directory has another name now."""
         self.directory = new if self.directory == old else self.directory
         self._journal = journal or self._journal
+
+    def forget_operators(self) -> None:
+        """Keeps its table of operators no longer in memory."""
+        self._keeps_operators, self._operators = False, None
 
     @property
     def analysed(self) -> bool:
@@ -233,6 +241,8 @@ class Take:
             window.export(directory / RAW / "window.journal")
         taken = TakenWindow(window, directory, self.journal)
         self.windows.append(taken)
+        if len(self.windows) > KEPT_TABLES:
+            self.windows[-1 - KEPT_TABLES].forget_operators()
         if plan.handler is not None and plan.handler.analyse_flag:
             taken.analyse(self.request())
         if plan.callback is not None:
