@@ -99,8 +99,8 @@ for step in range(5):
     with span("MatMul-op1"):
         pass
     profiler.step()
-print("ready", flush=True)
 with span("open"):
+    print("ready", flush=True)
     time.sleep(600)
 """
 

@@ -43,14 +43,14 @@ class HostInfo:
         self._writer.writerow(HEAD)
 
     async def add(self, batch: EventBatch) -> None:
-        for event in spans(batch.events):
-            thread = self._thread(int(event["track"]))
-            if thread is None:
-                continue
-            start = microseconds(self._anchor.wall(int(event["ts"])))
-            times = (f"{int(event[field]) / 1000:.3f}" for field in ("dur", "self_dur"))
-            category = strings.text(int(event["category"]))
-            self._writer.writerow((thread, category, strings.name_of(event), start, *times, int(event["step"])))
+        events = spans(batch.events)
+        columns = (events[field].tolist() for field in ("track", "category", "name", "ts", "dur", "self_dur", "step"))
+        self._writer.writerows(
+            (thread, strings.text(category), strings.text(name), microseconds(self._anchor.wall(ts)),
+             microseconds(dur), microseconds(own), step)
+            for track, category, name, ts, dur, own, step in zip(*columns, strict=True)
+            if (thread := self._thread(track)) is not None
+        )  # fmt: skip
 
     async def finish(self, window: Window) -> tuple[Path, ...]:
         if self._file is not None:
