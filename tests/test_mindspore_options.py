@@ -14,7 +14,14 @@ from stepscope.compat.mindspore.capabilities import CAPABILITIES, limits, markdo
 from stepscope.compat.mindspore.enums import DYNAMIC_METRICS, PROFILER_METRICS
 from stepscope.compat.mindspore.options import NEED_OP_TIME, ProfilerOptions, read_options
 from stepscope.compat.mindspore.target import Target
-from stepscope.mindspore import AicoreMetrics, ExportType, Profiler, ProfilerActivity, ProfilerLevel
+from stepscope.mindspore import (
+    AicoreMetrics,
+    ExportType,
+    Profiler,
+    ProfilerActivity,
+    ProfilerLevel,
+    ProfilerPathErrorException,
+)
 from tests.support import ROOT
 
 BOOLEANS = [name for name, kind in ProfilerOptions.__annotations__.items() if kind == "bool"]
@@ -123,7 +130,7 @@ def test_activities() -> None:
     ("name", "value", "error", "text"),
     [
         ("output_path", 7, TypeError, "output_path is 7: it must be a path, got int"),
-        ("output_path", "a\0b", ValueError, "it is no path"),
+        ("output_path", "a\0b", ProfilerPathErrorException, "it is no path"),
         ("timeline_limit", 0, ValueError, "timeline_limit is 0: it must be 1 or more"),
         ("timeline_limit", 1.5, TypeError, "it must be a whole number, got float"),
         ("profile_framework", "some", ValueError, "it must be 'all', 'time' or None"),

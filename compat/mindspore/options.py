@@ -21,6 +21,7 @@ from stepscope.compat.mindspore.enums import (
     member,
     nearest,
 )
+from stepscope.compat.mindspore.errors import ProfilerPathErrorException
 
 NEED_OP_TIME: Final = (
     "profile_memory",
@@ -132,7 +133,8 @@ def read_options(given: Mapping[str, Any], who: str, *, metrics: Mapping[int, Ai
 
     Raises:
         TypeError: naming an option, its value and the type that it should have.
-        ValueError: for a value out of its range, and for one that needs another option.
+        ValueError: for a value out of its range, and for one that needs another option. A path that is none is a
+            `ProfilerPathErrorException`.
     """
     known = ProfilerOptions.__struct_fields__
     values: dict[str, Any] = {}
@@ -181,7 +183,7 @@ def _path(value: Any) -> str:
         raise TypeError(f"it must be a path, got {type(value).__name__}")
     text: object = os.fspath(cast("str | os.PathLike[Any]", value))
     if not isinstance(text, str) or not text or "\0" in text:
-        raise ValueError("it is no path")
+        raise ProfilerPathErrorException("it is no path")
     return text
 
 

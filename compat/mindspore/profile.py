@@ -44,9 +44,6 @@ class _ExperimentalConfig:
             self.options["export_type"] = export_type
 
 
-ExperimentalConfig = _ExperimentalConfig
-
-
 class profile(Recording):
     """Records the steps that a schedule asks for; a context manager, sync and async.
 
