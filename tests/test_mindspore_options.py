@@ -122,6 +122,8 @@ def test_activities() -> None:
     assert read().activities == read(activities=0).activities == read(activities=None).activities == both
     assert read(activities=["CPU"]).activities == read(activities=1).activities == (ProfilerActivity.CPU,)
     assert read(activities=[ProfilerActivity.NPU]).activities == read(activities=2).activities
+    assert read().operators
+    assert not read(activities=["NPU"]).operators
     with pytest.raises(ValueError, match="'CUP' is no ProfilerActivity; did you mean 'CPU'"):
         read(activities=["CUP"])
 
@@ -165,13 +167,23 @@ def test_every_option_that_asks_for_something_is_in_the_table() -> None:
     """An option that nobody has a sentence for would be ignored silently."""
     everything: dict[str, Any] = {name: True for name in BOOLEANS}
     everything |= {"aicore_metrics": 1, "profile_framework": "all", "host_sys": ["cpu"], "export_type": ["db"]}
-    everything |= {"activities": ["GPU", "NPU"]}
+    everything |= {"activities": ["GPU", "NPU"], "sync_enable": False}
     assert set(read(**everything).asked()) == set(CAPABILITIES)
 
 
 def test_the_documentation_has_the_table() -> None:
     """What users read is what profilers say."""
     assert markdown() in (ROOT / "docs" / "mindspore.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.checklist("C10", "C16")
+def test_options_that_change_nothing() -> None:
+    """They are accepted, and it is said that they change nothing."""
+    for device in ("CPU", "GPU", "Ascend"):
+        first, second = limits(read(sync_enable=False, env_enable=True).asked(), Target(device=device))[-2:][::-1]
+        assert first.startswith(f"sync_enable gives nothing on {device}: sync_enable=False changes nothing: ")
+        assert "MS_PROFILER_OPTIONS is followed when stepscope.mindspore is imported" in second
+    assert limits(read(sync_enable=True).asked(), Target()) == ()
 
 
 @pytest.mark.checklist("C8", "C9")

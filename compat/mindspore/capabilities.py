@@ -72,6 +72,14 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
         "GPU": Capability(False, "pcie is not read from NVML"),
         "Ascend": Capability(False, "pcie is read by CANN's msprof, which stepscope does not drive"),
     },
+    "sync_enable": {
+        "CPU": Capability(False, "sync_enable=False changes nothing: operators of a CPU are timed where they run"),
+        "GPU": Capability(False, "sync_enable=False changes nothing: kernels are timed on the device, by torch"),
+        "Ascend": Capability(False, "sync_enable=False changes nothing: it is for GPUs"),
+    },
+    "env_enable": _same(
+        Capability(False, "MS_PROFILER_OPTIONS is followed when stepscope.mindspore is imported, whatever this says")
+    ),
     "sys_io": _same(Capability(False, "counters of network cards are not read")),
     "sys_interconnection": _same(Capability(False, "counters of links between devices are not read")),
     "host_sys": _same(Capability(False, "of the host only the process's own memory is read: profile_memory=True")),

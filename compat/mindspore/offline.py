@@ -60,7 +60,8 @@ def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tup
 
     Args:
         path: a directory.
-        options: whose `data_simplification` counts; all else is as it was recorded.
+        options: whose `data_simplification` counts, and `rank_id` if they are for an analysis only; all else is as it
+            was recorded.
         pretty: write JSON over several lines.
         steps: only these, `None` for all.
 
@@ -143,6 +144,8 @@ def _analyse_run(
     directory = _window_directory(raw)
     info = _info(directory)
     target = info.target(rank)
+    if options.analyse_only and target.rank != options.rank_id:
+        raise ProfilerRawFileException(f"it is of rank {target.rank}; rank_id={options.rank_id} was asked for")
     request = AnalysisRequest(
         options=info.recorded_with(), target=target, limits=info.diagnostics, pretty=pretty, steps=steps
     )

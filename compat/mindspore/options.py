@@ -72,7 +72,7 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     host_sys: tuple[HostSystem, ...] = ()
     analyse_only: bool = False
     rank_id: int = 0
-    """Rank whose data an analysis is for; recording knows its own."""
+    """With `analyse_only`: rank whose data are analysed; recording knows its own."""
     env_enable: bool = False
 
     def asked(self) -> tuple[str, ...]:
@@ -84,14 +84,16 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         ]
         names += [name for name, held in (("record_shapes", self.shapes), ("with_stack", self.stacks)) if held]
         names += ["export_type"] if ExportType.Db in self.export_type else []
+        names += [] if self.sync_enable else ["sync_enable"]
         names += ["npu"] if ProfilerActivity.NPU in self.activities and self.activities != ACTIVITIES[0] else []
         names += ["gpu"] if ProfilerActivity.GPU in self.activities else []
         return tuple(dict.fromkeys(names))
 
     @property
     def operators(self) -> bool:
-        """Whether operators are wanted."""
-        return self.op_time and self.profiler_level is not ProfilerLevel.LevelNone
+        """Whether operators are wanted, on the host or, by what launches them there, on a GPU."""
+        host = {ProfilerActivity.CPU, ProfilerActivity.GPU} & set(self.activities)
+        return self.op_time and bool(host) and self.profiler_level is not ProfilerLevel.LevelNone
 
     @property
     def shapes(self) -> bool:
@@ -115,7 +117,7 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 _NO_REQUEST = frozenset(
     ("output_path", "profiler_level", "activities", "start_profile", "sync_enable", "timeline_limit", "export_type")
-    + ("data_simplification", "analyse_only", "rank_id", "env_enable", "mstx_domain_include", "mstx_domain_exclude")
+    + ("data_simplification", "analyse_only", "rank_id", "mstx_domain_include", "mstx_domain_exclude")
 )
 """Options that say how and where, not what."""
 
