@@ -44,7 +44,7 @@ class MindSporeBackend:
     MindSpore writes them when a window ends, which costs the training thread the time that the report states; they are
     read on another thread. Two windows that follow each other directly are recorded apart. At the borders of windows
     MindSpore is waited for, unless `synchronize` is off: without, what runs behind the program's back lands in the next
-    window, or in none.
+    window, or in none. A graph on the CPU cannot be waited for: what of it runs after a window's end is not in the window.
 
     Args:
         operators: record operators.
@@ -166,13 +166,16 @@ class MindSporeBackend:
         self._put(_Recorded(directory, (self._anchor, ClockAnchor.read()), at))
 
     def _wait(self) -> None:
-        """Until MindSpore has run what it was given."""
+        """Until MindSpore has run what it was given, but for graphs on the CPU, for which it has no such call."""
         if not self._synchronize:
             return
         api: Any = sys.modules.get("mindspore.common.api")
         executor: Any = getattr(api, "_pynative_executor", None)
         if executor is not None:
             executor.sync()
+        wait: Any = getattr(sys.modules.get("mindspore._c_expression"), "_wait_pipeline", None)
+        if wait is not None:
+            wait()
         if self._mindspore.get_context("device_target") != "CPU":  # where it is refused
             self._mindspore.runtime.synchronize()
 
