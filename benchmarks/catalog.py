@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks import (
     closing,
     collector,
+    control,
     flight,
     governor,
     idle,
@@ -29,6 +30,7 @@ ROWS = (
     *tasks.ROWS,
     *idle.ROWS,
     *step.ROWS,
+    *control.ROWS,
     *flight.ROWS,
     *operators.ROWS,
     *window_end.ROWS,

@@ -66,6 +66,16 @@ def spans_in_task(span: Span) -> AsyncLoop:
     return loop
 
 
+def reads(watched: Any) -> Loop:
+    """A look at what a watched file says."""
+
+    def loop(n: int) -> None:
+        for _ in range(n):
+            _ = watched.current
+
+    return loop
+
+
 def calls(function: Callable[[], object]) -> Loop:
     """A call without arguments."""
 

@@ -19,6 +19,7 @@ PAGE = Path(__file__).with_name("settings.md")
 CHAPTERS: dict[str, tuple[Callable[..., Any], ...]] = {
     "A profiler": (sc.trace, sc.schedule),
     "Sizes, times and policies": (sc.Options,),
+    "Windows that are asked for while the program runs": (sc.Control, sc.WindowRequest),
     "Keeping the last steps": (
         sc.FlightRecorder,
         sc.SlowStep,
@@ -60,6 +61,8 @@ error names the field, the value and what it should be. Commands list theirs wit
 | --- | --- |
 | `STEPSCOPE_JOIN=1` | a process that imports stepscope takes part in the session of the one that it descends from |
 | `RANK`, `WORLD_SIZE`, and as SLURM and MPI name them | of the run, where `trace(rank=...)` says nothing |
+| `STEPSCOPE_OPTIONS` | a JSON object that takes the place of what the program gives to `trace()`: docs/control.md |
+| `STEPSCOPE_JOB` | names the job that ranks are part of, where no launcher does |
 | `STEPSCOPE_SESSION`, `INTEL_LIBITTNOTIFY64` | set by stepscope, for joined processes and for torch |
 """
 

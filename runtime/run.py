@@ -113,5 +113,5 @@ def rank_from_environment() -> tuple[int | None, int | None]:
     if rank is None and group is not None and group.is_available() and group.is_initialized():
         return group.get_rank(), group.get_world_size()
     if rank is None:  # a job of one machine
-        return number("LOCAL_RANK"), number("LOCAL_WORLD_SIZE")
+        return number("LOCAL_RANK"), number("LOCAL_WORLD_SIZE") if world is None else world
     return rank, world

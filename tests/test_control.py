@@ -23,7 +23,7 @@ from stepscope.runtime.control.ranks import ranks_from, ranks_text
 from stepscope.runtime.control.settings import Control as Settings
 from stepscope.runtime.run import rank_from_environment
 from tests.launch import launched, run_to_end
-from tests.support import ROOT
+from tests.support import ROOT, require
 
 QUICK = Options(journal=False, drain_interval=0.01)
 
@@ -32,7 +32,7 @@ QUICK = Options(journal=False, drain_interval=0.01)
 def controlled(directory: Path, **more: Any) -> Generator[tuple[Profiler, list[Window], Path]]:
     """A profiler that follows a file in the directory."""
     windows: list[Window] = []
-    settings = {"control": Control(path=str(directory), poll=0.01), "options": QUICK, **more}
+    settings: dict[str, Any] = {"control": Control(path=str(directory), poll=0.01), "options": QUICK, **more}
     with stepscope.trace(output_dir=directory / "run", on_trace_ready=windows.append, **settings) as profiler:
         yield profiler, windows, directory / "stepscope.json"
     profiler.raise_errors()
@@ -46,6 +46,12 @@ def step_until(profiler: Profiler, condition: Callable[[], object]) -> None:
             time.sleep(0.001)
         profiler.step()
         assert time.monotonic() < deadline
+
+
+def go_on(profiler: Profiler, steps: int) -> None:
+    """So many steps more."""
+    end = profiler.step_num + steps
+    step_until(profiler, lambda: profiler.step_num >= end)
 
 
 def say(path: Path, **fields: Any) -> None:
@@ -116,9 +122,9 @@ def test_the_file_changes_while_a_window_is_open(tmp_path: Path) -> None:
         step_until(profiler, lambda: profiler.current_action.records)
         for content in (b"{", b"[]", b'{"start_step": null}', b'{"stop_step": -1}'):
             path.write_bytes(content)
-            step_until(profiler, lambda before=profiler.step_num: profiler.step_num > before + 20)
+            go_on(profiler, 20)
         path.unlink()
-        step_until(profiler, lambda before=profiler.step_num: profiler.step_num > before + 20)
+        go_on(profiler, 20)
         assert windows == [] and profiler.current_action.records
         say(path, command="extend", steps=100)
         step_until(profiler, lambda: "extend" in status(path)["request"])
@@ -163,6 +169,22 @@ def test_which_rank_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
         assert rank_from_environment()[0] == number
     monkeypatch.setenv("RANK", "zero")
     assert rank_from_environment()[0] == 1
+
+
+@pytest.mark.checklist("A19")
+def test_the_rank_of_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no launcher has said anything, the process group does."""
+    torch = require("torch")
+    for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    if not torch.distributed.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        assert rank_from_environment() == (0, 1)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert rank_from_environment()[0] is None
 
 
 @pytest.mark.checklist("A16", "A17")
@@ -267,7 +289,7 @@ print([len(window.steps) for window in windows], windows[0].metadata["armed"]["t
 
 def test_sigusr2_arms_a_window(tmp_path: Path) -> None:
     """From the next step on; a child does not die of it, nor does the program when it comes after the end."""
-    with launched([sys.executable, "-c", SIGNALLED, tmp_path], cwd=ROOT, stdout=-1, text=True) as process:
+    with launched([sys.executable, "-c", SIGNALLED, str(tmp_path)], cwd=ROOT, stdout=-1, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGUSR2)
@@ -392,7 +414,7 @@ with stepscope.trace(control=sys.argv[1], output_dir=sys.argv[1] + "/run", on_tr
             print("ready", flush=True)
 """
     say(tmp_path / "stepscope.json", start_step=3, steps=1_000_000)
-    with launched([sys.executable, "-c", program, tmp_path], cwd=ROOT, stdout=-1, text=True) as process:
+    with launched([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, stdout=-1, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.terminate()

@@ -113,7 +113,8 @@ def test_any_order_of_turns_and_steps(plan: list[tuple[Any, ...]]) -> None:
     wished = {(deed[2], deed[3]) for deed in plan if deed[0] == "wish"}
     with job(3) as ranks:
         for deed in plan:
-            rank = ranks[deed[1]]
+            number: int = deed[1]
+            rank = ranks[number]
             match deed[0]:
                 case "turn":
                     rank.agreement.turn()

@@ -13,7 +13,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ print([len(window.steps) for window in windows])
 
 def test_the_command_line_and_a_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`stepscope arm --pid`: what it prints, and its exit codes."""
-    with launched([sys.executable, "-c", PROGRAM, tmp_path], cwd=ROOT, stdout=-1, text=True) as process:
+    with launched([sys.executable, "-c", PROGRAM, str(tmp_path)], cwd=ROOT, stdout=-1, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         pid = str(process.pid)
         assert main(["arm", "--pid", pid, "--start", "0", "--steps", "2"]) == 1
@@ -250,15 +251,19 @@ with stepscope.trace(control=control, exporters=[CollectorExporter(url)], output
 
 
 @contextlib.contextmanager
-def ranks_at(url: str, directory: Path, count: int, *, obey: bool = True) -> Iterator[list[subprocess.Popen[Any]]]:
+def ranks_at(url: str, directory: Path, count: int, *, obey: bool = True) -> Generator[list[subprocess.Popen[Any]]]:
     """Ranks that stream to a collector."""
     with contextlib.ExitStack() as stack:
-        command = [sys.executable, "-c", RANK, directory, url]
-        settings = {"cwd": ROOT, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+        command = [sys.executable, "-c", RANK, str(directory), url]
+        settings: dict[str, Any] = {"cwd": ROOT, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
         yield [
             stack.enter_context(launched([*command, str(rank), str(int(obey))], **settings)) for rank in range(count)
         ]
         (directory / "stop").touch()
+
+
+def _has(path: Path, line: str) -> bool:
+    return path.exists() and line in path.read_text()
 
 
 async def order(url: str, **fields: Any) -> tuple[int, Any]:
@@ -302,7 +307,7 @@ async def test_all_ranks_of_a_collector_record_the_same_steps(
                     line = f"r{number} {said['first']} {said['last']}\n"
                     for rank in range(3):
                         path = tmp_path / f"windows-{rank}"
-                        await poll(lambda path=path, line=line: path.exists() and line in path.read_text())
+                        await poll(partial(_has, path, line))
                 status, said = await order(running.url, token=token, steps=1, ranks="0,2", run_id="some")
                 assert status == 200 and [rank["rank"] for rank in said["ranks"]] == [0, 2]
                 status, said = await order(running.url, token=token, start_step=1, steps=1)

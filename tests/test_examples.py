@@ -230,6 +230,17 @@ def test_flight_recorder(tmp_path: Path) -> None:
     assert "counter 'loss' is " in said
 
 
+def test_dynamic_window(tmp_path: Path) -> None:
+    """Nothing is recorded but what the file asks for; the window is named after its steps."""
+    said = run("dynamic_window", tmp_path).splitlines()
+    assert len(said) == 2
+    name, trigger = said[0].removeprefix("recorded ").split(" asked for by ")
+    start, stop = (int(part) for part in name.removeprefix("rank0_start").removesuffix("_look").split("_stop"))
+    assert stop == start + 2 and trigger == "file"
+    assert said[1] == "recorded 3 steps from the next step on"
+    assert (tmp_path / "control" / "stepscope.json.status.json").exists()
+
+
 def test_otlp(tmp_path: Path) -> None:
     """A receiver gets a trace for each step, the loss and the steps' durations."""
     with ReceiverThread() as server:

@@ -11,11 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.runtime.control.control_file import ControlFile, decode_control_file, default_content, file_of
@@ -55,12 +56,18 @@ def write(path: Path, content: bytes) -> None:
 def watched(path: Path, **more: Any) -> Generator[tuple[WatchedFile[ControlFile], list[ControlFile]]]:
     """A file that is watched, and the values that were told."""
     seen: list[ControlFile] = []
-    file = WatchedFile(path, decode_control_file, on_change=seen.append, **{"poll": 0.01, **more})
+    settings: dict[str, Any] = {"poll": 0.01, **more}
+    file = WatchedFile(path, decode_control_file, on_change=seen.append, **settings)
     file.start()
     try:
         yield file, seen
     finally:
         file.close()
+
+
+def _is_last(seen: list[ControlFile], step: int) -> bool:
+    """Whether the latest value is about this step."""
+    return seen[-1].start_step == step
 
 
 def status(file: WatchedFile[Any]) -> dict[str, Any]:
@@ -237,7 +244,7 @@ def test_a_file_that_is_written_slowly(tmp_path: Path, caplog: pytest.LogCapture
                 for position in range(len(text)):
                     stream.write(text[position : position + 1])
                     time.sleep(0.001)
-            wait(lambda number=number: seen[-1].start_step == 1000 + number)
+            wait(partial(_is_last, seen, 1000 + number))
         wait(lambda: not file.problem)
     assert [value.start_step for value in seen] == ["next", *range(1000, 1005)]
 
@@ -357,17 +364,32 @@ def test_notices_of_the_system(tmp_path: Path) -> None:
     with contextlib.closing(WatchedFile(path, bytes, poll=3600)) as file:
         file.start()
         wait(lambda: any(thread.name == "stepscope control files" for thread in threading.enumerate()))
-        write(path, b"2")
-        wait(lambda: (path.touch(), file.current == b"2")[1])
+
+        def seen() -> bool:
+            write(path, b"2")  # again and again, as the system may not be asked yet
+            return file.current == b"2"
+
+        wait(seen)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.one_of(st.binary(max_size=200), st.text(max_size=100).map(str.encode), st.builds(
-    lambda fields: json.dumps(fields).encode(),
-    st.dictionaries(st.sampled_from([*ControlFile.__struct_fields__, "strat_step"]),
-                    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just("next"),
-                              st.lists(st.integers(), max_size=3)), max_size=4),
-)))  # fmt: skip
+def _encoded(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields).encode()
+
+
+_values: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.just("next"),
+    st.lists(st.integers(), max_size=3),
+)
+_fields = st.dictionaries(st.sampled_from([*ControlFile.__struct_fields__, "strat_step"]), _values, max_size=4)
+
+
+@settings(max_examples=300)
+@given(st.one_of(st.binary(max_size=200), st.text(max_size=100).map(str.encode), st.builds(_encoded, _fields)))
 def test_any_content_is_understood_or_refused(content: bytes) -> None:
     """Nothing else is raised than the error that has the place and the reason."""
     try:

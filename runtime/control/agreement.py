@@ -250,8 +250,7 @@ class Agreement:
     def _arm(self, records: Records, number: int, taking: _Taking, start: Start) -> None:
         wanted = start.request
         late = f"rank {self._rank} came to step {wanted.start_step} before all ranks had answered"
-        least = int(wanted.start_step) + 1
-        mine = Decision("aborted", late, again=True, least=least)
+        mine = Decision("aborted", late, again=True, least=int(wanted.start_step) + 1)
         taking.own = records.private_copy(mine, number, self._rank)
         taking.gate = AgreedGate(records.path("decision", number), taking.own)
         armed = taking.armed = self._profiler.arm(wanted, trigger=taking.proposal.trigger, gate=taking.gate)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
+from stepscope.runtime.documented import Documented
 
 ArmedState = Literal["queued", "running", "recorded", "aborted", "cut", "missed", "withdrawn"]
 """Of an armed window. `cut`: the run ended inside of it. `missed`: its steps passed without it. `withdrawn`: it was
 aborted, or not agreed on, before it began."""
 
 
-class Armed(msgspec.Struct, frozen=True, omit_defaults=True):
+class Armed(Documented, frozen=True, omit_defaults=True):
     """What becomes of a request: true if something will be recorded."""
 
     accepted: bool
+    """Whether something will be recorded."""
     first: int | None = None
     """The first step that will be recorded; `None` if that depends on another window, which ends by the clock."""
     last: int | None = None
     """The last one; `None` if the window ends by the clock, or by another's end."""
     run_id: str = ""
+    """That of the request."""
     reason: str = ""
     """Why it was refused, or in what it differs from what was asked for."""
     nearest: int | None = None
@@ -44,17 +46,21 @@ class Armed(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{text} ({self.reason})" if self.reason else text
 
 
-class ArmedStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+class ArmedStatus(Documented, frozen=True, omit_defaults=True):
     """One armed window, as it stands."""
 
     run_id: str
+    """That of the request."""
     trigger: str
     """What asked for it: `call`, `file`, `signal`, `socket`, `collector`, `environment`, or as a program says."""
     requested: str
     """In words."""
     state: ArmedState
+    """Whether it waits (`queued`) or runs, or what became of it: `cut` by the run's end, `missed` if its steps passed without
+    it, `withdrawn` before it began."""
     first: int | None = None
     """First step, planned or recorded."""
     last: int | None = None
     """Last step, planned or recorded."""
     reason: str = ""
+    """Why it is so, and in what it differs from what was asked for."""

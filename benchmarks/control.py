@@ -1,0 +1,75 @@
+"""What it costs a loop that windows can be asked of it: the step, and a look at what the watched file says."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks import loops
+from benchmarks.row import Contender, Probe, Round, Row, Sample, Tool
+from benchmarks.scale import Scale
+from benchmarks.session import session
+from benchmarks.timing import per_turn
+
+
+def _step(armed: bool) -> Probe:
+    @contextmanager
+    def probe(scale: Scale) -> Generator[Round]:
+        import stepscope
+
+        with TemporaryDirectory() as directory, session(control=directory) as profiler:
+            if armed:
+                assert profiler.arm(stepscope.WindowRequest(start_step=1 << 40, steps=1))
+            loop = loops.calls(profiler.step)
+
+            def once() -> Sample:
+                profiler.flush()
+                return per_turn(loop, scale.calls)
+
+            yield once
+
+    return probe
+
+
+@contextmanager
+def _look(scale: Scale) -> Generator[Round]:
+    from stepscope.runtime.control.control_file import decode_control_file, default_content
+    from stepscope.runtime.control.watched_file import WatchedFile
+
+    with TemporaryDirectory() as directory:
+        watched = WatchedFile(Path(directory) / "c.json", decode_control_file, create=True, default=default_content())
+        watched.start()
+        try:
+            loop = loops.reads(watched)
+            yield lambda: per_turn(loop, scale.calls)
+        finally:
+            watched.close()
+
+
+ROWS = (
+    Row(
+        key="control.step",
+        what="`step()` of a profiler that windows can be asked of, nothing asked for",
+        unit="ns",
+        budget=250,
+        cited="MindSpore 2.10.0 DynamicProfilerMonitor, begin and end of a step, 44,000 ns",
+        contenders=(Contender(Tool.STEPSCOPE, "step", _step(armed=False)),),
+    ),
+    Row(
+        key="control.armed",
+        what="the same while a window waits for its steps",
+        unit="ns",
+        budget=250,
+        contenders=(Contender(Tool.STEPSCOPE, "step", _step(armed=True)),),
+    ),
+    Row(
+        key="control.look",
+        what="reading what a watched file says",
+        unit="ns",
+        budget=100,
+        cited="MindSpore 2.10.0, reading its configuration once, 22,000 ns",
+        contenders=(Contender(Tool.STEPSCOPE, "WatchedFile.current", _look),),
+    ),
+)
