@@ -119,6 +119,18 @@ def hta_python() -> Path:
     return found
 
 
+def mindspore_python() -> Path:
+    """Returns the interpreter that has MindSpore, which needs an older numpy than our own environment.
+
+    Named by the environment variable STEPSCOPE_MINDSPORE_PYTHON, or made by `make mindspore`.
+    """
+    named = os.environ.get("STEPSCOPE_MINDSPORE_PYTHON")
+    found = Path(named) if named else ROOT / ".venv-mindspore" / "bin" / "python"
+    if not found.is_file():
+        missing("the environment of MindSpore", "`make mindspore` makes it.")
+    return found
+
+
 def phoenix() -> Path:
     """Returns the command of Arize Phoenix, named by the environment variable STEPSCOPE_PHOENIX, or made by `make phoenix`."""
     named = os.environ.get("STEPSCOPE_PHOENIX")

@@ -1,0 +1,227 @@
+"""`MindSporeBackend`: MindSpore's operators, by its own profiler of the CPU."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import sys
+import tempfile
+import threading
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import msgspec
+
+from stepscope.backends.mindspore_blocks import MindSporeTracks, convert
+from stepscope.runtime import clock
+from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.errors import BackendError, ClosedError
+from stepscope.runtime.sink import BackendReport, Sink
+
+_lock = threading.Lock()
+_owner: MindSporeBackend | None = None
+"""Who records with MindSpore's profiler now: it is one for the process."""
+
+BLOCK = 1 << 15
+"""Events delivered at a time."""
+
+
+class _Recorded(msgspec.Struct, frozen=True):
+    """A recording on its way to the sink."""
+
+    directory: Path
+    anchors: tuple[ClockAnchor, ClockAnchor]
+    until: int
+
+
+class MindSporeBackend:
+    """Records operators of MindSpore (2.10 is tested) on the host, in graph and PyNative mode, with shapes and memory.
+
+    MindSpore writes them when a window ends, which costs the training thread the time that the report states; they are
+    read on another thread. Two windows that follow each other directly are recorded apart. At the borders of windows
+    MindSpore is waited for, unless `synchronize` is off: without, what runs behind the program's back lands in the next
+    window, or in none. A graph on the CPU cannot be waited for: what of it runs after a window's end is not in the window.
+
+    Args:
+        operators: record operators.
+        shapes: keep shapes of their inputs, where MindSpore says them: for operators of graphs.
+        profile_memory: record MindSpore's pool of memory, as counters of category `memory`.
+        synchronize: wait for MindSpore where a window begins and ends.
+        name: of this source in ledgers and reports.
+    """
+
+    thread_bound = True
+
+    def __init__(
+        self,
+        *,
+        operators: bool = True,
+        shapes: bool = True,
+        profile_memory: bool = False,
+        synchronize: bool = True,
+        name: str = "mindspore",
+    ) -> None:
+        self.name = name
+        self._operators, self._shapes, self._memory, self._synchronize = operators, shapes, profile_memory, synchronize
+        self._sink: Sink | None = None
+        self._mindspore: Any = None
+        self._profiler: Any = None
+        self._directory: Path | None = None
+        self._anchor: ClockAnchor | None = None
+        self._problems: Counter[str] = Counter()
+        self._cost_ns = 0
+        self._clock = ""
+        self._error_ns = 0
+        self._rows = MindSporeTracks()
+        self._queue: queue.SimpleQueue[_Recorded | int | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def open(self, sink: Sink) -> None:
+        try:
+            self._mindspore = import_module("mindspore")
+            factory: Any = import_module("mindspore._c_expression").Profiler
+            self._profiler = factory.get_instance("CPU")
+        except ImportError as error:
+            raise BackendError(
+                f"MindSpore cannot be imported ({error}); install it, or leave its backend out"
+            ) from error
+        except (AttributeError, TypeError, RuntimeError) as error:
+            raise BackendError(f"this version of MindSpore has no profiler that can be driven: {error}") from error
+        if self._profiler is None:
+            raise BackendError("this build of MindSpore has no profiler of the CPU")
+        self._sink = sink
+
+    def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+        if self._sink is None:
+            return
+        began = clock.now()
+        recorded = self._directory is not None
+        if recorded and (not after.records or before is ProfilerAction.RECORD_AND_SAVE):
+            self._stop(at)
+        elif not recorded:
+            self._put(at)
+        if after.records and self._directory is None:
+            self._start()
+        self._cost_ns += clock.now() - began
+
+    def orphaned(self) -> None:
+        """The thread that records has ended; MindSpore's profiler is of the process, so it is ended from here."""
+        if self._directory is not None:
+            self._stop(clock.now())
+
+    async def aclose(self) -> None:
+        if self._directory is not None:
+            self._stop(clock.now())
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._queue.put(None)
+            await anyio.to_thread.run_sync(thread.join, abandon_on_cancel=True)
+        self._sink = None
+
+    def report(self) -> BackendReport:
+        return BackendReport(
+            mode="MindSpore's profiler of the CPU",
+            clock=f"{self._clock or 'not known yet'}; durations have six digits; {self._error_ns} ns off at most",
+            training_thread_ns=self._cost_ns,
+            notes=tuple(text if n == 1 else f"{text} ({n} times)" for text, n in self._problems.items()),
+        )
+
+    def _start(self) -> None:
+        global _owner
+        with _lock:
+            if _owner is not None:
+                self._problems["a window has no operators: another profiler of this process records MindSpore"] += 1
+                return
+            _owner = self
+        directory = Path(tempfile.mkdtemp(prefix="stepscope-mindspore-"))
+        try:
+            self._wait()
+            self._profiler.init(str(directory))
+            self._profiler.step_profiling_enable(True)
+            if self._operators:
+                self._profiler.enable_op_time()
+            if self._memory:
+                self._profiler.enable_profile_memory()
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            self._problems[f"a window has no operators, MindSpore's profiler did not start: {_line(error)}"] += 1
+            shutil.rmtree(directory, ignore_errors=True)
+            self._let_go()
+            return
+        self._directory, self._anchor = directory, ClockAnchor.read()
+
+    def _stop(self, at: int) -> None:
+        assert self._directory is not None and self._anchor is not None
+        directory, self._directory = self._directory, None
+        try:
+            self._wait()
+            self._profiler.stop()
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            self._problems[f"a window has no operators, MindSpore's profiler did not stop: {_line(error)}"] += 1
+        finally:
+            self._let_go()
+        self._put(_Recorded(directory, (self._anchor, ClockAnchor.read()), at))
+
+    def _wait(self) -> None:
+        """Until MindSpore has run what it was given, but for graphs on the CPU, for which it has no such call."""
+        if not self._synchronize:
+            return
+        api: Any = sys.modules.get("mindspore.common.api")
+        executor: Any = getattr(api, "_pynative_executor", None)
+        if executor is not None:
+            executor.sync()
+        wait: Any = getattr(sys.modules.get("mindspore._c_expression"), "_wait_pipeline", None)
+        if wait is not None:
+            wait()
+        if self._mindspore.get_context("device_target") != "CPU":  # where it is refused
+            self._mindspore.runtime.synchronize()
+
+    def _let_go(self) -> None:
+        global _owner
+        with _lock:
+            if _owner is self:
+                _owner = None
+
+    def _put(self, item: _Recorded | int) -> None:
+        assert self._sink is not None
+        if self._thread is None:
+            if isinstance(item, int):
+                self._sink.watermark(item)
+                return
+            self._thread = threading.Thread(
+                target=self._run, args=(self._sink,), name="stepscope mindspore", daemon=True
+            )
+            self._thread.start()
+        self._queue.put(item)
+
+    def _run(self, sink: Sink) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                if isinstance(item, _Recorded):
+                    self._deliver(item, sink)
+                    item = item.until
+                sink.watermark(item)
+            except ClosedError:
+                self._problems["the profiler was closed before a window was delivered"] += 1
+
+    def _deliver(self, recorded: _Recorded, sink: Sink) -> None:
+        try:
+            made = convert(recorded.directory, recorded.anchors, self._rows, shapes=self._shapes)
+        except (OSError, ValueError) as error:
+            self._problems[f"a window has no operators: {_line(error)}"] += 1
+            return
+        finally:
+            shutil.rmtree(recorded.directory, ignore_errors=True)
+        self._clock = made.clock or self._clock
+        self._error_ns = max(self._error_ns, made.error_ns)
+        if made.unreadable:
+            sink.dropped(made.unreadable, "source", recorded.until)
+        for first in range(0, len(made.events), BLOCK):
+            sink.deliver(made.events[first : first + BLOCK].copy(), made.args)
+
+
+def _line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

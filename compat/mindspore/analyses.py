@@ -1,0 +1,76 @@
+"""The thread that analyses windows, one after the other, so that training does not wait for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+
+from stepscope.compat.mindspore.at_exit import before_exit
+
+T = TypeVar("T")
+
+log = logging.getLogger("stepscope")
+
+EXIT_SECONDS: Final = 60.0
+"""How long the interpreter's exit waits for analyses at most; raw data of what is left are kept."""
+
+
+class Analyses:
+    """Runs jobs in order, on a daemon thread that is there while there are any."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins anew, as in a forked child, where the jobs are the parent's."""
+        self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Has a job done; what it raises is in the future, and in the log."""
+        future: Future[T] = Future()
+        with self._lock:
+            self._jobs.append((future, job))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="stepscope analysis", daemon=True)
+                self._thread.start()
+        return future
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._thread = None
+                    return
+                future, job = self._jobs.popleft()
+            try:
+                result = job()
+            except BaseException as error:
+                log.error("an analysis failed: %s: %s", type(error).__name__, error)
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+    def wait(self, seconds: float) -> None:
+        """Waits until nothing is left to do, or the time is over."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(seconds)
+            if thread.is_alive():
+                log.error("an analysis was not finished in %g s: its raw data are kept", seconds)
+
+    def mine(self) -> bool:
+        """Whether the caller is a job."""
+        return self._thread is threading.current_thread()
+
+
+analyses: Final = Analyses()
+
+before_exit(lambda: analyses.wait(EXIT_SECONDS))
+os.register_at_fork(after_in_child=analyses.forget)

@@ -1,0 +1,251 @@
+"""Analysis: reads a window from its journal and makes every product of it, each on its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from stepscope.compat.mindspore.mstx import is_wanted_domain
+from stepscope.compat.mindspore.options import ProfilerOptions
+from stepscope.compat.mindspore.products.base import Product
+from stepscope.compat.mindspore.products.folded_stacks import FoldedStacks
+from stepscope.compat.mindspore.products.host_info import HostInfo
+from stepscope.compat.mindspore.products.memory_record import MemoryRecord
+from stepscope.compat.mindspore.products.operator_files import OperatorFiles
+from stepscope.compat.mindspore.products.operator_table import OperatorTable
+from stepscope.compat.mindspore.products.report_page import ReportPage
+from stepscope.compat.mindspore.products.step_times import StepTimes
+from stepscope.compat.mindspore.products.trace_view import TraceView
+from stepscope.compat.mindspore.target import Target
+from stepscope.runtime import strings
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.formats import replay_into, run_of
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.run import Run
+from stepscope.runtime.window import Window
+
+PRODUCTS = "ASCEND_PROFILER_OUTPUT"
+"""Directory of the products in that of a window, as MindSpore's tools look for it, whatever the device."""
+
+
+class AnalysisRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """How a window is analysed."""
+
+    options: ProfilerOptions
+    target: Target
+    limits: tuple[str, ...] = ()
+    """What could not be recorded."""
+    pretty: bool = False
+    steps: tuple[int, ...] | None = None
+    """Only these steps, which need not be consecutive; `None` for all."""
+
+
+class ProductStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one product."""
+
+    name: str
+    files: tuple[Path, ...] = ()
+    problem: str = ""
+    """Why there is none; empty where all is well, also if the window had nothing for it."""
+
+
+class WindowAnalysis(msgspec.Struct, frozen=True, kw_only=True):
+    """What was made of one window."""
+
+    directory: Path
+    """Where the products are."""
+    window: int
+    steps: tuple[int, ...]
+    """Those that were analysed."""
+    products: tuple[ProductStatus, ...]
+    dropped: int = 0
+    """Events that the size limit kept out of the timeline."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every product could be made."""
+        return not any(product.problem for product in self.products)
+
+    def text(self) -> str:
+        """A line for each product."""
+        lines = [f"window {self.window}, {len(self.steps)} steps: {self.directory}"]
+        for product in self.products:
+            said = product.problem or ", ".join(path.name for path in product.files) or "nothing was recorded for it"
+            lines.append(f"  {product.name:16} {'FAILED: ' if product.problem else ''}{said}")
+        lines += [f"  {self.dropped:,} events were kept out by timeline_limit"] if self.dropped else []
+        return "\n".join(lines)
+
+
+class Analysis(msgspec.Struct, frozen=True):
+    """What was made of all windows."""
+
+    windows: tuple[WindowAnalysis, ...] = ()
+    rejected: tuple[str, ...] = ()
+    """Directories that were passed over, with the reason, one sentence for each."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every product of every window could be made."""
+        return all(window.complete for window in self.windows)
+
+    def __str__(self) -> str:
+        lines = [window.text() for window in self.windows] or ["no window was recorded"]
+        return "\n".join([*lines, *(f"passed over: {reason}" for reason in self.rejected)])
+
+
+def analyse_window(
+    journal: Path, window: Window | int, directory: Path, request: AnalysisRequest
+) -> tuple[WindowAnalysis, OperatorTable]:
+    """Makes the products of one window. Where one fails, the others are made all the same.
+
+    It runs an event loop of its own, so it may not be called where one runs.
+
+    Args:
+        journal: has the window.
+        window: the window, or its index where only the journal knows it.
+        directory: that of the window; products go to a new directory in it.
+        request: how.
+
+    Raises:
+        FormatError: if the journal cannot be read.
+        OSError: if the directory cannot be made.
+    """
+    place = _new_directory(directory)
+    stages = _stages(place, request)
+    maker = _Maker(stages, request)
+
+    async def play() -> None:
+        with JournalReader(journal) as reader:
+            await replay_into(reader, maker, run_of(reader, place), window)
+
+    asyncio.run(play())
+    table = next(stage.table for stage in stages if isinstance(stage, OperatorFiles))
+    done = WindowAnalysis(
+        directory=place,
+        window=window.index if isinstance(window, Window) else window,
+        steps=maker.steps,
+        products=tuple(maker.status),
+        dropped=sum(stage.dropped for stage in stages if isinstance(stage, TraceView)),
+    )
+    return done, table
+
+
+def operators_of(journal: Path, window: int, steps: tuple[int, ...] | None) -> OperatorTable:
+    """The operators of a window, or of some of its steps, read from its journal."""
+    table = OperatorTable()
+
+    class Reader:
+        name = "operators"
+
+        async def open(self, run: Run) -> None:
+            pass
+
+        async def export(self, batch: EventBatch) -> None:
+            table.add(_of_steps(batch, steps))
+
+        async def close_window(self, window: Window) -> None:
+            pass
+
+        async def aclose(self) -> None:
+            pass
+
+    async def play() -> None:
+        with JournalReader(journal) as reader:
+            await replay_into(reader, Reader(), run_of(reader, journal.parent), window)
+
+    asyncio.run(play())
+    return table
+
+
+def _new_directory(directory: Path) -> Path:
+    """A directory for products that was not there before: none is ever overwritten."""
+    number = 1
+    while True:
+        place = directory / (PRODUCTS if number == 1 else f"{PRODUCTS}-{number}")
+        try:
+            place.mkdir(parents=True)
+            return place
+        except FileExistsError:
+            number += 1
+
+
+def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
+    options, target = request.options, request.target
+    operators, times = OperatorFiles(place, target.device_id), StepTimes(place)
+    memory = MemoryRecord(place, target.device)
+    stages: list[Product] = [TraceView(place, options.timeline_limit, request.pretty), operators, times, memory]
+    if options.profile_framework is not None:
+        stages.append(HostInfo(place, target.rank))
+    if options.stacks:
+        stages.append(FoldedStacks(place, target.rank))
+    return [*stages, ReportPage(place, operators.table, times, memory, request.limits)]
+
+
+class _Maker:
+    """Feeds the products of a window. One that raises is left out from then on, and its status says why."""
+
+    name = "products"
+
+    def __init__(self, stages: Sequence[Product], request: AnalysisRequest) -> None:
+        self._working = list(stages)
+        self._request = request
+        self.status: list[ProductStatus] = []
+        self.steps: tuple[int, ...] = ()
+
+    async def open(self, run: Run) -> None:
+        for stage in list(self._working):
+            try:
+                await stage.open(run)
+            except Exception as error:
+                self._failed(stage, error)
+
+    async def export(self, batch: EventBatch) -> None:
+        batch = _of_steps(_of_domains(batch, self._request.options), self._request.steps)
+        if len(batch):
+            for stage in list(self._working):
+                try:
+                    await stage.add(batch)
+                except Exception as error:
+                    self._failed(stage, error)
+
+    async def close_window(self, window: Window) -> None:
+        wanted = self._request.steps
+        if wanted is not None:
+            kept = tuple(step for step in window.steps if step.number in wanted)
+            window = msgspec.structs.replace(window, steps=kept)
+        self.steps = tuple(step.number for step in window.steps)
+        for stage in list(self._working):
+            try:
+                self.status.append(ProductStatus(name=stage.name, files=await stage.finish(window)))
+            except Exception as error:
+                self._failed(stage, error)
+
+    async def aclose(self) -> None:
+        pass
+
+    def _failed(self, stage: Product, error: Exception) -> None:
+        self._working.remove(stage)
+        self.status.append(ProductStatus(name=stage.name, problem=f"{type(error).__name__}: {error}"))
+
+
+def _of_steps(batch: EventBatch, steps: tuple[int, ...] | None) -> EventBatch:
+    if steps is None:
+        return batch
+    kept = batch.events[np.isin(batch.events["step"], np.array(steps, np.int64))]
+    return EventBatch(batch.source, batch.window, kept, batch.args)
+
+
+def _of_domains(batch: EventBatch, options: ProfilerOptions) -> EventBatch:
+    """Leaves out marks of mstx whose domain is not wanted."""
+    if not (options.mstx_domain_include or options.mstx_domain_exclude):
+        return batch
+    wanted: Callable[[int], bool] = lambda category: is_wanted_domain(  # noqa: E731
+        strings.text(category), options.mstx_domain_include, options.mstx_domain_exclude
+    )
+    refused = [category for category in np.unique(batch.events["category"]).tolist() if not wanted(category)]
+    kept = batch.events[~np.isin(batch.events["category"], refused)]
+    return EventBatch(batch.source, batch.window, kept, batch.args)

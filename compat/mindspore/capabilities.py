@@ -1,0 +1,127 @@
+"""What each option gives on each device, and what it does not: said when a profiler starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from stepscope.compat.mindspore.target import DEVICES, Target
+
+
+class Capability(msgspec.Struct, frozen=True):
+    """What becomes of one option on one device."""
+
+    given: bool
+    text: str
+    """What is recorded, or why nothing is."""
+    needs: tuple[str, ...] = ()
+    """It takes one of these frameworks; without, there is nothing."""
+
+
+def _same(capability: Capability) -> Mapping[str, Capability]:
+    return dict.fromkeys(DEVICES, capability)
+
+
+def _cores(what: str) -> Mapping[str, Capability]:
+    return {
+        "CPU": Capability(False, f"{what} are counters of Ascend cores; a CPU has none of them"),
+        "GPU": Capability(False, f"{what} are counters of Ascend cores; a GPU has none of them"),
+        "Ascend": Capability(False, f"{what} are read by CANN's msprof, which stepscope does not drive"),
+    }
+
+
+_STACKS = Capability(
+    True, "stacks of Python functions, sampled 200 times a second: in the timeline, and as folded stacks"
+)
+_OPERATORS = "MindSpore's operators on the host, torch's operators, and what the program marks itself"
+
+CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
+    "op_time": {
+        "CPU": Capability(True, _OPERATORS),
+        "GPU": Capability(True, f"{_OPERATORS}; kernels through torch"),
+        "Ascend": Capability(True, f"{_OPERATORS}; kernels on the device are missing"),
+    },
+    "record_shapes": _same(
+        Capability(True, "shapes of inputs, where MindSpore names its operators one by one (graph mode), and torch's",
+                   ("mindspore", "torch"))
+    ),
+    "with_stack": _same(_STACKS),
+    "profile_memory": {
+        "CPU": Capability(True, "resident memory of the process, and MindSpore's memory pool"),
+        "GPU": Capability(True, "resident memory of the process; memory of the device is missing"),
+        "Ascend": Capability(True, "resident memory of the process; memory of the device is missing"),
+    },
+    "profile_communication": {
+        "CPU": Capability(True, "collectives of torch.distributed, as operators", ("torch",)),
+        "GPU": Capability(True, "collectives of torch.distributed, as operators", ("torch",)),
+        "Ascend": Capability(False, "collectives of HCCL are read by CANN's msprof, which stepscope does not drive"),
+    },
+    "parallel_strategy": _same(Capability(True, "ranks, launcher and MindSpore's parallel context, as JSON")),
+    "profile_framework": _same(Capability(True, "every span of the host as a table in host_info")),
+    "data_process": _same(
+        Capability(True, "waiting for the next batch: in callbacks, around `watch_data(loader)`, and torch's DataLoader")
+    ),
+    "mstx": _same(Capability(True, "marks and ranges, as instants and spans of the host")),
+    "aicore_metrics": _cores("aicore_metrics"),
+    "l2_cache": _cores("hits and misses of the L2 cache"),
+    "hbm_ddr": _cores("rates of HBM and DDR"),
+    "pcie": {
+        "CPU": Capability(False, "pcie counts what goes to a device; there is none"),
+        "GPU": Capability(False, "pcie is not read from NVML"),
+        "Ascend": Capability(False, "pcie is read by CANN's msprof, which stepscope does not drive"),
+    },
+    "sync_enable": {
+        "CPU": Capability(False, "sync_enable=False changes nothing: operators of a CPU are timed where they run"),
+        "GPU": Capability(False, "sync_enable=False changes nothing: kernels are timed on the device, by torch"),
+        "Ascend": Capability(False, "sync_enable=False changes nothing: it is for GPUs"),
+    },
+    "env_enable": _same(
+        Capability(False, "MS_PROFILER_OPTIONS is followed when stepscope.mindspore is imported, whatever this says")
+    ),
+    "sys_io": _same(Capability(False, "counters of network cards are not read")),
+    "sys_interconnection": _same(Capability(False, "counters of links between devices are not read")),
+    "host_sys": _same(Capability(False, "of the host only the process's own memory is read: profile_memory=True")),
+    "export_type": _same(Capability(False, "ExportType.Db is not written; `stepscope convert` makes Parquet files")),
+    "gpu": {
+        "CPU": Capability(False, "no GPU is in use"),
+        "GPU": Capability(True, "kernels, if torch has the GPU", ("torch",)),
+        "Ascend": Capability(False, "no GPU is in use"),
+    },
+    "npu": {
+        "CPU": Capability(False, "no NPU is in use"),
+        "GPU": Capability(False, "no NPU is in use"),
+        "Ascend": Capability(False, "the device's own data are read by CANN's msprof, which stepscope does not drive"),
+    },
+}  # fmt: skip
+"""By option and device. `npu` and `gpu` are activities that were asked for by name."""
+
+
+def limits(asked: Iterable[str], target: Target) -> tuple[str, ...]:
+    """What of the options asked for cannot be had here, one sentence for each.
+
+    Args:
+        asked: names of options, as `ProfilerOptions.asked` gives them.
+        target: the device, and the frameworks that are imported.
+    """
+    said: list[str] = []
+    for name in asked:
+        table = CAPABILITIES.get(name)
+        if table is None:
+            continue
+        capability = table[target.device]
+        if not capability.given:
+            said.append(f"{name} gives nothing on {target.device}: {capability.text}")
+        elif capability.needs and not set(capability.needs) & set(target.frameworks):
+            said.append(f"{name} gives nothing without {' or '.join(capability.needs)}, which is not imported yet")
+    return tuple(said)
+
+
+def markdown() -> str:
+    """The table for the documentation."""
+    lines = ["| option | " + " | ".join(DEVICES) + " |", "| --- |" + " --- |" * len(DEVICES)]
+    for name, table in CAPABILITIES.items():
+        cells = [("" if table[device].given else "**no**: ") + table[device].text for device in DEVICES]
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)

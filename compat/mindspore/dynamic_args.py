@@ -1,0 +1,291 @@
+"""`DynamicProfilerArgs`: what the file of `DynamicProfilerMonitor` holds."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, cast
+
+import msgspec
+
+from stepscope.compat.mindspore import wire
+from stepscope.compat.mindspore.enums import (
+    ACTIVITIES,
+    DYNAMIC_METRICS,
+    LEVELS,
+    AicoreMetrics,
+    ProfilerActivity,
+    ProfilerLevel,
+    member,
+    nearest,
+)
+from stepscope.compat.mindspore.options import ProfilerOptions, read_options
+from stepscope.runtime.control.decoding import decode_json
+from stepscope.runtime.errors import ControlError
+
+log = logging.getLogger("stepscope")
+
+FIELDS: Final[Mapping[str, Any]] = {
+    "start_step": -1,
+    "stop_step": -1,
+    "aicore_metrics": -1,
+    "profiler_level": 0,
+    "analyse_mode": -1,
+    "activities": 0,
+    "parallel_strategy": False,
+    "with_stack": False,
+    "data_simplification": True,
+}
+"""Fields of the file, in the order of MindSpore's wire format, with their defaults."""
+
+COMMANDS: Final = ("", "extend", "abort")
+"""What may be asked of a window that runs: to go on until the `stop_step` that the file has now, or to end at once."""
+
+_FURTHER = frozenset(ProfilerOptions.__struct_fields__) - set(FIELDS) - {"start_profile", "output_path"}
+_ALIASES = {"aic_metrics": "aicore_metrics"}
+_IGNORED = frozenset(("analyse", "prof_path"))
+"""Fields of MindSpore 2.10's file that say nothing new: `analyse_mode` and `output_path` do."""
+
+
+class _AnyObject(msgspec.Struct):
+    """A JSON object, whatever its fields."""
+
+
+class DynamicProfilerArgs:
+    """Start and stop of a window, 1 for the first step, and what it records.
+
+    Names of levels, activities and metrics may be given as well as MindSpore's numbers, and every option of `Profiler`.
+    A value of a wrong type is replaced by the field's default; that, and every unknown field, is in `diagnostics` and in
+    the log.
+
+    Args:
+        start_step: first step that is recorded; -1: none.
+        stop_step: last step that is recorded; -1: none.
+        aicore_metrics: number (`DYNAMIC_METRICS`) or name.
+        profiler_level: 0, 1, 2 or a name; -1: not controlled.
+        analyse_mode: 0 makes the products when the window ends, 1 does so in the background, -1 leaves them to
+            `Profiler.offline_analyse`.
+        activities: 0 for CPU and NPU, 1 for CPU, 2 for NPU, or names.
+        parallel_strategy, with_stack, data_simplification: see `ProfilerOptions`.
+        is_valid: whether this was read from a file that could be read.
+        further: `run_id`, which tells a window from another one of the same steps; `command`, one of `COMMANDS`; and
+            options of `Profiler`.
+    """
+
+    FMT: Final = "iiiiii????"
+    """Wire format of MindSpore: see `to_bytes`."""
+    SIZE: Final = struct.calcsize("iiiiii????")
+
+    def __init__(
+        self,
+        start_step: int = -1,
+        stop_step: int = -1,
+        aicore_metrics: int | str = -1,
+        profiler_level: int | str = 0,
+        analyse_mode: int = -1,
+        activities: int | list[str] = 0,
+        parallel_strategy: bool = False,
+        with_stack: bool = False,
+        data_simplification: bool = True,
+        is_valid: bool = False,
+        **further: Any,
+    ) -> None:
+        self._said: list[str] = []
+        if "aic_metrics" in further:
+            aicore_metrics = further.pop("aic_metrics")
+        self.start_step = self._read("start_step", start_step, _integer)
+        self.stop_step = self._read("stop_step", stop_step, _integer)
+        self._metrics = self._read("aicore_metrics", aicore_metrics, _metrics)
+        self._level = self._read("profiler_level", profiler_level, _level)
+        self._mode = self._read("analyse_mode", analyse_mode, _integer)
+        self._activities = self._read("activities", activities, _activities)
+        self._parallel_strategy = self._read("parallel_strategy", parallel_strategy, _boolean)
+        self._with_stack = self._read("with_stack", with_stack, _boolean)
+        self._data_simplification = self._read("data_simplification", data_simplification, _boolean)
+        self.is_valid = is_valid if isinstance(is_valid, bool) else False
+        self.run_id = str(further.pop("run_id", ""))
+        command = further.pop("command", "")
+        self.command = command if command in COMMANDS else ""
+        """What is asked of the window that runs."""
+        if command not in COMMANDS:
+            self._say(f"command is {command!r}, which is none{nearest(str(command), COMMANDS[1:])}")
+        self._further = self._read_further(further)
+        for text in self._said:
+            log.warning("dynamic profiler: %s", text)
+
+    def _read(self, name: str, value: Any, read: Callable[[Any], Any]) -> Any:
+        try:
+            return read(value)
+        except (TypeError, ValueError) as error:
+            default = FIELDS[name]
+            self._say(f"{name} is {value!r}: {error}; {default!r} is taken")
+            return default
+
+    def _read_further(self, given: dict[str, Any]) -> dict[str, Any]:
+        kept: dict[str, Any] = {}
+        for name, value in given.items():
+            if name == "profile_framework" and isinstance(value, int) and not isinstance(value, bool):
+                value = {0: "all", 1: "time"}.get(value)  # the guide's numbers; -1 asks for nothing
+                if value is None:
+                    continue
+            if name in _FURTHER:
+                try:
+                    read_options({name: value}, "dynamic profiler", metrics=DYNAMIC_METRICS)
+                except (TypeError, ValueError) as error:
+                    self._say(f"{error}; the default is taken")
+                else:
+                    kept[name] = value
+            elif name not in _IGNORED:
+                self._say(f"{name!r} is no field{nearest(name, [*FIELDS, *sorted(_FURTHER), 'run_id', 'command'])}")
+        return kept
+
+    def _say(self, text: str) -> None:
+        self._said.append(text)
+
+    @property
+    def diagnostics(self) -> tuple[str, ...]:
+        """What of the fields could not be used, one sentence for each."""
+        return tuple(self._said)
+
+    @property
+    def analyse_mode(self) -> str | None:
+        """`sync`, `async`, or `None` for no analysis."""
+        return {0: "sync", 1: "async"}.get(self._mode)
+
+    @property
+    def vars(self) -> dict[str, Any]:
+        """The fields of the file."""
+        return {**self._numbers(), **self._further}
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """The options for `Profiler`; asking changes nothing."""
+        level = {} if self._level == -1 else {"profiler_level": LEVELS.get(self._level, ProfilerLevel.Level0)}
+        return {
+            **level,
+            "aicore_metrics": DYNAMIC_METRICS.get(self._metrics, AicoreMetrics.AiCoreNone),
+            "activities": list(ACTIVITIES.get(self._activities, ACTIVITIES[0])),
+            "parallel_strategy": self._parallel_strategy,
+            "with_stack": self._with_stack,
+            "data_simplification": self._data_simplification,
+            **self._further,
+        }
+
+    def _numbers(self) -> dict[str, Any]:
+        return {
+            "start_step": self.start_step,
+            "stop_step": self.stop_step,
+            "aicore_metrics": self._metrics,
+            "profiler_level": self._level,
+            "analyse_mode": self._mode,
+            "activities": self._activities,
+            "parallel_strategy": self._parallel_strategy,
+            "with_stack": self._with_stack,
+            "data_simplification": self._data_simplification,
+        }
+
+    def to_bytes(self) -> bytes:
+        """MindSpore's own format: `struct` of `FMT`. It holds no further options and no checksum; see `to_block`.
+
+        Raises:
+            ValueError: if a number does not fit 32 bits.
+        """
+        try:
+            return struct.pack(self.FMT, *self._numbers().values(), self.is_valid)
+        except struct.error as error:
+            raise ValueError(f"a value does not fit the format {self.FMT!r}: {error}") from error
+
+    @classmethod
+    def from_bytes(cls, byte_data: bytes) -> DynamicProfilerArgs:
+        """Reads what `to_bytes` made.
+
+        Raises:
+            ValueError: for another number of bytes.
+        """
+        if len(byte_data) != cls.SIZE:
+            raise ValueError("Number of variables does not match format string.")
+        return cls(*struct.unpack(cls.FMT, byte_data))
+
+    def to_block(self) -> bytes:
+        """All of it as a versioned block with a checksum, see `wire`."""
+        fields = {**self.vars, "run_id": self.run_id, "command": self.command, "is_valid": self.is_valid}
+        return wire.pack({name: _plain(value) for name, value in fields.items()})
+
+    @classmethod
+    def from_block(cls, block: bytes) -> DynamicProfilerArgs:
+        """Reads what `to_block` made.
+
+        Raises:
+            WireError: if it is torn, of another version, or something else.
+        """
+        return cls(**wire.unpack(block))
+
+    @classmethod
+    def from_json(cls, content: bytes) -> DynamicProfilerArgs:
+        """Reads a file.
+
+        Raises:
+            ControlError: if it is no JSON object; says where. A `ValueError`.
+        """
+        try:
+            content.decode()
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            raise ControlError(f"line {line}: it is no UTF-8: {error.reason}", line=line) from error
+        decode_json(content, _AnyObject)
+        found: dict[str, Any] = msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf"))
+        found.pop("is_valid", None)
+        return cls(is_valid=True, **found)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DynamicProfilerArgs) and self.to_block() == other.to_block()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"DynamicProfilerArgs({', '.join(f'{name}={value!r}' for name, value in self.vars.items())})"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in cast(Iterable[Any], value)]
+    return getattr(value, "value", value)
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"it must be a whole number, got {type(value).__name__}")
+    if not -(1 << 31) <= value < 1 << 31:
+        raise ValueError("it must fit 32 bits")
+    return value
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"it must be true or false, got {type(value).__name__}")
+    return value
+
+
+def _metrics(value: Any) -> int:
+    if isinstance(value, str | AicoreMetrics):
+        meant = member(AicoreMetrics, value)
+        return next((number for number, metrics in DYNAMIC_METRICS.items() if metrics is meant), -1)
+    number = _integer(value)
+    return number if number in DYNAMIC_METRICS else -1
+
+
+def _level(value: Any) -> int:
+    if isinstance(value, str | ProfilerLevel):
+        meant = member(ProfilerLevel, value)
+        return next((number for number, level in LEVELS.items() if level is meant), -1)
+    number = _integer(value)
+    return number if number == -1 or number in LEVELS else 0
+
+
+def _activities(value: Any) -> int:
+    if isinstance(value, list | tuple):
+        meant = {member(ProfilerActivity, item) for item in cast(Iterable[Any], value)}
+        return next((number for number, held in ACTIVITIES.items() if set(held) == meant), 0)
+    number = _integer(value)
+    return number if number in ACTIVITIES else 0

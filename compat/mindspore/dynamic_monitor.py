@@ -1,0 +1,312 @@
+"""`DynamicProfilerMonitor`: windows that a file asks for while training runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import weakref
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from stepscope.compat.mindspore import target as targets
+from stepscope.compat.mindspore.at_exit import before_exit
+from stepscope.compat.mindspore.dynamic_args import DynamicProfilerArgs
+from stepscope.compat.mindspore.enums import nearest
+from stepscope.compat.mindspore.profiler import Profiler
+from stepscope.compat.mindspore.step_windows import Asked, Ended, Late, Planned, StepWindows
+from stepscope.runtime import _core
+from stepscope.runtime.control.watched_file import WatchedFile
+
+log = logging.getLogger("stepscope")
+
+CONFIG: Final = "profiler_config.json"
+DEFAULT_OUTPUT: Final = "./dyn_profile_data"
+DEFAULT_POLL: Final = 2.0
+
+Position = Literal["begin", "end"]
+
+KEPT: Final = 64
+"""Windows whose profilers can be asked afterwards."""
+
+_SETTINGS = ("late", "granularity", "step_position", "strict")
+
+
+class DynamicProfilerMonitor:
+    """Watches a file, and records the steps that it asks for, any number of windows one after the other.
+
+    A callback for `mindspore.train.Model` where MindSpore is imported when this is made, and for any loop that calls
+    `step_begin` and `step_end`; or call `step()` once in each step. The file is read by a thread of this process, so
+    nothing is shared with other processes, and nothing is left when one is killed. A file that cannot be read changes
+    nothing: see `<file>.status.json` beside it, and the log.
+
+    A window goes to `<output_path>/rank<R>_start<S>_stop<E>/`, named by the steps that were recorded, in a directory of
+    its own. Nothing here raises into training, unless `strict`.
+
+    Args:
+        cfg_path: directory of `profiler_config.json`, or a file ending in `.json`; rank 0 makes it if it is missing.
+        output_path: where windows go.
+        poll_interval: seconds between two looks at the file; 2 if it is no number above 0.
+        late: `refuse` a window whose first step has passed, or `clip` it to what is left.
+        granularity: steps that can only be recorded together, such as the sink size; windows are widened to whole groups.
+            Where a callback is called once for a group, that is one step of the trace.
+        step_position: where in the loop's body `step()` is called: at its `end`, as in MindSpore's examples, or `begin`.
+        strict: let `step()` raise for a configuration that cannot be followed.
+
+    Raises:
+        TypeError: if `cfg_path` is no path.
+        ValueError: if `late`, `granularity` or `step_position` is not what it should be.
+        OSError: if the file cannot be made.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made: Self = object.__new__(_as_callback(cls))
+        return made
+
+    def __init__(
+        self,
+        cfg_path: str | os.PathLike[str],
+        output_path: str | os.PathLike[str] = DEFAULT_OUTPUT,
+        poll_interval: float = DEFAULT_POLL,
+        *,
+        late: Late = "refuse",
+        granularity: int = 1,
+        step_position: Position = "end",
+        strict: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(cfg_path, str | os.PathLike):
+            raise TypeError("The cfg_path must be a string.")
+        for name, value, known in (
+            ("late", late, ("refuse", "clip")),
+            ("step_position", step_position, ("begin", "end")),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} must be {known[0]!r} or {known[1]!r}, got {value!r}")
+        if isinstance(granularity, bool) or not isinstance(granularity, int) or granularity < 1:
+            raise ValueError(f"granularity must be a whole number from 1, got {granularity!r}")
+        for name in kwargs:
+            log.warning("DynamicProfilerMonitor: %r is no argument and has no effect%s", name, nearest(name, _SETTINGS))
+        if not isinstance(output_path, str | os.PathLike):
+            log.warning("output_path must be a path, got %r; %r is taken", output_path, DEFAULT_OUTPUT)
+            output_path = DEFAULT_OUTPUT
+        place = Path(cfg_path)
+        self.rank = targets.find().rank
+        self.output_path = Path(output_path)
+        self.config_path = Path(os.path.realpath(place if place.suffix == ".json" else place / CONFIG))
+        self._windows = StepWindows(late, granularity)
+        self._group, self._position, self._strict = granularity, step_position, strict
+        self._step_num = 0
+        self._ended = 0
+        """Number of the last step that has ended."""
+        self._unraised: list[str] = []
+        self._profiler: Profiler | None = None
+        self._mode: str | None = None
+        self._early = False
+        """Whether the window was begun where this was made, before anybody said that this is a callback."""
+        self._waiting: _core.span | None = None
+        self.profilers: list[Profiler] = []
+        """One for each window so far, of the latest `KEPT`."""
+        self._file = WatchedFile(
+            self.config_path,
+            DynamicProfilerArgs.from_json,
+            default=json.dumps(DynamicProfilerArgs().vars, indent=4).encode() + b"\n",
+            create=self.rank == 0,
+            poll=_poll(poll_interval),
+            status=self.rank == 0,
+        )
+        self._file.start()
+        self._say(f"config json file: {self.config_path}")
+        _watching.add(self)
+        if step_position == "end":
+            self._early = self._before(1)
+
+    @property
+    def config(self) -> DynamicProfilerArgs | None:
+        """The latest configuration that could be read; reading it costs what reading an attribute costs."""
+        return self._file.current
+
+    # the callback
+
+    def step_begin(self, run_context: Any) -> None:
+        """A step begins, whose number, 1 for the first, is `cur_step_num` of the context's original arguments."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.__exit__(None, None, None)
+        step = int(run_context.original_args().cur_step_num)
+        if self._early:
+            self._begin_again()
+        # Where data are sunk the number is that of the last step of a group.
+        first = 1 if step <= self._group else step
+        self._before(self._ended + 1 if 0 < self._ended < step else first)
+
+    def step_end(self, run_context: Any) -> None:
+        """A step has ended."""
+        self._after(int(run_context.original_args().cur_step_num))
+        if self._profiler is not None:
+            self._waiting = _core.span("data_wait", category="dataloader")
+            self._waiting.__enter__()
+
+    def on_train_step_begin(self, run_context: Any) -> None:
+        """As `step_begin`, by the name that MindSpore calls."""
+        self.step_begin(run_context)
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        """As `step_end`, by the name that MindSpore calls."""
+        self.step_end(run_context)
+
+    def on_train_end(self, run_context: Any = None) -> None:
+        """Training has ended: a window that runs ends, and the file is not watched any more."""
+        self.close()
+
+    # the other form
+
+    def step(self) -> None:
+        """Counts a step, the first is 1; called once in each, always at the same place of the loop's body.
+
+        Raises:
+            RuntimeError: with `strict`, for a configuration that cannot be followed.
+        """
+        self._early = False
+        self._step_num += 1
+        if self._position == "begin":
+            if self._step_num > 1:
+                self._after(self._step_num - 1)
+            self._before(self._step_num)
+        else:
+            self._after(self._step_num)
+            self._before(self._step_num + 1)
+        said, self._unraised = self._unraised, []
+        if said:
+            raise RuntimeError(f"{self.config_path}: {'; '.join(said)}")
+
+    def close(self) -> None:
+        """Ends what runs, which is analysed as far as it came, and stops watching. Closing twice changes nothing."""
+        if self._profiler is not None:
+            log.warning("[Dynamic Profiler] rank %d: training ended inside of a window", self.rank)
+            self._finish(self._windows.end(self._ended, "training ended"))
+        self._file.close()
+        _watching.discard(self)
+
+    # both
+
+    def _asked(self) -> Asked | None:
+        config = self._file.current
+        return None if config is None else Asked(config.start_step, config.stop_step, config.run_id, config.command)
+
+    def _before(self, step: int) -> bool:
+        """Begins a window if one has to begin with this step; whether one did."""
+        asked = self._asked()
+        if asked is None:
+            return False
+        planned = self._windows.before(asked, step)
+        begun = planned is not None and self._begin(planned)
+        if planned is not None and not begun:
+            self._windows.end(step)
+        self._complain()
+        return begun
+
+    def _after(self, step: int) -> None:
+        self._ended = step
+        if self._profiler is None:
+            return
+        self._profiler.step()
+        ended = self._windows.after(self._asked() or Asked(-1, -1), step)
+        if ended is not None:
+            self._finish(ended)
+        self._complain()
+
+    def _begin(self, planned: Planned) -> bool:
+        config = self._file.current
+        assert config is not None
+        try:
+            profiler = Profiler(
+                output_path=self._directory(planned.first, planned.last), start_profile=False, **config.args
+            )
+            profiler.add_metadata("dynamic_profiler", {"asked": planned.asked, "run_id": planned.asked.run_id})
+            profiler.step_num = planned.first
+            profiler.start()
+        except Exception as error:  # training goes on without
+            log.error("[Dynamic Profiler] rank %d: the window cannot begin: %s", self.rank, error)
+            return False
+        self._profiler, self._mode = profiler, config.analyse_mode
+        self.profilers.append(profiler)
+        del self.profilers[:-KEPT]
+        _core.instant("dynamic profiler: start", category="stepscope", first=planned.first, last=planned.last)
+        self._say(f"start at step {planned.first}, will stop at step {planned.last}")
+        return True
+
+    def _finish(self, ended: Ended | None) -> None:
+        profiler, self._profiler = self._profiler, None
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.__exit__(None, None, None)
+        if profiler is None or ended is None:
+            return
+        try:
+            profiler.stop()
+            profiler.move(self._directory(ended.first, ended.last))
+            if self._mode is not None:
+                profiler.analyse(mode=self._mode)
+        except Exception as error:  # training goes on; raw data are kept
+            log.error("[Dynamic Profiler] rank %d: the window did not end well: %s", self.rank, error)
+        self._say(f"stop at step {ended.last}{f': {ended.reason}' if ended.reason else ''}")
+
+    def _begin_again(self) -> None:
+        """The window was begun where this was made; what it recorded since is no part of the first step."""
+        self._early = False
+        planned, profiler = self._windows.running, self._profiler
+        if planned is None or profiler is None:
+            return
+        self._profiler = None
+        self.profilers.remove(profiler)
+        profiler.discard()
+        if not self._begin(planned):
+            self._windows.end(planned.first)
+
+    def _directory(self, first: int, last: int) -> Path:
+        return self.output_path / f"rank{self.rank}_start{first}_stop{last}"
+
+    def _complain(self) -> None:
+        said = self._windows.take_complaints()
+        for text in said:
+            log.error("[Dynamic Profiler] rank %d: %s", self.rank, text)
+        self._unraised += said if self._strict else []
+
+    def _say(self, text: str) -> None:
+        log.info("[Dynamic Profiler] rank %d: %s", self.rank, text)
+
+
+def _poll(interval: object) -> float:
+    if isinstance(interval, bool) or not isinstance(interval, int | float) or not 0.01 <= interval <= 86_400:
+        log.error("poll_interval must be a number of seconds from 0.01 to 86400, got %r; 2 is taken", interval)
+        return DEFAULT_POLL
+    return float(interval)
+
+
+_classes: dict[type, type] = {}
+
+
+def _as_callback(kind: type[Any]) -> type[Any]:
+    """The class, which is also a callback of MindSpore if that is imported: it calls nothing else."""
+    module: Any = sys.modules.get("mindspore.train")
+    base: Any = getattr(module, "Callback", None)
+    if base is None or issubclass(kind, base):
+        return kind
+    if kind not in _classes:
+        body = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__qualname__": kind.__qualname__}
+        _classes[kind] = type(kind.__name__, (kind, base), body)
+    return _classes[kind]
+
+
+_watching: weakref.WeakSet[DynamicProfilerMonitor] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for monitor in list(_watching):
+        monitor.close()
+
+
+before_exit(_close_all)
+os.register_at_fork(after_in_child=_watching.clear)

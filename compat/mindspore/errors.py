@@ -1,0 +1,44 @@
+"""What the front door for MindSpore raises.
+
+ProfilerException                       (StepscopeError)
+├── ProfilerPathErrorException          (ValueError) a path cannot be used for output
+├── ProfilerIOException                 (OSError) a product cannot be written
+├── ProfilerFileNotFoundException       (FileNotFoundError) raw data should be there and are not
+│   └── ProfilerDirNotFoundException    a directory should be there and is not
+├── ProfilerRawFileException            (ValueError) raw data cannot be read
+└── WireError                           (ValueError) bytes are no block of `DynamicProfilerArgs`
+
+Calls that do not fit the profiler's state raise `ProfilerStateError`, a RuntimeError as MindSpore's documents have it.
+"""
+
+from __future__ import annotations
+
+from stepscope.runtime.errors import StepscopeError
+
+
+class ProfilerException(StepscopeError):
+    """Base of what reading and writing of MindSpore's layout raises."""
+
+
+class ProfilerPathErrorException(ProfilerException, ValueError):
+    """Raised when a path cannot be used for output."""
+
+
+class ProfilerIOException(ProfilerException, OSError):
+    """Raised when a product cannot be written."""
+
+
+class ProfilerFileNotFoundException(ProfilerException, FileNotFoundError):
+    """Raised when raw data should be there and are not."""
+
+
+class ProfilerDirNotFoundException(ProfilerFileNotFoundException):
+    """Raised when a directory should be there and is not."""
+
+
+class ProfilerRawFileException(ProfilerException, ValueError):
+    """Raised when raw data cannot be read."""
+
+
+class WireError(ProfilerException, ValueError):
+    """Raised when bytes are no block of `DynamicProfilerArgs`: torn, of another version, or something else."""

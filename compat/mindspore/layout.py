@@ -1,0 +1,108 @@
+"""Where output goes: the directory of each window, and the files in it that need no events."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepscope.compat.mindspore.errors import ProfilerIOException
+from stepscope.compat.mindspore.target import Target
+from stepscope.exporters.plainjson import plain
+from stepscope.runtime.run import job_from_environment, this_host
+
+RAW = "FRAMEWORK"
+"""Directory of raw data in that of a window: the journal of stepscope."""
+
+
+def new_directory(output_path: str | os.PathLike[str], worker: str | None, device: str) -> Path:
+    """Makes a directory that was not there before: `<worker>_<pid>_<UTC, to the ms>_<device>_ms`, for its owner only.
+
+    Args:
+        output_path: directory in which it is made; made itself if need be.
+        worker: default: the name of the host.
+        device: `CPU`, `GPU` or `Ascend`.
+
+    Raises:
+        ProfilerIOException: if it cannot be made; says where and why.
+    """
+    base = Path(output_path)
+    now = datetime.datetime.now(datetime.UTC)
+    stamp = f"{now:%Y%m%d%H%M%S}{now.microsecond // 1000:03}"
+    name = f"{worker or this_host()}_{os.getpid()}_{stamp}_{device.lower()}_ms"
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            path = base / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir(mode=0o700)
+                return path.resolve()
+            except FileExistsError:
+                if not path.is_dir():
+                    raise
+    except OSError as error:
+        said = f"cannot write below {base}: {error.strerror}; choose another output_path"
+        raise ProfilerIOException(error.errno, said) from error
+    raise AssertionError("there is always a next number")
+
+
+def write_facts(
+    directory: Path, target: Target, about: Mapping[str, Any], metadata: Mapping[str, Any], *, strategy: bool
+) -> None:
+    """Writes `profiler_info_<rank>.json`, `profiler_metadata.json` and, if asked, `parallel_strategy_<rank>.json`.
+
+    Args:
+        directory: that of the window.
+        target: where it was recorded.
+        about: of the recording.
+        metadata: that the program added; without any there is no file.
+        strategy: whether the place in the job is wanted.
+
+    Raises:
+        OSError: if a file cannot be written.
+    """
+    info = {
+        **about,
+        "device_target": target.device,
+        "device_id": target.device_id,
+        "rank_id": str(target.rank),
+        "rank_size": target.rank_size,
+        "context_mode": target.mode,
+        "ms_version": target.version,
+        "frameworks": list(target.frameworks),
+    }
+    _write(directory / f"profiler_info_{target.rank}.json", info)
+    if metadata:
+        _write(directory / "profiler_metadata.json", metadata)
+    if strategy:
+        _write(directory / f"parallel_strategy_{target.rank}.json", parallel_strategy(target))
+
+
+def parallel_strategy(target: Target) -> dict[str, Any]:
+    """The place of this process in the job, and the layout that MindSpore's parallel context tells."""
+    layout: dict[str, Any] = {
+        "rank_id": target.rank,
+        "rank_size": target.rank_size,
+        "job": job_from_environment(),
+        "host": this_host(),
+        "device_target": target.device,
+        "device_id": target.device_id,
+    }
+    mindspore: Any = sys.modules.get("mindspore") if "mindspore" in target.frameworks else None
+    if mindspore is not None:
+        for name in ("parallel_mode", "device_num", "gradients_mean", "pipeline_stages", "strategy_ckpt_save_file"):
+            try:
+                layout[name] = mindspore.context.get_auto_parallel_context(name)
+            except (ValueError, RuntimeError, KeyError) as error:
+                layout[name] = f"not known: {error}"
+    return layout
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    text = json.dumps(plain(value), indent=4, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")

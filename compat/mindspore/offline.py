@@ -1,0 +1,207 @@
+"""Offline analysis: finds what was recorded below a path, recovers what a crash left, and makes the products."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.compat.mindspore.analyses import analyses
+from stepscope.compat.mindspore.analysis import Analysis, AnalysisRequest, WindowAnalysis, analyse_window
+from stepscope.compat.mindspore.errors import ProfilerDirNotFoundException, ProfilerRawFileException
+from stepscope.compat.mindspore.layout import RAW, new_directory
+from stepscope.compat.mindspore.options import ProfilerOptions
+from stepscope.compat.mindspore.target import Target
+from stepscope.runtime.errors import FormatError, ProfilerStateError, RecoveredError
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.recovery.choice import choose
+from stepscope.runtime.recovery.recover import recover
+from stepscope.runtime.session_note import RECOVERED, SESSION_FILE, is_note
+from stepscope.runtime.window import Window
+
+log = logging.getLogger("stepscope")
+
+DEPTH = 6
+"""Levels of directories below a path that are looked at."""
+
+
+class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What `profiler_info_<rank>.json` says, as far as an analysis needs it. Fields that are not known are left out."""
+
+    run: str = ""
+    window: int = 0
+    device_target: str = "CPU"
+    device_id: int = 0
+    rank_id: str = "0"
+    rank_size: int = 1
+    diagnostics: tuple[str, ...] = ()
+    options: msgspec.Raw = msgspec.Raw(b"{}")
+
+    def target(self, rank: int | None) -> Target:
+        """Where it was recorded; `rank` is what the journal says."""
+        own = int(self.rank_id) if self.rank_id.isdigit() else rank or 0
+        return Target(device=self.device_target, device_id=self.device_id, rank=own, rank_size=self.rank_size)
+
+    def recorded_with(self) -> ProfilerOptions:
+        """The options; the defaults if they are those of another version."""
+        try:
+            return msgspec.json.decode(self.options, type=ProfilerOptions)
+        except msgspec.MsgspecError:
+            return ProfilerOptions()
+
+
+def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tuple[int, ...] | None) -> Analysis:
+    """Makes the products of every window that is found below a path, newest run first.
+
+    Args:
+        path: a directory.
+        options: whose `data_simplification` counts, and `rank_id` if they are for an analysis only; all else is as it
+            was recorded.
+        pretty: write JSON over several lines.
+        steps: only these, `None` for all.
+
+    Raises:
+        ProfilerDirNotFoundException: if there is no such directory.
+        RuntimeError: if there is nothing to analyse.
+    """
+    if not path.is_dir():
+        raise ProfilerDirNotFoundException(f"there is no directory {path}")
+    if not analyses.mine():
+        return analyses.submit(lambda: analyse_below(path, options, pretty, steps)).result()
+    done: list[WindowAnalysis] = []
+    rejected = _without_raw(path)
+    for raw in sorted(_raw_directories(path), key=lambda raw: raw.stat().st_mtime_ns, reverse=True):
+        try:
+            done += _analyse_run(raw, options, pretty, steps)
+        except (ProfilerRawFileException, FormatError, ProfilerStateError, OSError) as error:
+            rejected.append(f"{raw}: {error}")
+    for reason in rejected:
+        log.warning("passed over in the analysis: %s", reason)
+    if not done:
+        why = "; ".join(rejected) or "no directory in it holds raw data of a recording"
+        raise RuntimeError(f"nothing to analyse below {path}: {why}")
+    return Analysis(tuple(done), tuple(rejected))
+
+
+def _below(path: Path, depth: int = DEPTH) -> Iterator[Path]:
+    yield path
+    if depth:
+        for entry in sorted(path.iterdir()):
+            if entry.is_dir() and not entry.is_symlink():
+                yield from _below(entry, depth - 1)
+
+
+def _raw_directories(path: Path) -> list[Path]:
+    """Directories with a journal of a run, or with what a killed run left of one; copies of single windows only where
+    the run's own journal is gone."""
+    found: list[Path] = []
+    copies: list[Path] = []
+    for place in _below(path):
+        names = {entry.name for entry in place.iterdir()}
+        if "journal" in names or any(name.startswith(SESSION_FILE) and is_note(place / name) for name in names):
+            found.append(place)
+        elif "window.journal" in names:
+            copies.append(place)
+    runs = {_window_directory(place).name for place in found}
+    return found + [place for place in copies if _info(_window_directory(place)).run not in runs]
+
+
+def _without_raw(path: Path) -> list[str]:
+    """Windows whose raw data are not there any more, and why."""
+    return [
+        f"{place}: its raw data were deleted when its products were complete (data_simplification)"
+        for place in _below(path)
+        if any(place.glob("profiler_info_*.json")) and _info(place).window == 0 and not (place / RAW).is_dir()
+    ]
+
+
+def _window_directory(raw: Path) -> Path:
+    """The directory of the window that raw data belong to: that which holds `FRAMEWORK`, else the same."""
+    return next((place.parent for place in (raw, *raw.parents) if place.name == RAW), raw)
+
+
+def _info(directory: Path) -> WindowInfo:
+    for path in sorted(directory.glob("profiler_info_*.json")):
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=WindowInfo)
+        except (msgspec.MsgspecError, OSError) as error:
+            log.warning("%s cannot be read: %s", path, error)
+    return WindowInfo()
+
+
+def _analyse_run(
+    raw: Path, options: ProfilerOptions, pretty: bool, steps: tuple[int, ...] | None
+) -> list[WindowAnalysis]:
+    journal = _journal(raw)
+    windows, rank = _windows(journal)
+    if not windows:
+        raise ProfilerRawFileException(f"{journal.name} holds no events of a window")
+    directory = _window_directory(raw)
+    info = _info(directory)
+    target = info.target(rank)
+    if options.analyse_only and target.rank != options.rank_id:
+        raise ProfilerRawFileException(f"it is of rank {target.rank}; rank_id={options.rank_id} was asked for")
+    request = AnalysisRequest(
+        options=info.recorded_with(), target=target, limits=info.diagnostics, pretty=pretty, steps=steps
+    )
+    done: list[WindowAnalysis] = []
+    for index, window in windows.items():
+        place = directory if index == min(windows) else _sibling(directory, index, target.device)
+        done.append(analyse_window(journal, index if window is None else window, place, request)[0])
+    if options.data_simplification and all(each.complete for each in done) and directory != raw:
+        shutil.rmtree(directory / RAW, ignore_errors=True)
+    return done
+
+
+def _sibling(first: Path, window: int, device: str) -> Path:
+    """The directory of a later window of a run: the one that was made for it, or a new one."""
+    for place in sorted(first.parent.glob("*_ms*")):
+        if place != first and place.is_dir():
+            info = _info(place)
+            if info.run == first.name and info.window == window:
+                return place
+    return new_directory(first.parent, None, device)
+
+
+def _journal(raw: Path) -> Path:
+    """The journal of a run, recovered if its process was killed.
+
+    Raises:
+        ProfilerStateError: if the process still runs.
+        FormatError: if there is nothing that can be read.
+        ProfilerRawFileException: if there is no journal.
+    """
+    single = raw / "window.journal"
+    if single.exists():
+        return single
+    choice = choose(raw, force=False)
+    if choice.note is not None:
+        try:
+            return recover(raw, remove_session=True).journal
+        except RecoveredError:
+            return choice.target
+    recovered = sorted(raw.glob(f"journal*{RECOVERED}"))
+    if recovered:
+        return recovered[-1]
+    if choice.journal is None:
+        raise ProfilerRawFileException(f"there is no journal: {' '.join(choice.missing) or 'none was written'}")
+    return choice.journal
+
+
+def _windows(journal: Path) -> tuple[dict[int, Window | None], int | None]:
+    """Windows of a journal by index, `None` for those that were not closed; and the rank."""
+    windows: dict[int, Window | None] = {}
+    with JournalReader(journal) as reader:
+        item: Any
+        for item in reader:
+            if isinstance(item, EventBatch):
+                windows.setdefault(item.window, None)
+            elif isinstance(item, Window):
+                windows[item.index] = item
+        rank = None if reader.run is None else reader.run.rank
+    return dict(sorted(windows.items())), rank

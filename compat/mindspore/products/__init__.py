@@ -1,0 +1,1 @@
+"""What is made of a window: one product per file."""

@@ -1,0 +1,90 @@
+"""A page of the window's tables, to be read in a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from stepscope.compat.mindspore.products.memory_record import MemoryRecord
+from stepscope.compat.mindspore.products.operator_table import OperatorTable, by_type
+from stepscope.compat.mindspore.products.step_times import StepTimes
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.run import Run
+from stepscope.runtime.window import Window
+
+ROWS = 200
+"""Rows of a table; the files have all."""
+
+_STYLE = """body{font:14px sans-serif;margin:2em;max-width:70em}table{border-collapse:collapse;margin:1em 0}
+td,th{padding:.2em .8em;border-bottom:1px solid #ddd;text-align:right}td:first-child,th:first-child{text-align:left}"""
+
+
+class ReportPage:
+    """Writes `report.html`, which needs nothing else; made of what other products have found.
+
+    Args:
+        directory: for the file.
+        operators, steps, memory: the products.
+        limits: what could not be recorded here, sentence by sentence.
+    """
+
+    name = "report"
+
+    def __init__(
+        self, directory: Path, operators: OperatorTable, steps: StepTimes, memory: MemoryRecord, limits: Sequence[str]
+    ) -> None:
+        self._path = directory / "report.html"
+        self._operators, self._steps, self._memory, self._limits = operators, steps, memory, limits
+        self._run: Run | None = None
+
+    async def open(self, run: Run) -> None:
+        self._run = run
+
+    async def add(self, batch: EventBatch) -> None:
+        pass
+
+    async def finish(self, window: Window) -> tuple[Path, ...]:
+        rows = self._operators.rows()
+        whole = sum(row.total_ns for row in rows) or 1
+        numbers = f"{window.steps[0].number} to {window.steps[-1].number}" if window.steps else "none"
+        host = "" if self._run is None else f"{self._run.host}, process {self._run.pid}"
+        parts = [
+            f"<h1>Window {window.index}</h1><p>{escape(host)}. Steps: {numbers}. "
+            f"{(window.end_ns - window.start_ns) / 1e6:,.3f} ms.</p>",
+            *(f"<p>{escape(note)}</p>" for note in (*window.diagnostics, *self._limits)),
+            _table(
+                ("Step", "Whole (ms)", "Computing", "Communication", "Overlapped", "Free"),
+                (
+                    (row.step, *(f"{time / 1e6:,.3f}" for time in _times(row)))
+                    for row in self._steps.rows[:ROWS]
+                ),
+            ),
+            _table(
+                ("Kind of operator", "Count", "Total (ms)", "Share"),
+                (
+                    (kind, f"{count:,}", f"{total / 1e6:,.3f}", f"{total / whole:.1%}")
+                    for kind, count, total in by_type(rows)[:ROWS]
+                ),
+            ),
+            _table(
+                ("Memory", "Peak (MB)"),
+                ((name, f"{peak / 2**20:,.1f}") for name, peak in sorted(self._memory.peaks.items())),
+            ),
+        ]  # fmt: skip
+        head = f'<!doctype html><meta charset="utf-8"><title>Window {window.index}</title><style>{_STYLE}</style>'
+        page = head + "\n".join(parts) + "\n"
+        self._path.write_text(page, encoding="utf-8", errors="backslashreplace")  # noqa: ASYNC240
+        return (self._path,)
+
+
+def _times(row: Any) -> tuple[int, ...]:
+    return row.whole, row.computing, row.communication, row.overlapped, row.free
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    body = ["<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows]
+    if not body:
+        return ""
+    return "<table><tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr>" + "".join(body) + "</table>"

@@ -1,0 +1,104 @@
+"""`profile`: the class of MindSpore from 2.5 on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepscope.compat.mindspore.options import read_options
+from stepscope.compat.mindspore.recording import Recording
+
+
+class _ExperimentalConfig:
+    """Further options of `profile`, as in MindSpore; checked by `profile`.
+
+    Args: see `ProfilerOptions`.
+    """
+
+    def __init__(
+        self,
+        profiler_level: Any = "Level0",
+        aic_metrics: Any = "AiCoreNone",
+        l2_cache: bool = False,
+        mstx: bool = False,
+        data_simplification: bool = True,
+        export_type: Any = None,
+        mstx_domain_include: Any = None,
+        mstx_domain_exclude: Any = None,
+        sys_io: bool = False,
+        sys_interconnection: bool = False,
+        host_sys: Any = None,
+    ) -> None:
+        self.options: dict[str, Any] = {
+            "profiler_level": profiler_level,
+            "aicore_metrics": aic_metrics,
+            "l2_cache": l2_cache,
+            "mstx": mstx,
+            "data_simplification": data_simplification,
+            "mstx_domain_include": mstx_domain_include,
+            "mstx_domain_exclude": mstx_domain_exclude,
+            "sys_io": sys_io,
+            "sys_interconnection": sys_interconnection,
+            "host_sys": host_sys,
+        }
+        if export_type is not None:
+            self.options["export_type"] = export_type
+
+
+class profile(Recording):
+    """Records the steps that a schedule asks for; a context manager, sync and async.
+
+    Takes the arguments of `mindspore.profiler.profile`. `step()` is called at the end of each step; the first begins
+    with `start()`. Leaving the context, or `stop()`, waits for the products that the handler makes.
+
+    Raises:
+        TypeError: for an argument of a wrong type; names it, its value and the type.
+        ValueError: for a value out of its range, or one that needs another argument.
+        ProfilerIOException: if it starts at once and nothing can be written to the handler's directory.
+    """
+
+    def __init__(
+        self,
+        activities: Any = None,
+        with_stack: bool = False,
+        profile_memory: bool = False,
+        data_process: bool = False,
+        parallel_strategy: bool = False,
+        start_profile: bool = True,
+        hbm_ddr: bool = False,
+        pcie: bool = False,
+        sync_enable: bool = True,
+        record_shapes: bool = False,
+        schedule: Any = None,
+        on_trace_ready: Any = None,
+        experimental_config: _ExperimentalConfig | None = None,
+    ) -> None:
+        """
+        Args:
+            activities, with_stack, profile_memory, data_process, parallel_strategy, start_profile, hbm_ddr, pcie,
+                sync_enable, record_shapes: see `ProfilerOptions`.
+            schedule: which steps are recorded; default: all, in one window.
+            on_trace_ready: `tensorboard_trace_handler(...)`, which makes the products, or any callable.
+            experimental_config: further options.
+        """
+        if experimental_config is not None and not isinstance(experimental_config, _ExperimentalConfig):
+            raise TypeError(
+                f"profile: experimental_config must be a _ExperimentalConfig, got {type(experimental_config).__name__}"
+            )
+        given: dict[str, Any] = {
+            "activities": activities,
+            "with_stack": with_stack,
+            "profile_memory": profile_memory,
+            "data_process": data_process,
+            "parallel_strategy": parallel_strategy,
+            "start_profile": start_profile,
+            "hbm_ddr": hbm_ddr,
+            "pcie": pcie,
+            "sync_enable": sync_enable,
+            "record_shapes": record_shapes,
+            "output_path": None,
+        }
+        given |= {} if experimental_config is None else experimental_config.options
+        options = read_options(given, "profile")
+        super().__init__(options, schedule, on_trace_ready, who="profile", strict_start=False)
+        if options.start_profile:
+            self._start()

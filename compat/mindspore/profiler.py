@@ -1,0 +1,184 @@
+"""`Profiler`: the class of MindSpore up to 2.4, and of later versions for their older users."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.compat.mindspore import offline
+from stepscope.compat.mindspore.analyses import analyses
+from stepscope.compat.mindspore.analysis import Analysis
+from stepscope.compat.mindspore.options import read_options
+from stepscope.compat.mindspore.products.operator_table import OperatorRow, OperatorTable
+from stepscope.compat.mindspore.queries import find_operators, operators_as_json
+from stepscope.compat.mindspore.recording import Recording, log
+from stepscope.runtime.errors import ProfilerStateError
+
+
+class Profiler(Recording):
+    """Records the training of this process; `stop()` or `analyse()` ends that.
+
+    Takes the options of `mindspore.Profiler` by name, see `ProfilerOptions`, and `schedule` and `on_trace_ready`. Every
+    start is a recording of its own, in a new directory; nothing that is there is overwritten.
+
+    Raises:
+        TypeError: for an option of a wrong type; names it, its value and the type.
+        ValueError: for a value out of its range, or one that needs another option.
+        RuntimeError: if MindSpore is set to a device that nobody knows.
+        ProfilerIOException: if it starts at once and nothing can be written to `output_path`.
+    """
+
+    def __init__(self, *, schedule: Any = None, on_trace_ready: Any = None, **options: Any) -> None:
+        """
+        Args:
+            schedule: which steps are recorded, if `step()` is called at the end of each. Default: all.
+            on_trace_ready: what happens with each window; default: nothing, until `analyse()`.
+            options: see `ProfilerOptions`. An unknown one is warned of, with the nearest that there is.
+        """
+        if options.get("output_path") is None:
+            options["output_path"] = None  # the environment says, or the default
+        elif os.environ.get("MS_DIAGNOSTIC_DATA_PATH"):
+            log.warning("output_path is given, so MS_DIAGNOSTIC_DATA_PATH is not used")
+        read = read_options(options, "Profiler")
+        super().__init__(read, schedule, on_trace_ready, who="Profiler", strict_start=True)
+        if read.start_profile and not read.analyse_only:
+            self._start()
+
+    def analyse(
+        self,
+        offline_path: str | os.PathLike[str] | None = None,
+        pretty: bool = False,
+        step_list: Iterable[int] | None = None,
+        mode: str = "sync",
+    ) -> Analysis | None:
+        """Stops recording if need be, and makes the products of every window that has none yet.
+
+        Calling it again changes nothing and returns the same; other arguments make further products.
+
+        Args:
+            offline_path: analyse what is below this path instead, as `offline_analyse` does.
+            pretty: write JSON over several lines.
+            step_list: only these steps, in any order, with or without gaps.
+            mode: `sync` waits; `async` returns at once, and a background thread does the work.
+
+        Returns:
+            What was made, product by product; `None` with `async`. One that failed does not stop the others.
+
+        Raises:
+            TypeError, ValueError: if an argument is not what it should be.
+        """
+        steps = _steps(step_list)
+        _check_bool("pretty", pretty)
+        if mode not in ("sync", "async"):
+            raise ValueError(f"mode must be 'sync' or 'async', got {mode!r}")
+        if offline_path is not None:
+            if mode == "sync":
+                return offline.analyse_below(Path(offline_path), self.options, pretty, steps)
+            analyses.submit(lambda: offline.analyse_below(Path(offline_path), self.options, pretty, steps))
+            return None
+        self._stop()
+        made = [
+            window.analyse(take.request(pretty=pretty, steps=steps)) for take in self._takes for window in take.windows
+        ]
+        ends = [take.simplify() for take in self._takes]
+        if mode == "async":
+            return None
+        for end in ends:
+            end.result()
+        return Analysis(tuple(future.result() for future in made))
+
+    @classmethod
+    def offline_analyse(
+        cls,
+        path: str | os.PathLike[str],
+        pretty: bool = False,
+        step_list: Iterable[int] | None = None,
+        data_simplification: bool = True,
+    ) -> Analysis:
+        """Makes the products of what was recorded below a path, also by a process that was killed.
+
+        Args:
+            path: the directory of a window, or one above, such as the `output_path`.
+            pretty, step_list: as for `analyse`.
+            data_simplification: delete raw data when the products are complete.
+
+        Returns:
+            What was made, and which directories were passed over, with the reason for each.
+
+        Raises:
+            TypeError: if an argument is not what it should be.
+            ProfilerDirNotFoundException: if there is no such directory.
+            RuntimeError: if there is nothing to analyse; says why of every directory that was looked at.
+        """
+        _check_bool("pretty", pretty)
+        _check_bool("data_simplification", data_simplification)
+        options = read_options({"data_simplification": data_simplification}, "offline_analyse")
+        return offline.analyse_below(Path(path), options, pretty, _steps(step_list))
+
+    def op_analyse(self, op_name: str | list[str], device_id: int | None = None) -> str:
+        """How often operators ran and how long they took, for each shape of their inputs, as JSON.
+
+        Args:
+            op_name: kind or kinds of operators, such as `MatMul`; also the name of one.
+            device_id: only those of this device. Default: all, and the host.
+
+        Returns:
+            An object: for each name a list of rows with `op_side`, `input_shape`, `op_occurrences`, `op_total_time(us)`
+            and `op_avg_time(us)`; and `device_id`.
+
+        Raises:
+            TypeError: if an argument is not what it should be.
+            RuntimeError: if no such operator was recorded; names the nearest.
+        """
+        names = [op_name] if isinstance(op_name, str) else op_name
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"op_name must be a str or a list of them, got {type(op_name).__name__}: {op_name!r}")
+        if device_id is not None and (isinstance(device_id, bool) or not isinstance(device_id, int)):
+            raise TypeError(f"device_id must be a whole number, got {type(device_id).__name__}: {device_id!r}")
+        device = self.target.device_id if device_id is None else device_id
+        return operators_as_json({name: self.operators(name, device_id=device_id) for name in names}, device)
+
+    def operators(
+        self,
+        op_name: str | None = None,
+        *,
+        device_id: int | None = None,
+        shape: str | None = None,
+        steps: Iterable[int] | None = None,
+    ) -> tuple[OperatorRow, ...]:
+        """The operators of all windows as data, the longest first.
+
+        Args:
+            op_name: kind or name. Default: all.
+            device_id: only those of this device; the host's operators belong to the device of the process.
+            shape: only those whose inputs have these shapes, as rows name them.
+            steps: only those of these steps, which needs raw data.
+
+        Raises:
+            RuntimeError: if no operator of that name was recorded.
+            FileNotFoundError: if raw data are needed and were deleted.
+        """
+        wanted, whole = _steps(steps), OperatorTable()
+        if self._take is not None:
+            raise ProfilerStateError("operators are known when recording has ended: call stop() or analyse() first")
+        for window in self.windows:
+            whole.merge(window.operators(wanted))
+        return find_operators(whole.rows(), op_name, device_id, shape, self.target.device_id)
+
+
+def _steps(steps: Any) -> tuple[int, ...] | None:
+    if steps is None:
+        return None
+    try:
+        return msgspec.convert(sorted(set(steps)), tuple[int, ...])
+    except (TypeError, msgspec.ValidationError) as error:
+        raise TypeError(f"step_list must be a list of whole numbers, got {steps!r}") from error
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool, got {type(value).__name__}: {value!r}")

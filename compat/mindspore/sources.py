@@ -1,0 +1,32 @@
+"""Which backends record what the options ask for."""
+
+from __future__ import annotations
+
+from stepscope.backends.base import Backend
+from stepscope.backends.mindspore import MindSporeBackend
+from stepscope.backends.process_memory import ProcessMemoryBackend
+from stepscope.backends.python_stacks import PythonStacksBackend
+from stepscope.backends.torch import TorchBackend
+from stepscope.compat.mindspore.options import ProfilerOptions
+from stepscope.compat.mindspore.target import Target
+
+
+def choose(options: ProfilerOptions, target: Target) -> list[Backend]:
+    """Backends for one recording. Frameworks that are not imported yet are left out.
+
+    Args:
+        options: what is wanted.
+        target: what there is.
+    """
+    chosen: list[Backend] = []
+    if "mindspore" in target.frameworks and (options.operators or options.memory):
+        chosen.append(
+            MindSporeBackend(operators=options.operators, shapes=options.shapes, profile_memory=options.memory)
+        )
+    if "torch" in target.frameworks and options.operators:
+        chosen.append(TorchBackend(record_shapes=options.shapes))
+    if options.memory:
+        chosen.append(ProcessMemoryBackend())
+    if options.stacks:
+        chosen.append(PythonStacksBackend())
+    return chosen

@@ -1,0 +1,258 @@
+"""A take: one recording, from start to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.compat.mindspore import sources
+from stepscope.compat.mindspore.analyses import analyses
+from stepscope.compat.mindspore.analysis import AnalysisRequest, WindowAnalysis, analyse_window, operators_of
+from stepscope.compat.mindspore.handlers import TraceHandler
+from stepscope.compat.mindspore.layout import RAW, new_directory, write_facts
+from stepscope.compat.mindspore.options import ProfilerOptions
+from stepscope.compat.mindspore.products.operator_table import OperatorTable
+from stepscope.compat.mindspore.target import Target
+from stepscope.runtime.options import Options
+from stepscope.runtime.profiler import Profiler
+from stepscope.runtime.schedule import ScheduleFunction
+from stepscope.runtime.window import Window
+from stepscope.trace import trace
+
+log = logging.getLogger("stepscope")
+
+KEPT_TABLES = 256
+"""Windows of a take whose tables of operators are kept in memory; those of earlier ones need raw data."""
+
+CLOSE_SECONDS = 30.0
+"""How long the end of a take waits at most for what was recorded to be on disk."""
+
+
+class TakePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a take is to do."""
+
+    options: ProfilerOptions
+    target: Target
+    limits: tuple[str, ...]
+    schedule: ScheduleFunction | None
+    handler: TraceHandler | None
+    """Who makes the products of each window as it ends; `None`: nobody, until it is asked for."""
+    callback: Callable[..., Any] | None
+    """The program's own `on_trace_ready`."""
+    metadata: Callable[[], Mapping[str, Any]]
+
+    @property
+    def output_path(self) -> str:
+        """Directory below which windows get theirs."""
+        named = None if self.handler is None else self.handler.dir_name
+        return self.options.output_path if named is None else named
+
+
+class TakenWindow:
+    """One finished window, and what was made of it."""
+
+    def __init__(self, window: Window, directory: Path, journal: Path) -> None:
+        self.window = window
+        self.directory = directory
+        self._journal = journal
+        self._done: dict[tuple[bool, tuple[int, ...] | None], Future[WindowAnalysis]] = {}
+        self._operators: OperatorTable | None = None
+        self._keeps_operators = True
+
+    def analyse(self, request: AnalysisRequest) -> Future[WindowAnalysis]:
+        """Has the products made; those that were made already in the same way are not made again."""
+        key = request.pretty, request.steps
+        if key not in self._done:
+            self._done[key] = analyses.submit(lambda: self._analyse(request))
+        return self._done[key]
+
+    def _analyse(self, request: AnalysisRequest) -> WindowAnalysis:
+        done, table = analyse_window(self.raw, self.window, self.directory, request)
+        if request.steps is None and self._keeps_operators:
+            self._operators = table
+        return done
+
+    @property
+    def raw(self) -> Path:
+        """The journal that has the window: its own copy if there is one."""
+        own = self.directory / RAW / "window.journal"
+        return own if own.exists() else self._journal
+
+    def moved(self, old: Path, new: Path, journal: Path | None) -> None:
+        """A directory has another name now."""
+        self.directory = new if self.directory == old else self.directory
+        self._journal = journal or self._journal
+
+    def forget_operators(self) -> None:
+        """Keeps its table of operators no longer in memory."""
+        self._keeps_operators, self._operators = False, None
+
+    @property
+    def analysed(self) -> bool:
+        """Whether all that was asked for is complete, and something was."""
+        return bool(self._done) and all(
+            future.done() and future.exception() is None and future.result().complete for future in self._done.values()
+        )
+
+    def operators(self, steps: tuple[int, ...] | None) -> OperatorTable:
+        """Its operators. Blocks while they are read, unless the window was analysed.
+
+        Raises:
+            FileNotFoundError: if the raw data are needed and were deleted.
+        """
+        if steps is None and self._operators is not None:
+            return self._operators
+        journal = self.raw
+        if not journal.exists():
+            raise FileNotFoundError(f"raw data of {self.directory} were deleted; record with data_simplification=False")
+        index = self.window.index
+        return analyses.submit(lambda: operators_of(journal, index, steps)).result()
+
+
+class Take:
+    """Records with a profiler of stepscope, whose run is in the first window's directory.
+
+    Args:
+        plan: what to do.
+        owner: given to the program's `on_trace_ready`.
+        step: number of the first step.
+
+    Raises:
+        ProfilerIOException: if nothing can be written there.
+    """
+
+    def __init__(self, plan: TakePlan, owner: object, step: int) -> None:
+        self._plan, self._owner = plan, owner
+        handler = plan.handler
+        self._worker = None if handler is None else handler.worker_name
+        self.directory = new_directory(plan.output_path, self._worker, plan.target.device)
+        self.windows: list[TakenWindow] = []
+        self.ended = False
+        self._journal: Path | None = None
+        self.profiler: Profiler = trace(
+            schedule=plan.schedule,
+            backends=sources.choose(plan.options, plan.target),
+            on_trace_ready=self._ready,
+            name="mindspore",
+            output_dir=self.directory / RAW,
+            metadata=plan.metadata(),
+            start=False,
+            options=Options(close_timeout=CLOSE_SECONDS),
+        )
+        self.profiler.step_num = step
+
+    def begin(self) -> None:
+        """Starts recording. Raises what `stepscope.Profiler.start` does, after which nothing is left."""
+        plan = self._plan
+        try:
+            # Written now as well, so that an analysis after a crash knows how it was recorded.
+            strategy = plan.options.parallel_strategy
+            write_facts(self.directory, plan.target, self._about(0), plan.metadata(), strategy=strategy)
+            self.profiler.start()
+        except BaseException:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+
+    def end(self) -> None:
+        """Ends recording, delivers, and lets go of everything but what was written."""
+        if self.ended:
+            return
+        self.ended = True
+        self.profiler.stop()
+        self.profiler.close()
+
+    @property
+    def journal(self) -> Path:
+        """Of the run."""
+        return self._journal or self.profiler.output.path / "journal"
+
+    def request(self, *, pretty: bool = False, steps: tuple[int, ...] | None = None) -> AnalysisRequest:
+        """How its windows are analysed."""
+        plan = self._plan
+        return AnalysisRequest(options=plan.options, target=plan.target, limits=plan.limits, pretty=pretty, steps=steps)
+
+    def simplify(self) -> Future[None]:
+        """Deletes raw data once everything that is asked for by then is made, if the options say so."""
+        return analyses.submit(self._simplify)
+
+    def _simplify(self) -> None:
+        if self._plan.options.data_simplification and self.windows and all(each.analysed for each in self.windows):
+            shutil.rmtree(self.directory / RAW, ignore_errors=True)
+
+    def move(self, base: Path) -> None:
+        """Moves its directories below another one; after the end, before any analysis."""
+        for old in dict.fromkeys((self.directory, *(taken.directory for taken in self.windows))):
+            if old.parent == base.resolve():
+                continue
+            base.mkdir(parents=True, exist_ok=True)
+            new = base.resolve() / old.name
+            old.rename(new)
+            with contextlib.suppress(OSError):  # what else is there stays
+                old.parent.rmdir()
+            self._moved(old, new)
+
+    def _moved(self, old: Path, new: Path) -> None:
+        if self.directory == old:
+            self._journal = new / self.journal.relative_to(old)
+            self.directory = new
+        for taken in self.windows:
+            taken.moved(old, new, self._journal)
+
+    def discard(self) -> None:
+        """Ends recording and deletes what was written: it was begun too early."""
+        self.end()
+        for each in (self.directory, *(taken.directory for taken in self.windows)):
+            shutil.rmtree(each, ignore_errors=True)
+        self.windows.clear()
+
+    def _about(self, window: int) -> dict[str, Any]:
+        plan = self._plan
+        return {
+            "run": self.directory.name,
+            "window": window,
+            "diagnostics": [*plan.limits, *plan.target.notes],
+            "options": msgspec.structs.asdict(plan.options),
+        }
+
+    def _ready(self, window: Window) -> None:
+        """Takes a finished window; on a worker thread."""
+        plan = self._plan
+        first = not self.windows
+        directory = self.directory if first else new_directory(plan.output_path, self._worker, plan.target.device)
+        about = {
+            **self._about(window.index),
+            "profiling_start_time": window.wall_start_ns,
+            "profiling_time(ms)": (window.end_ns - window.start_ns) / 1e6,
+            "steps": [step.number for step in window.steps],
+            "complete": window.complete,
+            "diagnostics": [*window.diagnostics, *plan.limits, *plan.target.notes],
+        }
+        write_facts(directory, plan.target, about, plan.metadata(), strategy=plan.options.parallel_strategy)
+        if not first and not plan.options.data_simplification:
+            (directory / RAW).mkdir()
+            window.export(directory / RAW / "window.journal")
+        taken = TakenWindow(window, directory, self.journal)
+        self.windows.append(taken)
+        if len(self.windows) > KEPT_TABLES:
+            self.windows[-1 - KEPT_TABLES].forget_operators()
+        if plan.handler is not None and plan.handler.analyse_flag:
+            taken.analyse(self.request())
+        if plan.callback is not None:
+            call(plan.callback, self._owner)
+
+
+def call(callback: Callable[..., Any], owner: object) -> None:
+    """Calls the program's `on_trace_ready`: with the profiler, or with nothing if it takes nothing."""
+    try:
+        takes = bool(inspect.signature(callback).parameters)
+    except (TypeError, ValueError):  # a builtin
+        takes = True
+    callback(owner) if takes else callback()

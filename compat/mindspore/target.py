@@ -1,0 +1,98 @@
+"""Where a profiler runs: the device that training is for, and the place of this process in the job."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Final
+
+import msgspec
+
+from stepscope.runtime.run import rank_from_environment
+
+DEVICES: Final = ("CPU", "GPU", "Ascend")
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """The device and the place."""
+
+    device: str = "CPU"
+    """One of `DEVICES`."""
+    device_id: int = 0
+    rank: int = 0
+    rank_size: int = 1
+    frameworks: tuple[str, ...] = ()
+    """Those of MindSpore and torch that the program has imported."""
+    mode: str = ""
+    """MindSpore's execution mode: `graph`, `pynative`, or empty where it is not imported."""
+    version: str = ""
+    """MindSpore's."""
+    notes: tuple[str, ...] = ()
+    """What could not be found out, and what was taken instead."""
+
+
+def find() -> Target:
+    """Asks the frameworks that are imported, then the environment. Imports none.
+
+    Raises:
+        RuntimeError: if MindSpore is set to a device that nobody knows.
+    """
+    mindspore: Any = sys.modules.get("mindspore")
+    torch: Any = sys.modules.get("torch")
+    notes: list[str] = []
+    frameworks = tuple(name for name, module in (("mindspore", mindspore), ("torch", torch)) if _whole(module))
+    device, mode, version = "CPU", "", ""
+    if "mindspore" in frameworks:
+        said = str(mindspore.get_context("device_target"))
+        known = {"cpu": "CPU", "gpu": "GPU", "ascend": "Ascend"}
+        if said.lower() not in known:
+            raise RuntimeError(f"MindSpore's device_target is {said!r}; a profiler knows {', '.join(DEVICES)}")
+        device = known[said.lower()]
+        mode = "graph" if mindspore.get_context("mode") == mindspore.GRAPH_MODE else "pynative"
+        version = str(getattr(mindspore, "__version__", ""))
+    elif "torch" in frameworks and torch.cuda.is_available():
+        device = "GPU"
+    rank, size = _place(mindspore if "mindspore" in frameworks else None, torch if "torch" in frameworks else None)
+    for name in ("RANK_ID", "DEVICE_ID"):
+        text = os.environ.get(name, "")
+        if text and not text.strip().isdigit():
+            notes.append(f"{name} is {text!r}, which is no number: 0 is taken unless somebody else says")
+    return Target(
+        device=device,
+        device_id=_device_id(mindspore if "mindspore" in frameworks else None, device),
+        rank=rank,
+        rank_size=size,
+        frameworks=frameworks,
+        mode=mode,
+        version=version,
+        notes=tuple(notes),
+    )
+
+
+def _whole(module: Any) -> bool:
+    """Whether a module was imported to its end; a profiler may be made while it is."""
+    return module is not None and hasattr(module, "Tensor")
+
+
+def _device_id(mindspore: Any, device: str) -> int:
+    text = os.environ.get("DEVICE_ID", "").strip()
+    if mindspore is not None and device != "CPU":
+        return int(mindspore.get_context("device_id"))
+    return int(text) if text.isdigit() else 0
+
+
+def _place(mindspore: Any, torch: Any) -> tuple[int, int]:
+    """Rank and number of ranks: what a framework that has joined its peers knows, else the environment, else 0 of 1."""
+    if mindspore is not None:
+        management: Any = sys.modules.get("mindspore.communication.management")
+        if management is not None and getattr(management.GlobalComm, "INITED", False):
+            return int(management.get_rank()), int(management.get_group_size())
+    if torch is not None:
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            return int(distributed.get_rank()), int(distributed.get_world_size())
+    rank, size = rank_from_environment()
+    if rank is None:
+        local = os.environ.get("LOCAL_RANK", "").strip()
+        rank = int(local) if local.isdigit() else 0
+    return rank, max(size or 1, rank + 1)

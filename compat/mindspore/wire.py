@@ -1,0 +1,52 @@
+"""Bytes of a configuration that pass between processes: versioned and checksummed, so that a torn read is seen.
+
+A block is `<magic> <version> <flags> <length> <CRC-32 of what follows>`, little-endian in 16 bytes, and then JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from stepscope.compat.mindspore.errors import WireError
+
+MAGIC: Final = b"SSDA"
+VERSION: Final = 1
+_HEAD = struct.Struct("<4sHHII")
+MAX_BYTES: Final = 1 << 20
+
+
+def pack(fields: Mapping[str, Any]) -> bytes:
+    """A block that holds these fields, whose values are those of JSON."""
+    content = json.dumps(fields, separators=(",", ":")).encode()
+    return _HEAD.pack(MAGIC, VERSION, 0, len(content), zlib.crc32(content)) + content
+
+
+def unpack(block: bytes) -> dict[str, Any]:
+    """The fields of a block. What lies behind it is not looked at.
+
+    Raises:
+        WireError: if it is torn, of another version, or something else; says which.
+    """
+    if len(block) < _HEAD.size:
+        raise WireError(f"a block has at least {_HEAD.size} bytes, got {len(block)}")
+    magic, version, _, length, checksum = _HEAD.unpack_from(block)
+    if magic != MAGIC:
+        raise WireError(f"a block begins with {MAGIC!r}, got {bytes(magic)!r}")
+    if version != VERSION:
+        raise WireError(f"the block is of version {version}; this one reads version {VERSION}")
+    content = block[_HEAD.size : _HEAD.size + length]
+    if length > MAX_BYTES or len(content) != length:
+        raise WireError(f"the block was cut: {length} bytes were announced, {len(content)} are there")
+    if zlib.crc32(content) != checksum:
+        raise WireError("the block is torn: its checksum is wrong")
+    try:
+        fields: Any = json.loads(content)
+    except ValueError as error:
+        raise WireError(f"the block holds no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise WireError(f"the block holds no object but {type(fields).__name__}")
+    return cast(dict[str, Any], fields)

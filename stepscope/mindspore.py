@@ -1,0 +1,62 @@
+"""The profiler of MindSpore, recorded by stepscope: change the import, and scripts run as they are.
+
+It works without MindSpore, and records its operators where it is imported. What a device cannot give is said when a
+profiler starts. `docs/mindspore.md` has the options. Where MS_PROFILER_OPTIONS asks for it, importing this starts
+recording.
+"""
+
+from __future__ import annotations
+
+from stepscope.compat.mindspore.analysis import Analysis, ProductStatus, WindowAnalysis
+from stepscope.compat.mindspore.dynamic_args import DynamicProfilerArgs
+from stepscope.compat.mindspore.dynamic_monitor import DynamicProfilerMonitor
+from stepscope.compat.mindspore.enums import AicoreMetrics, ExportType, HostSystem, ProfilerActivity, ProfilerLevel
+from stepscope.compat.mindspore.env import EnvProfiler
+from stepscope.compat.mindspore.errors import (
+    ProfilerDirNotFoundException,
+    ProfilerException,
+    ProfilerFileNotFoundException,
+    ProfilerIOException,
+    ProfilerPathErrorException,
+    ProfilerRawFileException,
+    WireError,
+)
+from stepscope.compat.mindspore.handlers import TraceHandler, tensor_board_trace_handler, tensorboard_trace_handler
+from stepscope.compat.mindspore.mstx import mstx
+from stepscope.compat.mindspore.products.operator_table import OperatorRow
+from stepscope.compat.mindspore.profile import _ExperimentalConfig, profile  # pyright: ignore[reportPrivateUsage]
+from stepscope.compat.mindspore.profiler import Profiler
+from stepscope.compat.mindspore.schedule import Schedule, schedule
+
+EnvProfiler.init_profiler()
+
+__all__ = [
+    "AicoreMetrics",
+    "Analysis",
+    "DynamicProfilerArgs",
+    "DynamicProfilerMonitor",
+    "EnvProfiler",
+    "ExportType",
+    "HostSystem",
+    "OperatorRow",
+    "ProductStatus",
+    "Profiler",
+    "ProfilerActivity",
+    "ProfilerDirNotFoundException",
+    "ProfilerException",
+    "ProfilerFileNotFoundException",
+    "ProfilerIOException",
+    "ProfilerLevel",
+    "ProfilerPathErrorException",
+    "ProfilerRawFileException",
+    "Schedule",
+    "TraceHandler",
+    "WindowAnalysis",
+    "WireError",
+    "_ExperimentalConfig",
+    "mstx",
+    "profile",
+    "schedule",
+    "tensor_board_trace_handler",
+    "tensorboard_trace_handler",
+]

@@ -1,0 +1,259 @@
+"""What the front door for MindSpore makes of a window: tables, timeline, memory, stacks, and answers about operators."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stepscope.compat.mindspore.analysis import PRODUCTS
+from stepscope.mindspore import (
+    Profiler,
+    ProfilerActivity,
+    ProfilerLevel,
+)
+from stepscope.runtime._core import span
+from tests import mindspore_output as output
+
+
+@pytest.mark.checklist("C20")
+def test_pretty(tmp_path: Path) -> None:
+    """The same events, over several lines each."""
+    profiler = output.recorded(tmp_path, data_simplification=False)
+    profiler.analyse()
+    profiler.analyse(pretty=True)
+    (directory,) = profiler.directories
+    assert output.events(directory, f"{PRODUCTS}-2") == output.events(directory)
+    lines = [
+        len((directory / each / "trace_view.json").read_text().splitlines()) for each in (PRODUCTS, f"{PRODUCTS}-2")
+    ]
+    assert lines[1] > 5 * lines[0]
+
+
+@pytest.mark.checklist("C22")
+def test_op_analyse(tmp_path: Path) -> None:
+    """By kind of operator: JSON text as MindSpore's, on every device, and the same as data."""
+    profiler = output.recorded(tmp_path)
+    answer = json.loads(profiler.op_analyse("MatMul"))
+    (row,) = answer["MatMul"]
+    assert list(row) == ["op_side", "input_shape", "op_occurrences", "op_total_time(us)", "op_avg_time(us)"]
+    assert (row["op_side"], row["op_occurrences"], answer["device_id"]) == ("cpu", 6, "0")
+    assert row["op_total_time(us)"] == pytest.approx(6 * row["op_avg_time(us)"])
+    assert set(json.loads(profiler.op_analyse(["MatMul", "Add"]))) == {"MatMul", "Add", "device_id"}
+    profiler.analyse()
+    assert json.loads(profiler.op_analyse("MatMul")) == answer
+    rows = profiler.operators("MatMul")
+    assert {(each.name, each.subgraph, each.count) for each in rows} == {
+        ("Default/network/MatMul-op1", "Default", 3),
+        ("Gradients/Default/MatMul-op3", "Gradients", 3),
+    }
+    assert sum(each.total_ns for each in rows) / 1000 == pytest.approx(row["op_total_time(us)"])
+
+
+@pytest.mark.checklist("C22")
+def test_op_analyse_of_what_is_wrong(tmp_path: Path) -> None:
+    """Types are checked, unknown operators are named with the nearest, and other devices have none."""
+    profiler = output.recorded(tmp_path, data_simplification=False)
+    for wrong in (3, None, [1], []):
+        with pytest.raises(TypeError, match="op_name must be a str or a list of them"):
+            profiler.op_analyse(wrong)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="device_id must be a whole number, got str"):
+        profiler.op_analyse("MatMul", "0")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(RuntimeError, match="no operator 'MatMull' was recorded; did you mean 'MatMul'"):
+        profiler.op_analyse("MatMull")
+    assert json.loads(profiler.op_analyse("MatMul", device_id=3)) == {"MatMul": [], "device_id": "3"}
+    assert [row.count for row in profiler.operators("Add", steps=[0, 2])] == [2]
+    profiler.analyse()
+    assert [row.count for row in profiler.operators("Add", steps=[1])] == [1]
+
+
+@pytest.mark.checklist("C22")
+def test_operators_of_steps_need_raw_data(tmp_path: Path) -> None:
+    """Once these are deleted, it is said what to do."""
+    profiler = output.recorded(tmp_path)
+    profiler.analyse()
+    with pytest.raises(FileNotFoundError, match="raw data of .* were deleted; record with data_simplification=False"):
+        profiler.operators("Add", steps=[1])
+
+
+def test_tables(tmp_path: Path) -> None:
+    """The tables have MindSpore's columns, and numbers that add up."""
+    profiler = output.recorded(tmp_path, steps=4)
+    profiler.analyse()
+    (directory,) = profiler.directories
+    detail = output.rows(directory, "cpu_op_detail_info_0.csv")
+    assert {row["full_op_name"]: (row["op_type"], row["op_name"], row["op_occurrences"]) for row in detail} == {
+        "Default/network/MatMul-op1": ("MatMul", "MatMul-op1", "4"),
+        "Default/network/Add-op2": ("Add", "Add-op2", "4"),
+        "Gradients/Default/MatMul-op3": ("MatMul", "MatMul-op3", "4"),
+        "AllReduce-op4": ("AllReduce", "AllReduce-op4", "4"),
+    }
+    assert sum(float(row["total_proportion"]) for row in detail) == pytest.approx(1, abs=1e-4)
+    kinds = {row["op_type"]: row for row in output.rows(directory, "cpu_op_type_info_0.csv")}
+    assert kinds["MatMul"]["type_occurrences"] == "8"
+    assert kinds["MatMul"]["execution_frequency(per-step)"] == "2"
+    for row in output.rows(directory, "step_trace_time.csv"):
+        times = {name: float(value) for name, value in row.items()}
+        assert times["Stage"] == pytest.approx(
+            times["Computing"] + times["Communication(Not Overlapped)"] + times["Free"], abs=0.01
+        )
+        assert times["Communication"] > 0
+        assert times["Overlapped"] == 0
+
+
+def test_names_of_any_kind(tmp_path: Path) -> None:
+    """Quotes, separators and line breaks in a name break no product."""
+    name = 'a,"b";c\n</td><script>\t\\é\ud800'
+    profiler = Profiler(output_path=tmp_path, profile_framework="time", start_profile=False)
+    profiler.start()
+    with span(name):
+        pass
+    profiler.step()
+    profiler.stop()
+    analysis = profiler.analyse()
+    assert analysis is not None
+    assert analysis.complete, analysis
+    (directory,) = profiler.directories
+    (row,) = output.rows(directory, "cpu_op_detail_info_0.csv")
+    assert row["full_op_name"].startswith('a,"b";c\n</td>')
+    assert "</td><script>" not in (directory / PRODUCTS / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.checklist("B13", "C12")
+def test_the_timeline_is_capped(tmp_path: Path) -> None:
+    """At the limit the file ends, is valid, says so, and what was left out is counted."""
+    profiler = Profiler(output_path=tmp_path, timeline_limit=1, start_profile=False)
+    profiler.start()
+    for number in range(20_000):
+        with span(f"operator number {number % 100} with a rather long name"):
+            pass
+    profiler.stop()
+    analysis = profiler.analyse()
+    assert analysis is not None
+    (window,) = analysis.windows
+    assert window.complete
+    assert window.dropped > 1000
+    assert f"{window.dropped:,} events were kept out by timeline_limit" in str(analysis)
+    path = window.directory / "trace_view.json"
+    assert path.stat().st_size <= 1 << 20
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert any(event["name"].startswith("stopped: the file is full") for event in found)
+    assert sum(event.get("ph") == "X" for event in found) + window.dropped >= 20_000
+    # Tables have all.
+    assert sum(row.count for row in profiler.operators()) == 20_000
+
+
+@pytest.mark.checklist("B16", "C13", "C5", "B10")
+def test_host_info_and_memory(tmp_path: Path) -> None:
+    """Host data are a table of spans with the memory beside it; without memory if only times are wanted."""
+    wanted = [("all", True), ("time", False)]
+    for value, memory in wanted:
+        profiler = Profiler(output_path=tmp_path / value, profile_framework=value, start_profile=False)
+        profiler.start()
+        if memory:
+            output.until_sampled(profiler, "process memory")
+        output.work(0)
+        profiler.step()
+        profiler.stop()
+        profiler.analyse()
+        (directory,) = profiler.directories
+        host = output.rows(directory, "host_info/host_info_0.csv")
+        assert [row["name"] for row in host if "-op" in row["name"]] == [
+            "Default/network/Add-op2",
+            "Default/network/MatMul-op1",
+            "Gradients/Default/MatMul-op3",
+            "AllReduce-op4",
+        ]
+        assert (directory / PRODUCTS / "memory_record.csv").exists() is memory
+        if memory:
+            record = output.rows(directory, "memory_record.csv")
+            assert all(float(row["Total Allocated(MB)"]) > 1 for row in record)
+    nothing = output.recorded(tmp_path / "none", profile_framework=None)
+    nothing.analyse()
+    assert not (nothing.directories[0] / PRODUCTS / "host_info").exists()
+
+
+@pytest.mark.checklist("C14", "A8")
+def test_flame_graph(tmp_path: Path) -> None:
+    """Stacks are in the timeline, and folded for flame graphs."""
+    profiler = Profiler(output_path=tmp_path, with_stack=True, start_profile=False)
+    profiler.start()
+    output.until_sampled(profiler, "python stacks")
+    profiler.step()
+    profiler.stop()
+    profiler.analyse()
+    (directory,) = profiler.directories
+    folded = (directory / PRODUCTS / "stacks_0.folded").read_text(encoding="utf-8").splitlines()
+    assert any("test_flame_graph (" in line and ";" in line and line.split()[-1].isdigit() for line in folded)
+    assert any("test_flame_graph (" in event["name"] for event in output.events(directory))
+
+
+@pytest.mark.checklist("A7", "B15", "C6")
+def test_parallel_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place of the process in its job, as JSON."""
+    monkeypatch.setenv("RANK_ID", "3")
+    monkeypatch.setenv("RANK_SIZE", "8")
+    profiler = output.recorded(tmp_path, parallel_strategy=True)
+    profiler.analyse()
+    layout = json.loads((profiler.directories[0] / "parallel_strategy_3.json").read_text())
+    assert (layout["rank_id"], layout["rank_size"], layout["device_target"]) == (3, 8, "CPU")
+    assert output.info(profiler.directories[0])["rank_id"] == "3"
+
+
+@pytest.mark.checklist("B11", "C4")
+def test_communication(tmp_path: Path) -> None:
+    """Collectives are told from computing in the times of each step; on a host without any, nothing is claimed."""
+    profiler = output.recorded(tmp_path, profile_communication=True)
+    profiler.analyse()
+    row = output.rows(profiler.directories[0], "step_trace_time.csv")[0]
+    assert float(row["Communication(Not Overlapped)"]) > 0
+
+
+@pytest.mark.checklist("B14", "C11")
+def test_waiting_for_data(tmp_path: Path) -> None:
+    """How long the loop waits for each batch is a span."""
+    profiler = Profiler(output_path=tmp_path, data_process=True, start_profile=False)
+    profiler.start()
+    batches = [batch for batch in profiler.watch_data(iter(range(3)))]
+    assert batches == [0, 1, 2]
+    profiler.stop()
+    profiler.analyse()
+    names = [event["name"] for event in output.events(profiler.directories[0]) if event.get("ph") == "X"]
+    assert names.count("data_wait") == 4
+
+
+@pytest.mark.checklist("C2", "A4", "A6")
+@pytest.mark.parametrize("level", list(ProfilerLevel))
+def test_every_level_records(tmp_path: Path, level: ProfilerLevel) -> None:
+    """Whatever the level and the activities, the program's own spans and the steps are there."""
+    profiler = output.recorded(tmp_path, profiler_level=level, activities=[ProfilerActivity.CPU])
+    profiler.analyse()
+    assert output.steps_of(profiler.directories[0]) == [0, 1, 2]
+    assert output.info(profiler.directories[0])["options"]["profiler_level"] == level.value
+
+
+@pytest.mark.checklist("B20")
+def test_the_cost_is_told(tmp_path: Path) -> None:
+    """What recording costs and how much it wrote can be asked for, instead of a warning about large data."""
+    profiler = output.recorded(tmp_path, data_simplification=False)
+    profiler.analyse()
+    report = str(profiler.windows[0].window.ledger)
+    assert report
+    said = str(profiler.trust_report())
+    assert "cost" in said
+    assert "recorded" in said
+
+
+@pytest.mark.checklist("D8")
+def test_phases_are_the_users(tmp_path: Path) -> None:
+    """Instead of two points named in the environment: any phase, by its own name, as a span."""
+    profiler = Profiler(output_path=tmp_path, start_profile=False)
+    profiler.start()
+    for phase in ("forward", "backward", "optimizer"):
+        with span(phase):
+            pass
+    profiler.step()
+    profiler.stop()
+    profiler.analyse()
+    assert {row.name for row in profiler.operators()} == {"forward", "backward", "optimizer"}

@@ -1,0 +1,103 @@
+"""Backends that look from time to time: memory of the process, and stacks of Python functions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import stepscope as sc
+from stepscope.backends.conformance import CHECKS, Case
+from stepscope.backends.process_memory import ProcessMemoryBackend
+from stepscope.backends.python_stacks import PythonStacksBackend
+from stepscope.backends.sampling import SamplingBackend
+from stepscope.runtime import strings
+
+CASES = {
+    "process memory": Case(lambda: ProcessMemoryBackend(0.002), tolerance=1_000_000_000),
+    "python stacks": Case(lambda: PythonStacksBackend(0.002), tolerance=1_000_000_000),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_contract(case: Case, check: Callable[[Case], None]) -> None:
+    """Each promise of a backend."""
+    check(case)
+
+
+@pytest.mark.checklist("C5", "B10")
+def test_memory_follows_the_process(output_dir: Path) -> None:
+    """What the program allocates and touches is seen, in bytes."""
+    memory = sc.MemoryExporter()
+    options = sc.Options(journal=False)
+    backend = ProcessMemoryBackend(0.002)
+    with sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, options=options):
+        until_sampled(backend, 2)
+        held = bytearray(b"x" * (64 << 20))
+        ending = time.monotonic() + 30
+        while time.monotonic() < ending and not _grown(memory):
+            time.sleep(0.05)
+        assert len(held) == 64 << 20
+    assert _grown(memory)
+    assert set(memory.names(kind=sc.Kind.COUNTER)) == {"process allocated"}
+
+
+def _grown(memory: sc.MemoryExporter) -> bool:
+    values = memory.events(kind=sc.Kind.COUNTER)["value"]
+    return len(values) > 1 and values.max() - values[0] > 48 << 20
+
+
+def until_sampled(backend: SamplingBackend, times: int) -> None:
+    """Waits until a backend has looked so often; fails after a minute."""
+    ending = time.monotonic() + 60
+    while int(backend.report().mode.split(", ")[1].split()[0]) < times:
+        assert time.monotonic() < ending
+        time.sleep(0.002)
+
+
+def outer(go: threading.Event) -> None:
+    """Calls `inner`."""
+    inner(go)
+
+
+def inner(go: threading.Event) -> None:
+    """Lasts until it may end."""
+    go.wait(60)
+
+
+@pytest.mark.checklist("A8", "C14")
+def test_stacks_show_who_runs(output_dir: Path) -> None:
+    """Functions that last are spans, each within its caller, on a row beside their thread."""
+    memory = sc.MemoryExporter()
+    options = sc.Options(journal=False)
+    backend, go = PythonStacksBackend(0.002), threading.Event()
+    with sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, options=options):
+        threads = [threading.Thread(target=outer, args=(go,), name=f"worker {number}") for number in range(2)]
+        for thread in threads:
+            thread.start()
+        until_sampled(backend, 10)
+        go.set()
+        for thread in threads:
+            thread.join()
+    events = memory.events(kind=sc.Kind.SPAN)
+    events = events[events["category"] == strings.category("python_function")]
+    by_id = {int(event["id"]): event for event in events}
+    inners = [event for event in events if strings.name_of(event).startswith("inner (test_mindspore_sampling.py:")]
+    assert len({int(event["track"]) for event in inners}) == 2
+    for event in inners:
+        parent = by_id[int(event["parent"])]
+        assert strings.name_of(parent).startswith("outer (")
+        assert parent["ts"] <= event["ts"]
+        assert parent["ts"] + parent["dur"] >= event["ts"] + event["dur"]
+        assert parent["self_dur"] <= parent["dur"] - event["dur"]
+        assert event["dur"] > 0
+
+
+def test_interval() -> None:
+    """A backend that never waits would take the whole processor."""
+    with pytest.raises(ValueError, match="interval must be a number of seconds above 0, got 0"):
+        ProcessMemoryBackend(0)

@@ -1,0 +1,129 @@
+"""MindSpore itself, training on the CPU: its operators are in the trace, where and when they ran."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.compat.mindspore.env import VARIABLE
+from tests import mindspore_output as output
+from tests.launch import run_to_end
+from tests.support import ROOT, mindspore_python
+
+
+def run(training: str, directory: Path, **environment: str) -> dict[str, Any]:
+    """Runs a training; returns what it found."""
+    command = [str(mindspore_python()), "-m", "tests.mindspore_trainings", training, str(directory)]
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK_ID", "PYTHONPATH")}
+    quiet = {"GLOG_v": "3", "PYTHONPATH": str(ROOT)}
+    done = run_to_end(command, timeout=110, cwd=ROOT, environment={**kept, **quiet, **environment})
+    assert done.returncode == 0, done.stderr + done.stdout
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def spans(directory: Path) -> list[dict[str, Any]]:
+    """What the timeline has, in order of time."""
+    found = [event for event in output.events(directory) if event.get("ph") == "X"]
+    return sorted(found, key=lambda event: float(event["ts"]))
+
+
+def products(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Multiplications of matrices among operators of MindSpore."""
+    return [event for event in events if event["cat"] == "cpu_op" and "MatMul" in event["name"].rpartition("/")[2]]
+
+
+def within(event: dict[str, Any], step: dict[str, Any]) -> bool:
+    """Whether the middle of an event lies in a step."""
+    middle = float(event["ts"]) + float(event["dur"]) / 2
+    return float(step["ts"]) <= middle < float(step["ts"]) + float(step["dur"])
+
+
+@pytest.mark.checklist("B3", "B5", "C3", "A28", "B18")
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+def test_model_train_with_the_monitor(tmp_path: Path, mode: str) -> None:
+    """The steps of the file, by `Model.train`: each has the same operators, within its time, on rows of their own."""
+    found = run(f"callback-{mode}", tmp_path)
+    assert found["steps"] == [[3, 4, 5]]
+    assert found["target"][:2] == ["CPU", mode]
+    directory = Path(found["directories"][0])
+    assert directory.parent.name == "rank0_start3_stop5"
+    assert output.steps_of(directory) == [3, 4, 5]
+    events = spans(directory)
+    steps = {event["name"]: event for event in events if event["name"].startswith("ProfilerStep#")}
+    counts = [len([event for event in products(events) if within(event, step)]) for _, step in sorted(steps.items())]
+    assert counts == [5, 5, 5]
+    assert len(products(events)) == 15
+    rows = {event["args"]["name"] for event in output.events(directory) if event["name"] == "thread_name"}
+    assert "MindSpore operators" in rows
+    table = {row["op_type"]: int(row["type_occurrences"]) for row in output.rows(directory, "cpu_op_type_info_0.csv")}
+    assert table["MatMul"] == 15
+    assert table["ApplyMomentum"] == 12
+    assert "CLOCK_REALTIME, mapped by two readings per recording" in found["report"]
+    memory = output.rows(directory, "memory_record.csv")
+    assert {"MindSpore", "process"} <= {row["Component"] for row in memory}
+    computing = [float(row["Computing"]) for row in output.rows(directory, "step_trace_time.csv")]
+    assert len(computing) == 3
+    assert all(time > 0 for time in computing)
+
+
+@pytest.mark.checklist("B2", "B3", "C22")
+def test_the_callback_of_the_guide(tmp_path: Path) -> None:
+    """Its own start and stop, and the operators by the shapes of their inputs."""
+    found = run("guide", tmp_path)
+    (directory,) = map(Path, found["directories"])
+    assert len(products(spans(directory))) == 15
+    shapes = {row["input_shape"]: row["op_occurrences"] for row in found["matmul"]}
+    assert shapes == {
+        "[2, 16], [32, 16]": 3,
+        "[2, 32], [4, 32]": 3,
+        "[2, 4], [2, 32]": 3,
+        "[2, 4], [4, 32]": 3,
+        "[2, 32], [2, 16]": 3,
+    }
+
+
+@pytest.mark.checklist("B5", "F15")
+def test_a_functional_loop(tmp_path: Path) -> None:
+    """In PyNative mode, with a schedule: each window has its own operators and no others', within the spans of the
+    program that launched them."""
+    found = run("loop", tmp_path)
+    assert found["steps"] == [[2, 3], [6, 7]]
+    for directory in map(Path, found["directories"]):
+        events = spans(directory)
+        assert len(products(events)) == 10
+        for name in ("gradients", "optimizer"):
+            assert len([event for event in events if event["name"] == name]) == 2
+        launched = [event for event in events if event["name"] == "gradients"]
+        early = [event for event in products(events) if float(event["ts"]) < float(launched[0]["ts"])]
+        assert early == []
+        assert (directory / "ASCEND_PROFILER_OUTPUT" / "memory_record.csv").exists()
+
+
+@pytest.mark.checklist("D1", "F20")
+def test_two_at_once(tmp_path: Path) -> None:
+    """MindSpore can be recorded by one at a time: the other says so, and both have all else. A later one has it again."""
+    found = run("two", tmp_path)
+    assert sum(row["op_occurrences"] for row in json.loads(found["outer"])["MatMul"]) == 6
+    assert sum(row["op_occurrences"] for row in json.loads(found["again"])["MatMul"]) == 2
+    assert "seen by both" in found["inner"]
+    assert not [name for name in found["inner"] if "MatMul" in name]
+    assert "a window has no operators: another profiler of this process records MindSpore" in found["report"]
+
+
+@pytest.mark.checklist("B6", "E17")
+def test_by_the_environment(tmp_path: Path) -> None:
+    """Without a word of profiling in the program, and without MindSpore starting its own profiler as well."""
+    options = json.dumps({"start": True, "output_path": str(tmp_path / "out")})
+    found = run("environment", tmp_path, **{VARIABLE: options})
+    assert sum(row["op_occurrences"] for row in found["matmul"]) == 40
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_contract(tmp_path: Path) -> None:
+    """The backend keeps every promise of the contract."""
+    assert len(run("contract", tmp_path)["checks"]) > 5
