@@ -87,10 +87,9 @@ class Survey:
     def _attribute(self, owner: Any, name: str, value: Any, span: str) -> Iterator[Replacement]:
         if isinstance(value, property):
             if self._properties:
-                before = (value.fget, value.fset, value.fdel)
-                after = [self._wrapped(part, span) for part in before]
-                if any(new is not old for new, old in zip(after, before, strict=True)):
-                    yield Replacement(owner, name, property(*after, doc=value.__doc__), span)
+                get, put, remove = (self._wrapped(part, span) for part in (value.fget, value.fset, value.fdel))
+                if (get, put, remove) != (value.fget, value.fset, value.fdel):
+                    yield Replacement(owner, name, property(get, put, remove, value.__doc__), span)
             return
         method: Any = value
         bound = isinstance(method, staticmethod | classmethod)

@@ -153,19 +153,23 @@ def test_a_pause_in_the_middle_of_a_task() -> None:
     """The task's parts before and after are drawn, the gap between them is an event, and statistics leave it out."""
     begin()
     task = mxnet.Domain("d").new_task("work")
+    began = time.perf_counter()
     with task:
         time.sleep(0.01)
         mxnet.pause()
+        paused = time.perf_counter()
         time.sleep(0.2)
+        pause = time.perf_counter() - paused
         mxnet.resume()
         time.sleep(0.01)
+    longest = time.perf_counter() - began - pause
     row = statistics()["Time"]["d"]["work"]
-    assert row["Count"] == 1 and 20 <= row["Total"] < 150
+    assert row["Count"] == 1 and 20 <= row["Total"] <= longest * 1000
     mxnet.dump()
     events = load("profile.json")
     first, second = sorted(slices(events, "work"), key=lambda event: event["ts"])
     assert first["args"]["was cut"] and second["args"]["was cut"]
-    assert second["ts"] - first["ts"] - first["dur"] >= 199_000
+    assert second["ts"] - first["ts"] - first["dur"] >= pause * 1e6
     (gap,) = slices(events, "paused")
     assert gap["ts"] == pytest.approx(first["ts"] + first["dur"], abs=1)
 
@@ -181,14 +185,16 @@ def test_what_begins_in_a_pause_is_recorded_from_its_end_on() -> None:
     across.start()
     inside.start()
     frames.start()
-    time.sleep(0.2)
+    time.sleep(0.05)
     inside.stop()
+    resumed = time.perf_counter()
     mxnet.resume()
     across.stop()
+    longest = time.perf_counter() - resumed
     frames.stop()
     inside.stop()
     found = statistics()["Time"]
-    assert found["d"].keys() == {"across"} and found["d"]["across"]["Total"] < 150
+    assert found["d"].keys() == {"across"} and found["d"]["across"]["Total"] <= longest * 1000
     assert found["d,frame"]["frames"]["Count"] == 1
     again = domain.new_task("again")
     with again:
@@ -227,10 +233,10 @@ def test_formats_and_orders_of_statistics() -> None:
     """Each order in each format; wrong values are AssertionErrors, too, as MXNet's."""
     begin()
     domain = mxnet.Domain("d")
-    for name, times in (("many", 3), ("long", 1)):
-        for _ in range(times):
-            with domain.new_task(name):
-                time.sleep(0.05 if name == "long" else 0.001)
+    with domain.new_task("long"):
+        for seconds in (0.001, 0.003, 0.005):
+            with domain.new_task("many"):
+                time.sleep(seconds)
     for sort_by in ("total", "avg", "min", "max"):
         assert list(statistics(sort_by=sort_by)["Time"]["d"]) == ["long", "many"]
         assert list(statistics(sort_by=sort_by, ascending=True)["Time"]["d"]) == ["many", "long"]
@@ -271,7 +277,8 @@ mxnet.set_state("run")
 for number in range(1000):
     with mxnet.Event(f"event {number}"):
         pass
-while "event 999" not in Path("profile.json").read_text():
+file = Path("profile.json")
+while not file.exists() or "event 999" not in file.read_text():
     time.sleep(0.01)
 print("there", flush=True)
 sys.stdin.read()
@@ -482,7 +489,7 @@ def test_the_mean_over_time_of_a_counter() -> None:
         counter.set_value(0)
     counter.set_value(7)
     (row,) = csv.DictReader(mxnet.dumps(format="csv").splitlines())
-    assert float(row["Time-weighted avg"]) > 50 > float(row["Avg"]) * 10
+    assert float(row["Time-weighted avg"]) > 3 * float(row["Avg"])
     assert (float(row["Last"]), float(row["P50"]), float(row["Max"])) == (7, 0, 100)
 
 
@@ -491,7 +498,12 @@ def test_no_change_of_a_counter_is_lost_among_threads() -> None:
     """Each increment arrives, and what is recorded last is the sum."""
     begin()
     counter = mxnet.Domain("d").new_counter("shared", 0)
-    threads = [threading.Thread(target=lambda: [counter.increment() for _ in range(500)]) for _ in range(4)]
+
+    def work() -> None:
+        for _ in range(500):
+            counter.increment()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -530,7 +542,7 @@ async def test_scopes() -> None:
                 await asyncio.sleep(0.001)
                 return mxnet.current_scope()
 
-        assert await asyncio.gather(child("a"), child("b")) == ["outer:inner:a:", "outer:inner:b:"]
+        assert list(await asyncio.gather(child("a"), child("b"))) == ["outer:inner:a:", "outer:inner:b:"]
         assert await asyncio.get_running_loop().run_in_executor(None, mxnet.current_scope) == "<unk>:"
         with mxnet.scope("alone", append_mode=False) as alone_:
             assert alone_ == mxnet.current_scope() == "alone:"
@@ -700,15 +712,21 @@ def test_memory_is_a_counter() -> None:
     """Of the process, from the begin on; it is in kB in the statistics, and in bytes in the trace."""
     mxnet.set_config(aggregate_stats=True)
     mxnet.set_state("run")
-    block = bytearray(64 << 20)
-    time.sleep(0.2)
-    assert len(block)
-    row = statistics()["Memory"]["Device Storage"]["Memory: cpu/0"]
-    assert row["Count"] >= 1 and row["Max"] > (64 << 20) / 1000 and row["Min"] <= row["Avg"] <= row["Max"]
+    ending = time.monotonic() + 60
+    while "Device Storage" not in statistics()["Memory"] and time.monotonic() < ending:
+        time.sleep(0.01)
+    block = bytearray(b"x") * (64 << 20)
+    row: dict[str, float] = {"Min": 0, "Max": 0}
+    while row["Max"] - row["Min"] < (60 << 20) / 1000 and time.monotonic() < ending:
+        time.sleep(0.01)
+        row = statistics()["Memory"]["Device Storage"]["Memory: cpu/0"]
+    assert len(block) == 64 << 20
+    assert row["Count"] >= 2 and row["Max"] - row["Min"] >= (60 << 20) / 1000
+    assert row["Min"] < row["Avg"] < row["Max"]
     assert statistics()["Unit"] == {"Time": "ms", "Memory": "kB"}
     mxnet.dump()
     values = [event["args"]["value"] for event in load("profile.json") if event["name"] == "Memory: cpu/0"]
-    assert len(values) >= 1 and max(values) / 1000 == pytest.approx(row["Max"], rel=0.5)
+    assert len(values) >= row["Count"] and max(values) >= 1000 * row["Max"] * 0.999
 
 
 @pytest.mark.checklist("E19")

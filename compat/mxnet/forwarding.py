@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -31,10 +32,9 @@ class NvtxForward:
 
     def __init__(self) -> None:
         try:
-            import nvtx
+            self._nvtx: Any = importlib.import_module("nvtx")
         except ModuleNotFoundError as error:
             raise ImportError("NvtxForward needs the package nvtx: pip install nvtx", name="nvtx") from error
-        self._nvtx: Any = nvtx
 
     def start(self, name: str, category: str) -> object:
         return self._nvtx.start_range(message=name, domain=category or None)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from contextvars import ContextVar
 
+from stepscope.compat.mxnet.labels import Labels
 from stepscope.compat.mxnet.names import legal
 from stepscope.runtime import _core
 
 CATEGORY = "Custom Operator"
 
-_inside: ContextVar[str] = ContextVar("stepscope_mxnet_operator", default="")
+_operators = Labels("stepscope_mxnet_operator")
 
 
 @contextlib.contextmanager
@@ -21,13 +21,12 @@ def custom_operator(name: str) -> Iterator[None]:
     Raises:
         TypeError: if the name is no str.
     """
-    before = _inside.get()
-    _inside.set(legal("operator", name))
+    label = _operators.enter(legal("operator", name))
     try:
         with _core.span(legal("operator", f"{name}::pure_python"), category=CATEGORY):
             yield
     finally:
-        _inside.set(before)
+        _operators.leave(label)
 
 
 @contextlib.contextmanager
@@ -37,7 +36,7 @@ def sub_operator(name: str) -> Iterator[None]:
     Raises:
         TypeError: if the name is no str.
     """
-    outer = _inside.get()
-    label = legal("operator", f"{outer}::{legal('operator', name)}" if outer else name)
-    with _core.span(label, category=CATEGORY):
+    outer = _operators.current()
+    known = legal("operator", name)
+    with _core.span(known if outer is None else legal("operator", f"{outer.text}::{known}"), category=CATEGORY):
         yield

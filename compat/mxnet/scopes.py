@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from contextvars import ContextVar
 
+from stepscope.compat.mxnet.labels import Labels
 from stepscope.compat.mxnet.names import legal
 from stepscope.runtime import _core
 
@@ -14,12 +14,13 @@ NONE = "<unk>:"
 
 CATEGORY = "scope"
 
-_current: ContextVar[str] = ContextVar("stepscope_mxnet_scope", default=NONE)
+_scopes = Labels("stepscope_mxnet_scope")
 
 
 def current_scope() -> str:
     """The scope of this thread or task; `<unk>:` if there is none."""
-    return _current.get()
+    label = _scopes.current()
+    return NONE if label is None else label.text
 
 
 @contextlib.contextmanager
@@ -36,14 +37,14 @@ def scope(name: str = NONE, append_mode: bool = True) -> Iterator[str]:
     Raises:
         TypeError: if the name is no str.
     """
-    label = legal("scope", name)
-    label = label if label.endswith(":") else f"{label}:"
-    before = _current.get()
+    text = legal("scope", name)
+    text = text if text.endswith(":") else f"{text}:"
+    before = current_scope()
     if append_mode and before != NONE:
-        label = legal("scope", before + label)
-    _current.set(label)
+        text = legal("scope", before + text)
+    label = _scopes.enter(text)
     try:
-        with _core.span(label, category=CATEGORY):
-            yield label
+        with _core.span(text, category=CATEGORY):
+            yield text
     finally:
-        _current.set(before)  # not by a token: that could only be used in the context that it is of
+        _scopes.leave(label)
