@@ -6,7 +6,7 @@ The domain of an annotation becomes the category of its event; NVTX's category, 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -60,7 +60,7 @@ class Unnamed:
         self._span = _span("", **arguments)
 
     def __call__(self, function: F) -> F:
-        named: Any = function.__func__ if isinstance(function, classmethod | staticmethod) else function
+        named: Any = getattr(function, "__func__", function)  # of a class or static method
         return _span(getattr(named, "__name__", type(named).__name__), **self._arguments)(function)
 
     def __enter__(self) -> Unnamed:
@@ -201,7 +201,7 @@ def range_end(range_id: RangeId) -> None:
 
 
 @contextlib.contextmanager
-def range(msg: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+def range(msg: str, *args: Any, **kwargs: Any) -> Generator[None]:
     """As `torch.cuda.nvtx.range`: a span named `msg.format(*args, **kwargs)`."""
     with _span(msg.format(*args, **kwargs)):
         yield

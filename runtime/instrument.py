@@ -36,7 +36,7 @@ class Instrumentation:
 
     def _replace(self, replacement: Replacement) -> None:
         owner, name = replacement.owner, replacement.name
-        before = vars(owner).get(name, _MISSING)
+        before: object = vars(owner).get(name, _MISSING)
         try:
             setattr(owner, name, replacement.value)
         except (TypeError, AttributeError) as error:

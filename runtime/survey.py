@@ -91,13 +91,12 @@ class Survey:
                 if (get, put, remove) != (value.fget, value.fset, value.fdel):
                     yield Replacement(owner, name, property(get, put, remove, value.__doc__), span)
             return
-        method: Any = value
-        bound = isinstance(method, staticmethod | classmethod)
-        function: Any = method.__func__ if bound else method
+        bound = isinstance(value, staticmethod | classmethod)
+        function: Any = getattr(value, "__func__", value)
         if isinstance(function, types.FunctionType):
             wrapper = self._wrapped(function, span)
             if wrapper is not function:
-                kind: Any = type(method)
+                kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
                 yield Replacement(owner, name, kind(wrapper) if bound else wrapper, span)
         elif isinstance(function, _IN_C):
             self.refused[span] = "it is written in C: calls from C would not be seen, and it has no signature to keep"

@@ -50,7 +50,7 @@ class Layer:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self._span.copy():
-            return type(self._layer).forward(self._layer, *args, **kwargs)
+            return self._kind.forward(self._layer, *args, **kwargs)
 
     def __getstate__(self) -> tuple[Any, str, str]:
         return self._layer, self._name, self._category
@@ -59,4 +59,5 @@ class Layer:
         # A layer that is read from a pickle holds this, and may not be whole yet: only its type is looked at.
         self._layer, self._name, self._category = state
         self._span = _core.span(self._name, category=self._category)
-        self.__wrapped__ = type(self._layer).forward.__get__(self._layer)
+        self._kind: Any = type(self._layer)
+        self.__wrapped__ = self._kind.forward.__get__(self._layer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from stepscope.compat.mxnet.labels import Labels
 from stepscope.compat.mxnet.names import legal
@@ -15,7 +15,7 @@ _operators = Labels("stepscope_mxnet_operator")
 
 
 @contextlib.contextmanager
-def custom_operator(name: str) -> Iterator[None]:
+def custom_operator(name: str) -> Generator[None]:
     """An operator written in Python: a span `<name>::pure_python`. Also a decorator.
 
     Raises:
@@ -30,7 +30,7 @@ def custom_operator(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def sub_operator(name: str) -> Iterator[None]:
+def sub_operator(name: str) -> Generator[None]:
     """What a custom operator calls: a span `<custom operator>::<name>`, or `<name>` outside of one. Also a decorator.
 
     Raises:

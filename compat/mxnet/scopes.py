@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from stepscope.compat.mxnet.labels import Labels
 from stepscope.compat.mxnet.names import legal
@@ -24,7 +24,7 @@ def current_scope() -> str:
 
 
 @contextlib.contextmanager
-def scope(name: str = NONE, append_mode: bool = True) -> Iterator[str]:
+def scope(name: str = NONE, append_mode: bool = True) -> Generator[str]:
     """Labels what is done in the body, also by asyncio tasks that are made in it. Gives the whole label.
 
     The scope is a span of the trace, and the label of memory that is allocated in it (`set_config` has

@@ -111,10 +111,11 @@ def settings_of(given: Mapping[str, Any]) -> MXNetSettings:
 
 def _value(name: str, value: Any) -> Any:
     """A value as MXNet takes it: booleans also as text or number, paths of any kind."""
+    given: Any = value  # whatever a check below says of its type, its parts may be anything
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        return os.fspath(given)
     if name in ("backends", "exporters") and isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(value)
+        return tuple(given)
     default = next(field for field in msgspec.structs.fields(MXNetSettings) if field.name == name).default
     if isinstance(default, bool) and not isinstance(value, bool):
         return _BOOLEANS.get(str(value).lower(), value)
