@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks import (
+    annotations,
     closing,
     collector,
     flight,
@@ -26,6 +27,7 @@ from benchmarks import (
 
 ROWS = (
     *span.ROWS,
+    *annotations.ROWS,
     *tasks.ROWS,
     *idle.ROWS,
     *step.ROWS,

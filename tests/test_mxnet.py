@@ -70,8 +70,31 @@ def test_a_program_for_mxnet_runs_with_its_import_changed(here: Path) -> None:
         "Name                          Total Count        Time (ms)    Min Time (ms)    Max Time (ms)    Avg Time (ms)"
         in table
     )
+    assert (
+        "----                          -----------        ---------    -------------    -------------    -------------"
+        in table
+    )
     (row,) = [line.split() for line in table if line.startswith("mycounter ")]
     assert row == ["mycounter", "6", "164.0000", "10.0000", "100.0000", "27.3333"]
+
+
+@pytest.mark.checklist("E5")
+def test_statistics_have_the_shape_of_those_of_mxnet(here: Path) -> None:
+    """What MXNet 1.9.1 itself wrote for the same program has the same keys at the same places, but for the counter, which
+    it has among the times; counts are the same, and times are alike."""
+    text = (ROOT / "tests" / "data" / "mxnet_objects.py.txt").read_text()
+    run(text.replace("from mxnet import profiler", "from stepscope import mxnet as profiler"), here)
+    ours = json.loads(Path("dumps.json").read_text())
+    theirs = json.loads((ROOT / "tests" / "data" / "mxnet-1.9.1-objects.json").read_text())
+    del theirs["Time"]["mydomain"]["mycounter"]
+    assert ours["Unit"] == theirs["Unit"]
+    for category, rows in theirs["Time"].items():
+        assert not rows or ours["Time"][category].keys() == rows.keys()
+        for name, row in rows.items():
+            assert ours["Time"][category][name].keys() == row.keys()
+            assert ours["Time"][category][name]["Count"] == row["Count"]
+            assert ours["Time"][category][name]["Min"] >= 2
+    assert ours["Marker"].keys() == {category for category, rows in theirs["Time"].items() if not rows}
 
 
 @pytest.mark.checklist("E1")

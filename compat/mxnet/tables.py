@@ -65,7 +65,7 @@ def _table(groups: Groups) -> str:
     for category, section, rows in groups:
         titles = _TITLES[section]
         lines += [printable(category), "================="]
-        for head in (("Name", "Total Count", *titles), ("----", "-----------", *("-------------" for _ in titles))):
+        for head in (("Name", "Total Count", *titles), ("----", "-----------", *("-" * len(one) for one in titles))):
             lines.append(f"{head[0]:<25} {head[1]:>15}" + "".join(f" {title:>16}" for title in head[2:]))
         for row in rows:
             numbers = [get(row) for _, get in _numbers(section)]
