@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks import (
-    annotations,
+    annotating,
     closing,
     collector,
     flight,
@@ -27,7 +27,7 @@ from benchmarks import (
 
 ROWS = (
     *span.ROWS,
-    *annotations.ROWS,
+    *annotating.ROWS,
     *tasks.ROWS,
     *idle.ROWS,
     *step.ROWS,

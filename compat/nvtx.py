@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from stepscope.runtime import _core
 from stepscope.runtime.documented import Documented
@@ -27,13 +27,23 @@ def _arguments(domain: str | None, color: Color, category: Category, payload: Pa
     return {key: value for key, value in made.items() if value is not None}
 
 
+class Annotation(Protocol):
+    """A span, for `with` and as a decorator."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def __call__(self, function: F, /) -> F: ...
+
+
 def annotate(
     message: str | None = None,
     color: Color = None,
     domain: str | None = None,
     category: Category = None,
     payload: Payload = None,
-) -> Any:
+) -> Annotation:
     """A span, for `with` and as a decorator of functions, coroutine functions and generator functions.
 
     Args:
@@ -59,7 +69,7 @@ class Unnamed:
         self._arguments = arguments
         self._span = _span("", **arguments)
 
-    def __call__(self, function: F) -> F:
+    def __call__(self, function: F, /) -> F:
         named: Any = getattr(function, "__func__", function)  # of a class or static method
         return _span(getattr(named, "__name__", type(named).__name__), **self._arguments)(function)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from stepscope.runtime.patterns import Patterns
 from stepscope.runtime.survey import Replacement, Survey, immutable
@@ -36,7 +36,7 @@ class Instrumentation:
 
     def _replace(self, replacement: Replacement) -> None:
         owner, name = replacement.owner, replacement.name
-        before: object = vars(owner).get(name, _MISSING)
+        before = _own(owner, name)
         try:
             setattr(owner, name, replacement.value)
         except (TypeError, AttributeError) as error:
@@ -55,7 +55,7 @@ class Instrumentation:
         left: list[str] = []
         for replacement, before in reversed(changes):
             owner, name = replacement.owner, replacement.name
-            if vars(owner).get(name, _MISSING) is not replacement.value:
+            if _own(owner, name) is not replacement.value:
                 left.append(replacement.span)
             elif before is _MISSING:
                 delattr(owner, name)
@@ -125,6 +125,11 @@ def instrument(
         made.undo()
         raise
     return made
+
+
+def _own(owner: Any, name: str) -> Any:
+    """What an object has itself under a name; `_MISSING` if it only inherits it."""
+    return cast(dict[str, Any], vars(owner)).get(name, _MISSING)
 
 
 def _why_not(target: object) -> str:

@@ -75,7 +75,7 @@ async def test_coroutines_and_async_generators() -> None:
     with sc.instrument(sample), recording() as log:
         assert inspect.iscoroutinefunction(sample.wait) and inspect.isasyncgenfunction(sample.stream)
         assert inspect.isgeneratorfunction(sample.count)
-        assert await asyncio.gather(sample.wait(1), sample.Base().later()) == [1, 2]
+        assert list(await asyncio.gather(sample.wait(1), sample.Base().later())) == [1, 2]
         assert [number async for number in sample.stream(2)] == [0, 1]
     assert sorted(set(names(log))) == ["Base.later", "stream", "wait"]
 
@@ -191,17 +191,18 @@ def test_doing_it_twice_changes_nothing() -> None:
 def test_what_somebody_else_replaced_is_left_alone() -> None:
     """And told."""
     before = sample.add
+    module: Any = sample
     made = sc.instrument(sample, include=["add", "wait"])
 
     def other(first: int) -> int:
         return first
 
-    sample.add = other  # type: ignore[assignment]  # pyright: ignore
+    module.add = other
     try:
         assert made.undo() == (f"{HOME}.add",)
-        assert sample.add is other
+        assert module.add is other
     finally:
-        sample.add = before
+        module.add = before
 
 
 def test_what_is_written_in_c_is_refused() -> None:

@@ -147,8 +147,8 @@ def test_names_of_the_nvtx_package() -> None:
         theirs = inspect.signature(getattr(package, name)).parameters
         assert list(inspect.signature(getattr(nvtx, name)).parameters) == list(theirs), name
     domain = nvtx.get_domain("x")
-    theirs = {name for name in dir(package.get_domain("x")) if not name.startswith("_")}
-    assert theirs - {name for name in dir(domain)} == {"get_counter", "get_timestamp", "set_event_attributes"}
+    methods = {name for name in dir(package.get_domain("x")) if not name.startswith("_")}
+    assert methods - {name for name in dir(domain)} == {"get_counter", "get_timestamp", "set_event_attributes"}
 
 
 async def test_tasks_and_threads_have_stacks_of_their_own() -> None:

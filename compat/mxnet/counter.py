@@ -92,8 +92,9 @@ def _number(value: Any) -> float:
     """An int or float of it, whatever library the number is of."""
     if isinstance(value, int | float):
         return value
+    kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
     for method in ("__index__", "__float__"):
-        convert = getattr(type(value), method, None)
+        convert = getattr(kind, method, None)
         if convert is not None:
             number: float = convert(value)
             return number

@@ -7,8 +7,8 @@ import inspect
 import itertools
 import os
 import threading
-from collections.abc import Callable
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Generator
+from typing import Any, Self, TypeVar, cast
 
 from stepscope.compat.mxnet.forwarding import forwarding
 from stepscope.compat.mxnet.names import Named, domain_name, legal
@@ -179,20 +179,22 @@ os.register_at_fork(after_in_child=_renew)
 
 def _framed(frame: Frame, function: F) -> F:
     wrapper: Any
+    inner = cast(Any, function)
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
             with frame:
-                return await function(*args, **kwargs)
+                return await inner(*args, **kwargs)
 
         wrapper = coroutine
     elif inspect.isgeneratorfunction(function):
 
         @functools.wraps(function)
-        def generator(*args: Any, **kwargs: Any) -> Any:
+        def generator(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
             with frame:
-                return (yield from function(*args, **kwargs))
+                result: Any = yield from inner(*args, **kwargs)
+                return result
 
         wrapper = generator
     else:
@@ -200,7 +202,7 @@ def _framed(frame: Frame, function: F) -> F:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             with frame:
-                return function(*args, **kwargs)
+                return inner(*args, **kwargs)
 
         wrapper = call
     return wrapper  # type: ignore[no-any-return]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -113,7 +113,7 @@ def _value(name: str, value: Any) -> Any:
     """A value as MXNet takes it: booleans also as text or number, paths of any kind."""
     given: Any = value  # whatever a check below says of its type, its parts may be anything
     if isinstance(value, os.PathLike):
-        return os.fspath(given)
+        return os.fspath(cast("os.PathLike[str]", value))
     if name in ("backends", "exporters") and isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(given)
     default = next(field for field in msgspec.structs.fields(MXNetSettings) if field.name == name).default
