@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,3 +63,13 @@ def begin(**settings: Any) -> None:
     """Records into profile.json, with statistics."""
     mxnet.set_config(**{"aggregate_stats": True, "profile_memory": False, **settings})
     mxnet.set_state("run")
+
+
+def run(program: str, directory: Path, **environment: str) -> str:
+    """Runs a program with warnings as errors; what it printed."""
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(
+        command, cwd=directory, env={**os.environ, **environment}, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -193,8 +193,8 @@ def _framed(frame: Frame, function: F) -> F:
         @functools.wraps(function)
         def generator(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
             with frame:
-                result: Any = yield from inner(*args, **kwargs)
-                return result
+                passed: Generator[Any, Any, Any] = inner(*args, **kwargs)
+                return (yield from passed)
 
         wrapper = generator
     else:
