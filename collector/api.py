@@ -14,6 +14,7 @@ from starlette.routing import Route
 from stepscope.collector import charts, metrics, openapi
 from stepscope.collector.downloads import Download, Downloads, Source
 from stepscope.collector.operation import NoParameters, Operation, answer, body, parameters
+from stepscope.collector.order import OrderResult, WindowOrder
 from stepscope.collector.problems import ProblemError
 from stepscope.collector.streamed import Streamed
 from stepscope.collector.streams import Rank
@@ -95,6 +96,15 @@ class Api:
                 handler=self._windows,
                 query=WindowsQuery,
                 answer=list[WindowView],
+            ),
+            Operation(
+                path="/v1/windows",
+                name="order",
+                summary="Asks running processes for a window, extends or aborts one, or tells what is armed",
+                handler=self._order,
+                body=WindowOrder,
+                answer=OrderResult,
+                problems=(403, 404, 409, 413),
             ),
             Operation(
                 path="/v1/windows/{window:int}",
@@ -196,6 +206,17 @@ class Api:
     async def _windows(self, request: Request) -> Response:
         return answer(await self._collector.live.windows(parameters(request, WindowsQuery).limit))
 
+    async def _order(self, request: Request) -> Response:
+        order = await body(request, WindowOrder)
+        if self._collector.settings.exposed:
+            raise ProblemError(
+                403, "this collector can be reached by anybody: it takes no commands without token and TLS"
+            )
+        self._note(request, f"order {order.command}", ranks="all" if order.ranks is None else str(order.ranks)[:200])
+        result = await self._collector.orders.obey(order)
+        self._note(request, f"ordered {order.command}", outcome=result.outcome, ranks=len(result.ranks))
+        return answer(result)
+
     async def _window(self, request: Request) -> Response:
         parameters(request, NoParameters)
         index: int = request.path_params["window"]
@@ -282,9 +303,9 @@ class Api:
             raise ProblemError(404, "there is no stream of this id")
         return id, path
 
-    def _note(self, request: Request, action: str) -> None:
+    def _note(self, request: Request, action: str, **facts: str | int) -> None:
         client = request.client
-        self._collector.audit.line(action, client.host if client else "", path=request.url.path)
+        self._collector.audit.line(action, client.host if client else "", path=request.url.path, **facts)
 
 
 def _kind(known: dict[str, Download], request: Request) -> Download:

@@ -26,6 +26,7 @@ from stepscope.collector.live import Live
 from stepscope.collector.live_events import LiveEvents
 from stepscope.collector.lock import DirectoryLock
 from stepscope.collector.merge.command import merge_command
+from stepscope.collector.orders import Orders
 from stepscope.collector.problems import ProblemError, problem
 from stepscope.collector.reference import Reference
 from stepscope.collector.restoring import Restoring
@@ -60,6 +61,7 @@ class Collector:
         self.settings = settings
         self.store = Store(settings)
         self.streams = Streams(settings.max_streams)
+        self.orders = Orders(self.streams)
         self.reference = Reference()
         self.audit = Audit(settings.directory)
         self.tickets = Tickets()

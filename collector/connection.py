@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Generator
 
+import msgspec
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -15,6 +18,7 @@ from stepscope.collector.stream import Stream
 from stepscope.collector.stream_file import StreamFile
 from stepscope.collector.streams import Streams
 from stepscope.exporters.collector import protocol
+from stepscope.runtime.control.command import Answer, Command
 from stepscope.runtime.errors import FormatError
 
 log = logging.getLogger("stepscope.collector")
@@ -34,6 +38,10 @@ class Connection:
         self._reference = reference
         self._task: asyncio.Task[object] | None = None
         self._left = False
+        self.control = 0
+        """Version of the commands that the process obeys; 0: none."""
+        self._orders: dict[int, asyncio.Future[Answer]] = {}
+        self._order_number = 0
 
     async def serve(self) -> None:
         """Takes what comes until the connection is closed."""
@@ -67,6 +75,36 @@ class Connection:
             log.error("a stream cannot be written: %s", error)
             await self._refuse(f"the collector cannot write: {error.strerror}", retry=True)
 
+    async def order(self, command: Command, seconds: float) -> Answer:
+        """Gives the process a command; returns its answer.
+
+        Raises:
+            TimeoutError: if it does not answer in time.
+            ConnectionError: if the connection ends first.
+        """
+        self._order_number += 1
+        number, loop = self._order_number, asyncio.get_running_loop()
+        answered: asyncio.Future[Answer] = loop.create_future()
+        self._orders[number] = answered
+        try:
+            async with asyncio.timeout(seconds):
+                try:
+                    await self._send(protocol.Order(number, msgspec.json.encode(command)))
+                except (RuntimeError, WebSocketDisconnect) as error:
+                    raise ConnectionError("the connection has ended") from error
+                return await answered
+        finally:
+            del self._orders[number]
+
+    def _obeyed(self, header: protocol.Obeyed) -> None:
+        waiting = self._orders.get(header.number)
+        if waiting is None or waiting.done():
+            return  # it came too late
+        try:
+            waiting.set_result(msgspec.json.decode(header.answer, type=Answer))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            waiting.set_result(Answer(error=f"the answer cannot be read: {error}"))
+
     def leave(self) -> None:
         """Ends it, for another connection of its stream is there."""
         if self._task is not None and not self._left:
@@ -75,7 +113,8 @@ class Connection:
 
     async def _stream(self, hello: protocol.Hello) -> None:
         async with self._store.stream(hello, self.leave) as file:
-            with self._streams.connected(hello, self) as stream:
+            with self._streams.connected(hello, self) as stream, self._giving_orders():
+                self.control = hello.control
                 await self._send(protocol.Welcome(file.next, self._store.message_bytes))
                 if file.next < hello.oldest:
                     stream.missed(hello.oldest - file.next)
@@ -88,8 +127,20 @@ class Connection:
                     elif isinstance(header, protocol.Ping):
                         arrived = self._reference.now()
                         await self._send(protocol.Pong(header.sent, arrived, self._reference.now(), self._reference.id))
+                    elif isinstance(header, protocol.Obeyed):
+                        self._obeyed(header)
                     else:
                         raise FormatError(f"{type(header).__name__} is not for the collector")
+
+    @contextlib.contextmanager
+    def _giving_orders(self) -> Generator[None]:
+        try:
+            yield
+        finally:
+            self.control = 0
+            for waiting in self._orders.values():
+                if not waiting.done():
+                    waiting.set_exception(ConnectionError("the connection has ended"))
 
     async def _take(
         self, file: StreamFile, header: protocol.Frames, payload: memoryview, stream: Stream, hello: protocol.Hello

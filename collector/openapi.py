@@ -69,7 +69,9 @@ def _described(operation: Operation, by_type: dict[str, Any], components: dict[s
 _PROBLEMS = {
     400: "A parameter is wrong.",
     401: "The token is missing or wrong.",
+    403: "This may not be done here.",
     404: "There is none.",
+    409: "It is not clear what is meant.",
     413: "Too much was sent.",
     500: "It went wrong here.",
     503: "Too many ask at once.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepscope.runtime.action import step_text
-from stepscope.runtime.schedule import NEVER, Always, PlannedSchedule, Schedule, ScheduleFunction
+from stepscope.runtime.schedule import NEVER, Always, Never, PlannedSchedule, Schedule, ScheduleFunction
 from stepscope.runtime.table import human_count
 
 _HOW_TO_STEP = "call step() at the end of each iteration"
@@ -28,6 +28,10 @@ def explain(
     """
     if isinstance(schedule, Always):
         return ()  # It waits for nothing, so nothing that it promised can be missing, not even without steps.
+    if isinstance(schedule, Never):
+        if recorded:
+            return (_incomplete(open_steps),) if open_steps else ()
+        return ("no step records: the profiler records only windows that are asked for, and none was recorded",)
     if steps == 0:
         return (_never_stepped(schedule, first),)
     if not isinstance(schedule, Schedule):
@@ -54,7 +58,7 @@ def explain(
 
 def schedule_text(schedule: ScheduleFunction) -> str:
     """Names a schedule in a message: as it is written in code, or by the callable's name."""
-    if isinstance(schedule, Schedule | Always):
+    if isinstance(schedule, Schedule | Always | Never):
         return repr(schedule)
     name = getattr(schedule, "__qualname__", None)
     return name if isinstance(name, str) else type(schedule).__qualname__

@@ -12,6 +12,7 @@ StepscopeError
 ├── FormatError             (ValueError) a file or frame is not what it should be
 │   └── RecoveredError      there is a recovery already, and a new one could be poorer
 ├── SessionError            a session cannot be joined
+├── ControlError            (ValueError) a configuration or request for control that cannot be followed
 └── InternalError           a fault of stepscope itself: please report it
 """
 
@@ -62,6 +63,16 @@ class RecoveredError(FormatError):
 
 class SessionError(StepscopeError):
     """Raised when a directory is not a session that this process can take part in."""
+
+
+class ControlError(StepscopeError, ValueError):
+    """Raised when a control file, request or variable of the environment cannot be followed."""
+
+    def __init__(self, message: str, *, line: int = 0, column: int = 0) -> None:
+        """Args: what is wrong; where in the text, counted from 1, 0 where that is not known."""
+        super().__init__(message)
+        self.line = line
+        self.column = column
 
 
 class InternalError(StepscopeError):

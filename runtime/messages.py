@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -50,6 +50,8 @@ class WindowBegins(msgspec.Struct, frozen=True):
     mark: StepMark
     left_out: int = 0
     """Windows since the one before that were to be recorded, and were not: the loop was too far behind."""
+    armed: dict[str, Any] | None = None
+    """What its metadata say of the request that it was armed by."""
 
 
 class WindowEnds(msgspec.Struct, frozen=True):
@@ -62,6 +64,8 @@ class WindowEnds(msgspec.Struct, frozen=True):
     """The run ended: the last step was not ended by a call of `step()`."""
     needs_last: bool = False
     """It is complete only if something was recorded in that last step: the schedule ends with it."""
+    armed: dict[str, Any] | None = None
+    """What its metadata are to say of the request beside what they said at its begin."""
 
 
 class ActionChanged(msgspec.Struct, frozen=True):

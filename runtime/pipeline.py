@@ -17,6 +17,7 @@ from stepscope.runtime import _core, clock, tracks
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.bound import source_of
 from stepscope.runtime.consumer import Exporter
+from stepscope.runtime.control.armed_facts import add_recorded
 from stepscope.runtime.detail import FULL, Detail
 from stepscope.runtime.events import Block, EventBatch, Kind
 from stepscope.runtime.fanout import Fanout
@@ -250,9 +251,11 @@ class Pipeline:
             case WindowBegins():
                 self._windows.open(message.mark)
                 self._windows.note_left_out(message.left_out)
+                self._windows.note_armed(message.armed)
                 self.overseer.begin(message.mark.ts)
                 self._note_detail(message.mark.ts)
             case WindowEnds():
+                self._windows.note_armed(message.armed)
                 self._windows.close(message, clock.now())
                 self.overseer.end(message.at)
             case ActionChanged():
@@ -336,6 +339,7 @@ class Pipeline:
         self.tables.keep(window.index, window.table)
         start, end = window.interval
         steps = window.steps()
+        add_recorded(window.facts, self.run_facts.rank, steps)
         notes = [*window.notes, window.reason] if window.reason else list(window.notes)
         if not window.complete:
             notes.append(f"incomplete: the window ended after {len(steps)} steps, before its planned end")

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
 import anyio.to_thread
@@ -18,6 +18,7 @@ from stepscope.runtime import clock, hub, signals, tasks
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.consumer import Exporter
+from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ClosedError, ProfilerStateError
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.join import leave
@@ -39,6 +40,9 @@ from stepscope.runtime.source import Producer
 from stepscope.runtime.stepping import keep_untouched
 from stepscope.runtime.threads import Work
 from stepscope.runtime.windows import INTERRUPTED
+
+if TYPE_CHECKING:
+    from stepscope.runtime.control.controller import Controller
 
 log = logging.getLogger("stepscope")
 
@@ -70,12 +74,14 @@ class Profiler(Reporting):
         budget: OverheadBudget | None,
         options: Options,
         keep_last: FlightRecorder | None = None,
+        control: Control | None = None,
     ) -> None:
         super().__init__(name, schedule, keep_last, output)
         self.options = options
         self._metadata = metadata
         self._backends, self._exporters = list(backends), list(exporters)
         self._rank, self._world_size = rank, world_size
+        self._controller = None if control is None else _controller(control, self, rank, world_size)
         self._start_on_enter = start
         self._budget = budget
         self._closing: Work[None] | None = None
@@ -99,6 +105,7 @@ class Profiler(Reporting):
         self._hub = self._accounts = None
         self._backends, self._exporters = [], []
         self._metadata = self._metadata.copy()
+        self._controller = None
         self.output.pipeline = None
 
     @uninterrupted
@@ -140,6 +147,8 @@ class Profiler(Reporting):
         except BaseException:
             self._state = before
             raise
+        if self._controller is not None and self._recorder is not None:
+            self._controller.start(self._recorder.directory)
         self._begin_steps()
         self._carry_out()
         self._cost_ns += clock.now() - began
@@ -157,6 +166,7 @@ class Profiler(Reporting):
             metadata=self._metadata.snapshot,
             ledger=lambda: Ledger() if self._pipeline is None else self._pipeline.ledger(),
             note_output=self.output.note_output,
+            control=None if self._controller is None else self._controller.from_collector,
         )
         keep_last, session = self.keep_last, source.directory
         self.output.announce(session, self._serial, run, 0 if keep_last is None else keep_last.steps)
@@ -282,6 +292,8 @@ class Profiler(Reporting):
             return
         self._stop("the profiler was closed inside the window")
         self._state = "closed"
+        if self._controller is not None:
+            self._controller.close()
         if self._hub is not None and self._pipeline is not None:
             self._pipeline.inbox.put(WindowEnds(clock.now(), False, INTERRUPTED))  # changes nothing, usually
             self._closing = Work(self._finish, self._hub, self._pipeline, name="stepscope closing")
@@ -340,6 +352,11 @@ class Profiler(Reporting):
         if not _alive:
             signals.unwatch()
 
+    @property
+    def control(self) -> Controller | None:
+        """What takes requests for windows from outside: `trace(control=...)`."""
+        return self._controller
+
     # what is written and read
 
     def add_metadata(self, key: str, value: Any) -> None:
@@ -360,6 +377,13 @@ class Profiler(Reporting):
             TypeError: if key or value is no str.
         """
         self._metadata.add_json(key, value)
+
+
+def _controller(control: Control, profiler: Profiler, rank: int | None, world_size: int | None) -> Controller:
+    """Imported when one is made: few programs need it."""
+    from stepscope.runtime.control.controller import Controller
+
+    return Controller(control, profiler, rank, world_size)
 
 
 _every: WeakSet[Profiler] = WeakSet()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from stepscope.runtime import clock
 from stepscope.runtime.audit import audit
@@ -19,6 +19,9 @@ from stepscope.runtime.summary import Summary
 from stepscope.runtime.table import human_count
 from stepscope.runtime.trust import TrustReport
 
+if TYPE_CHECKING:
+    from stepscope.runtime.control.controller import Controller
+
 
 class Reporting(Saving):
     """The half of a profiler that is asked; it changes nothing, and may be called from any thread."""
@@ -28,6 +31,11 @@ class Reporting(Saving):
         self.output = output
         self._accounts: RecorderAccounts | None = None
         self._anchor: clock.ClockAnchor | None = None
+
+    @property
+    def control(self) -> Controller | None:
+        """What takes requests for windows from outside; `None` if nothing does."""
+        return None
 
     def summary(
         self, sort_by: str = "self", top: int | None = 20, format: Literal["table", "markdown", "json"] = "table"
@@ -79,6 +87,8 @@ class Reporting(Saving):
         if self._pipeline is not None:
             notes += tuple(self._pipeline.notes)
             notes += self._flight_notes(self._pipeline)
+        notes += self._armed_notes()
+        notes += () if self.control is None else tuple(f"control: {note}" for note in self.control.notes)
         notes += tuple(self._accounts.statistics().notes()) if self._accounts else ()
         if self._state != "closed":
             notes += tuple(note for source in self._bound() if (note := source.unsettled()))

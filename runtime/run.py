@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from stepscope.runtime.clock import ClockAnchor, identity
+from stepscope.runtime.control.command import Answer, Command
 from stepscope.runtime.documented import Documented
 from stepscope.runtime.ledger import Ledger
 
@@ -44,6 +47,8 @@ class Run(Documented, frozen=True, kw_only=True):
     """What the launcher calls the job that this run is part of; empty if it says nothing."""
     clock: str = ""
     """Names the machine's monotonic clock: runs of one name read the same clock. Empty: not known."""
+    control: Callable[[Command], Future[Answer]] | None = None
+    """Takes commands for the profiler, from any thread; `None`: it takes none from where this run goes."""
 
     @classmethod
     def here(
@@ -57,6 +62,7 @@ class Run(Documented, frozen=True, kw_only=True):
         metadata: Callable[[], Mapping[str, Any]],
         ledger: Callable[[], Ledger],
         note_output: Callable[[Path, bool], None],
+        control: Callable[[Command], Future[Answer]] | None = None,
     ) -> Run:
         """A run of this process, whose own facts are filled in."""
         return cls(
@@ -72,6 +78,7 @@ class Run(Documented, frozen=True, kw_only=True):
             note_output=note_output,
             job=job_from_environment(),
             clock=identity(),
+            control=control,
         )
 
 
@@ -90,7 +97,8 @@ def job_from_environment() -> str:
 
 
 def rank_from_environment() -> tuple[int | None, int | None]:
-    """(rank, world size) as launchers announce them in the environment; `None` where nothing is said."""
+    """(rank, world size) as launchers announce them in the environment, else as torch.distributed has them, if it is in use;
+    `None` where nothing is said."""
 
     def number(*names: str) -> int | None:
         for name in names:
@@ -101,4 +109,9 @@ def rank_from_environment() -> tuple[int | None, int | None]:
 
     rank = number("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID")
     world = number("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "RANK_SIZE")
+    group: Any = sys.modules.get("torch.distributed")
+    if rank is None and group is not None and group.is_available() and group.is_initialized():
+        return group.get_rank(), group.get_world_size()
+    if rank is None:  # a job of one machine
+        return number("LOCAL_RANK"), number("LOCAL_WORLD_SIZE")
     return rank, world

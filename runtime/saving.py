@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepscope.runtime import clock
+from stepscope.runtime.arming import Arming
 from stepscope.runtime.flight.raised import Raised
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.terminated import Terminated
@@ -12,13 +13,12 @@ from stepscope.runtime.hub import Hub
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.plain import plain
 from stepscope.runtime.schedule import ScheduleFunction
-from stepscope.runtime.stepping import Stepping
 
 MAX_REASON = 200
 """Characters kept of the reason of a save."""
 
 
-class Saving(Stepping):
+class Saving(Arming):
     """The half of a profiler that answers calls of the flight recorder; without one they come to nothing."""
 
     def __init__(self, name: str, schedule: ScheduleFunction, keep_last: FlightRecorder | None) -> None:

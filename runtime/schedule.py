@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 __all__ = [
     "NEVER",
     "Always",
+    "Never",
     "PlannedSchedule",
     "ProfilerAction",
     "Schedule",
     "ScheduleFunction",
     "always",
     "checked_action",
+    "never",
     "schedule",
 ]
 
@@ -222,3 +224,21 @@ class Always(msgspec.Struct, frozen=True):
 
 
 always: Final = Always()
+
+
+class Never(msgspec.Struct, frozen=True):
+    """Records no step by itself: what happens if no schedule is given to a profiler that windows are asked of."""
+
+    def __call__(self, step: int, /) -> ProfilerAction:
+        """Returns NONE."""
+        return ProfilerAction.NONE
+
+    def next_change(self, step: int, /) -> int:
+        """Returns `NEVER`."""
+        return NEVER
+
+    def __repr__(self) -> str:
+        return "never"
+
+
+never: Final = Never()

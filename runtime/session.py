@@ -5,6 +5,7 @@ wake          a pipe by which a process that joined calls for a drain
 options       settings, for those that join
 process.json  whose session it is
 ring-00000 .. strings, tracks, stacks
+socket        where commands are taken, if the program lets it (`control.local_socket`)
 run-1 ..      where the notes of the runs are that it records for: `SessionNote`
 <pid>-<start time>/   of a process that joined: the same without control and options
 """
@@ -39,7 +40,7 @@ ENVIRONMENT = "STEPSCOPE_SESSION"
 PART = re.compile(r"\d+-\d+(-\d+)?")
 """Name of the directory of a process that joined."""
 
-_FILES = ("strings", "tracks", "stacks", "process.json", ".process.json", "control", "options", *SPOOL_FILES)
+_FILES = ("strings", "tracks", "stacks", "process.json", ".process.json", "control", "options", "socket", *SPOOL_FILES)
 _NUMBERED = re.compile(r"(ring|run)-\d+")
 _MAX_FILE = 1 << 16
 _OVER, _OVER_AT = struct.pack("=iI", 0, 1), 8

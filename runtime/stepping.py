@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepscope.runtime import _core, clock
 from stepscope.runtime.action import ProfilerAction, checked_action
@@ -70,6 +70,8 @@ class Stepping(_core.StepCounter):
         self._cost_ns: int = 0
         self._look_every = 0
         """ns between two looks at the cost where `step()` is called; 0: none."""
+        self._budget_at = 0
+        """When the next of these looks is due, in ns; 0: never."""
         self._pipeline: Pipeline | None = None
         self._recorder: Recorder | None = None
 
@@ -164,7 +166,8 @@ class Stepping(_core.StepCounter):
             self._hold()
             self._planned = ProfilerAction.NONE
             self._look_every = self._pipeline.look_every if self._pipeline is not None else 0
-            self._look_at = clock.now() + self._look_every if self._look_every else 0
+            self._budget_at = clock.now() + self._look_every if self._look_every else 0
+            self._set_look()
             self._change(self._plan(self._step), clock.now())
         finally:
             self._let_go()
@@ -198,7 +201,7 @@ class Stepping(_core.StepCounter):
         if self._live:
             self._look_ahead(at)
             self._take_detail(step, at)
-            if step >= self._next_change:
+            if step >= self._next_change or self._is_due(at):
                 self._change(self._plan(step), at)
         self._let_go()
         self._carry_out(stepping=True)
@@ -233,9 +236,18 @@ class Stepping(_core.StepCounter):
 
     def _look_ahead(self, at: int) -> None:
         """Once in an interval of the budget: a load that holds the interpreter keeps the loop from looking itself."""
-        if self._look_at and at >= self._look_at and self._pipeline is not None:
-            self._look_at = at + self._look_every
+        if self._budget_at and at >= self._budget_at and self._pipeline is not None:
+            self._budget_at = at + self._look_every
+            self._set_look()
             self._detail_wanted = self._pipeline.look_ahead(at) or self._detail_wanted
+
+    def _set_look(self) -> None:
+        """Has the counter look at the clock in the steps from `_look_at` on."""
+        self._look_at = self._budget_at
+
+    def _is_due(self, at: int) -> bool:
+        """Whether something is to change now although the step's number does not say so."""
+        return False
 
     def _take_detail(self, step: int, at: int) -> None:
         """Goes to the level that was asked for, at the begin of a step. The loop waits for the message."""
@@ -312,7 +324,8 @@ class Stepping(_core.StepCounter):
                 at, track, parent = self._mark()
                 self._want(not self._pauses)
                 left_out = self._windows_left_out - self._left_out_told
-                pipeline.inbox.put(WindowBegins(StepMark(at, self._step, track, parent), left_out))
+                mark = StepMark(at, self._step, track, parent)
+                pipeline.inbox.put(WindowBegins(mark, left_out, self._window_begins()))
                 self._left_out_told = self._windows_left_out
                 if self._pauses and not self._pause_told:
                     self._tell_pause(at)
@@ -330,6 +343,14 @@ class Stepping(_core.StepCounter):
             complete, reason = False, f"the schedule went from RECORD to {after.name} without RECORD_AND_SAVE"
         self._want(after.records and not self._pauses)
         needs_last = before is ProfilerAction.RECORD_AND_SAVE and not isinstance(self.schedule, Always)
-        self._pipeline.inbox.put(WindowEnds(at, complete, reason, cut_short, needs_last))
+        self._pipeline.inbox.put(self._window_ends(WindowEnds(at, complete, reason, cut_short, needs_last)))
         self._recorded_steps += self._step - (self._window_first or 0)
         self._window_first = None
+
+    def _window_begins(self) -> dict[str, Any] | None:
+        """What the metadata of the window that begins say of the request for it; `None` if the schedule begins it."""
+        return None
+
+    def _window_ends(self, end: WindowEnds) -> WindowEnds:
+        """What there is to say of the window's end."""
+        return end

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from stepscope.runtime.control.armed_facts import ARMED
 from stepscope.runtime.detail import DetailFilter
 from stepscope.runtime.events import Block, EventBatch, Kind, join_blocks
 from stepscope.runtime.intervals import FOREVER, Interval, Mask, ends, has_duration, touching, touching_any
@@ -122,6 +123,11 @@ class Windows:
         if windows and self._open:
             count = "1 window before it was" if windows == 1 else f"{windows:,} windows before it were"
             self._open[-1].notes.append(f"{count} left out: windows began faster than they could be sorted")
+
+    def note_armed(self, facts: dict[str, Any] | None) -> None:
+        """Says in the metadata of the latest window, if it has not ended, what it was asked for by."""
+        if facts and self._open and self._open[-1].end is None:
+            self._open[-1].facts.setdefault(ARMED, {}).update(facts)
 
     def close(self, end: WindowEnds, now: int) -> None:
         """The latest window ends, if it has not; `now` starts its linger time."""

@@ -23,9 +23,13 @@ from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime._core import counter, flow, instant, span
+from stepscope.runtime.control.armed import Armed, ArmedStatus
+from stepscope.runtime.control.settings import Control
+from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.domain import Domain
 from stepscope.runtime.errors import (
     BackendError,
+    ControlError,
     ExporterError,
     OutputError,
     ProfilerStateError,
@@ -89,12 +93,16 @@ def __getattr__(name: str) -> _Any:
 
 
 __all__ = [
+    "Armed",
+    "ArmedStatus",
     "Backend",
     "BackendError",
     "BackendReport",
     "ChromeTraceExporter",
     "CollectorExporter",
     "ConsoleExporter",
+    "Control",
+    "ControlError",
     "Domain",
     "Evaluator",
     "EventBatch",
@@ -139,6 +147,7 @@ __all__ = [
     "TriggerError",
     "TrustReport",
     "Window",
+    "WindowRequest",
     "counter",
     "flow",
     "instant",

@@ -11,6 +11,8 @@ from stepscope.exporters.base import Exporter
 from stepscope.exporters.callback import CallbackExporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.window_journals import WindowJournalsExporter
+from stepscope.runtime.control.environment import options_from_environment
+from stepscope.runtime.control.settings import Control
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.journal.writer import MIN_BYTES
 from stepscope.runtime.metadata import Metadata
@@ -19,7 +21,7 @@ from stepscope.runtime.output import Output
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.run import rank_from_environment
-from stepscope.runtime.schedule import ScheduleFunction, always
+from stepscope.runtime.schedule import ScheduleFunction, always, never
 
 
 def trace(
@@ -36,6 +38,7 @@ def trace(
     start: bool = True,
     overhead_budget: float | OverheadBudget | None = None,
     options: Options | None = None,
+    control: str | os.PathLike[str] | Control | None = None,
 ) -> Profiler:
     """Makes a profiler, to be used with `with` or `async with`.
 
@@ -61,12 +64,19 @@ def trace(
             always recorded. What was done is in the trace, the windows' diagnostics and the report. Without a budget the
             cost is only measured.
         options: sizes, times and policies.
+        control: by which ways windows can be asked of the running profiler: a file to watch, or a directory whose file
+            `stepscope.json` is, or a `Control` that says more. Without a schedule nothing is recorded then but what is
+            asked for.
+
+    The environment variable STEPSCOPE_OPTIONS, a JSON object, takes the place of what it names: docs/control.md.
 
     Raises:
+        ControlError: if STEPSCOPE_OPTIONS cannot be followed. A `ValueError`.
         TypeError: if an argument is not what it should be.
         ValueError: if two backends or two exporters have one name, the budget is no share of the time, or a schedule or a
             backend that delivers only when a window ends is given with `keep_last`.
     """
+    said = options_from_environment()
     chosen = Options() if options is None else options
     if not isinstance(chosen, Options):
         raise TypeError(f"options must be stepscope.Options, got {type(chosen).__name__}: {chosen!r}")
@@ -74,13 +84,30 @@ def trace(
         raise TypeError(f"name must be a non-empty str, got {name!r}")
     if schedule is not None and not callable(schedule):
         raise TypeError(f"schedule must be callable with a step's number, got {type(schedule).__name__}: {schedule!r}")
-    flight = _flight(keep_last, schedule, backends)
+    if isinstance(control, str | os.PathLike):
+        control = Control(path=os.fspath(control))
+    if control is not None and not isinstance(control, Control):
+        raise TypeError(f"control must be a path or a stepscope.Control, got {type(control).__name__}: {control!r}")
     if isinstance(rank, bool) or not isinstance(rank, int | None) or (rank is not None and rank < 0):
         raise TypeError(f"rank must be a whole number from 0, got {rank!r}")
     if metadata is not None and not isinstance(metadata, Mapping):
         raise TypeError(f"metadata must be a mapping, got {type(metadata).__name__}: {metadata!r}")
     if output_dir is not None and not isinstance(output_dir, str | os.PathLike):
         raise TypeError(f"output_dir must be a path, got {type(output_dir).__name__}: {output_dir!r}")
+    if said is not None:
+        if said.schedule is not None or said.keep_last is not None or said.window is not None or not said.enabled:
+            schedule = said.schedule.schedule() if said.schedule is not None and said.enabled else None
+            keep_last = said.keep_last if said.enabled else None
+            schedule = never if said.window is not None or not said.enabled else schedule
+        chosen, control = said.changed(chosen), said.control or control
+        name, output_dir = said.name or name, said.output_dir or output_dir
+        overhead_budget = said.overhead_budget or overhead_budget
+        metadata = {**(metadata or {}), **said.metadata}
+        if not said.enabled:
+            control = None
+    if control is not None and schedule is None and keep_last is None:
+        schedule = never
+    flight = _flight(keep_last, schedule, backends)
     for what, group in (("backends", backends), ("exporters", exporters)):
         if not isinstance(group, Sequence):
             raise TypeError(f"{what} must be a list, got {group!r}; write {what}=[...]")
@@ -103,7 +130,7 @@ def trace(
         raise TypeError(f"on_trace_ready must be callable or an exporter, got {on_trace_ready!r}")
     _check_names("backends", [backend.name for backend in backends])
     _check_names("exporters", [exporter.name for exporter in consumers])
-    return Profiler(
+    profiler = Profiler(
         name=name,
         schedule=schedule or always,
         backends=backends,
@@ -116,7 +143,11 @@ def trace(
         budget=budget,
         options=chosen,
         keep_last=flight,
+        control=control,
     )
+    if said is not None and said.window is not None and said.enabled:
+        profiler.arm(said.window, trigger="environment")
+    return profiler
 
 
 def _why_not(item: object, contract: type) -> str:

@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.address import Address, Token
@@ -22,7 +24,10 @@ from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.collector.spool import Spool, StreamNote
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.consumer import Settled
-from stepscope.runtime.errors import ClosedError, OutputError
+from stepscope.runtime.control.command import VERSION as CONTROL
+from stepscope.runtime.control.command import Answer, Command
+from stepscope.runtime.control.decoding import decode_json
+from stepscope.runtime.errors import ClosedError, ControlError, OutputError
 from stepscope.runtime.journal.records import ClockSync, run_record
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.processes import process_identity
@@ -115,10 +120,11 @@ class CollectorExporter:
         self._backlog = Backlog(settings.memory_bytes, self._spool)
         self._backlog.error = unusable
         writer.open(run)
-        self._link = self._make_link(
-            lambda: protocol.Hello(self.stream, writer.sync_word, self._backlog.oldest, record)
-        )
         self._run, self._writer = run, writer
+        version = 0 if run.control is None else CONTROL
+        self._link = self._make_link(
+            lambda: protocol.Hello(self.stream, writer.sync_word, self._backlog.oldest, record, control=version)
+        )
         self._link.start()
 
     def _make_link(self, hello: Callable[[], protocol.Hello]) -> Connecting:
@@ -130,7 +136,20 @@ class CollectorExporter:
             hello,
             synced=self._synced,
             missed=self._missed,
+            obey=None if self._run is None or self._run.control is None else self._obey,
         )
+
+    async def _obey(self, text: bytes) -> bytes:
+        """Carries out a command of the collector's."""
+        assert self._run is not None and self._run.control is not None
+        try:
+            command = decode_json(text, Command)
+        except ControlError as error:
+            return msgspec.json.encode(Answer(error=str(error)))
+        answer = await asyncio.wrap_future(self._run.control(command))
+        while len(encoded := msgspec.json.encode(answer)) > protocol.MAX_ORDER:
+            answer = msgspec.structs.replace(answer, windows=answer.windows[len(answer.windows) // 2 + 1 :])
+        return encoded
 
     async def export(self, batch: EventBatch) -> None:
         writer = self._opened()

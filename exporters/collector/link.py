@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
@@ -34,6 +35,8 @@ MOST_PATIENCE = 16
 CLOSING = 1.0
 """Seconds for a collector to answer that the connection ends."""
 FIRST_SYNCS = 8
+MOST_ORDERS = 16
+"""Commands that are carried out at once."""
 
 
 class Link:
@@ -49,6 +52,7 @@ class Link:
         *,
         synced: Callable[[ClockSync], object] = lambda _: None,
         missed: Callable[[], object] = lambda: None,
+        obey: Callable[[bytes], Awaitable[bytes]] | None = None,
     ) -> None:
         """
         Args:
@@ -59,10 +63,13 @@ class Link:
             hello: the first message.
             synced: is given each comparison of the clocks.
             missed: is called when the collector lacks frames that are nowhere any more.
+            obey: carries out a command of the collector's operator, and answers; `None`: none is taken.
         """
         self._address, self._settings, self._tls = address, settings, tls
         self._backlog, self._hello, self._synced, self._missed = backlog, hello, synced, missed
         self._news, self._changed = asyncio.Event(), asyncio.Event()
+        self._obey = obey
+        self._orders: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._socket: ClientConnection | None = None
         self._connected = self._refused = False
@@ -191,9 +198,9 @@ class Link:
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
+            for task in (*tasks, *self._orders):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, *self._orders, return_exceptions=True)
 
     async def _send(self, socket: ClientConnection) -> None:
         while True:
@@ -226,10 +233,23 @@ class Link:
                             clock=header.clock,
                         )
                     )
+                case protocol.Order() if self._obey is not None and len(self._orders) < MOST_ORDERS:
+                    task = asyncio.create_task(self._carry_out(socket, header, self._obey), name="stepscope order")
+                    self._orders.add(task)
+                    task.add_done_callback(self._orders.discard)
+                case protocol.Order():
+                    log.warning("a command of the collector's was ignored")
                 case protocol.Refused():
                     raise _Refusal(header)
                 case _:
                     raise FormatError(f"the collector sent {type(header).__name__}")
+
+    async def _carry_out(
+        self, socket: ClientConnection, order: protocol.Order, obey: Callable[[bytes], Awaitable[bytes]]
+    ) -> None:
+        answer = await obey(order.command)
+        with contextlib.suppress(WebSocketException):  # the connection has ended: nobody waits for the answer any more
+            await socket.send(protocol.encode(protocol.Obeyed(order.number, answer)))
 
     def _confirm(self, next: int) -> None:
         self._check(next)

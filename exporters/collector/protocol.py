@@ -22,6 +22,8 @@ PATH = "/v1/stream"
 """Where the collector takes streams."""
 MAX_HEADER = 1 << 16
 """Bytes."""
+MAX_ORDER = 1 << 15
+"""Bytes of a command or its answer."""
 MAX_NAME = 255
 """Characters of a name in a header."""
 MAX_MESSAGE = 80 << 20
@@ -54,6 +56,8 @@ class Hello(msgspec.Struct, frozen=True, tag=1, array_like=True):
     run: RunRecord
     supersedes: NoneOrStreamId = ""
     """The stream of a process that was killed, whose recovered journal this is; it is to be left out once this has ended."""
+    control: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)] = 0
+    """Version of the commands that the process obeys (`Order`); 0: none. Collectors that know nothing of it ignore it."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=2, array_like=True):
@@ -101,7 +105,24 @@ class Pong(msgspec.Struct, frozen=True, tag=7, array_like=True):
     """Names the collector's clock: readings of two clocks do not compare."""
 
 
-Header = Hello | Welcome | Refused | Frames | Ack | Ping | Pong
+class Order(msgspec.Struct, frozen=True, tag=8, array_like=True):
+    """A command for the process; only to those whose `Hello` says that they obey any."""
+
+    number: Count
+    """Names it on this connection."""
+    command: Annotated[bytes, msgspec.Meta(max_length=MAX_ORDER)]
+    """`stepscope.runtime.control.command.Command`, in JSON."""
+
+
+class Obeyed(msgspec.Struct, frozen=True, tag=9, array_like=True):
+    """The answer to an `Order`."""
+
+    number: Count
+    answer: Annotated[bytes, msgspec.Meta(max_length=MAX_ORDER)]
+    """`stepscope.runtime.control.command.Answer`, in JSON."""
+
+
+Header = Hello | Welcome | Refused | Frames | Ack | Ping | Pong | Order | Obeyed
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Header).decode

@@ -1,0 +1,66 @@
+"""What operators ask running processes for through the collector, and what they are told."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from stepscope.runtime.control.armed import Armed, ArmedStatus
+from stepscope.runtime.control.window_request import RunId
+
+Name = Annotated[str, msgspec.Meta(max_length=255)]
+
+
+class WindowOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A command for the connected processes of one job. The fields from `start_step` on are those of `WindowRequest`."""
+
+    command: Literal["arm", "extend", "abort", "status"] = "arm"
+    name: Name = ""
+    """Of the runs that are meant; needed where runs of several names are connected."""
+    job: Name = ""
+    """The job that is meant; needed where several are connected."""
+    patience: Annotated[float, msgspec.Meta(gt=0, le=60)] = 10.0
+    """Seconds that a process has to answer."""
+    start_step: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)] | Literal["next"] = "next"
+    steps: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)] | None = None
+    stop_step: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)] | None = None
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)] | None = None
+    ranks: Annotated[str, msgspec.Meta(max_length=1000)] | None = None
+    """Such as `0,3-5`; all if it is left out."""
+    run_id: RunId = ""
+    warmup: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
+    granularity: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)] = 1
+    past: Literal["refuse", "clip"] = "refuse"
+    overlap: Literal["refuse", "queue"] = "refuse"
+
+
+class OrderedRank(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process answered."""
+
+    id: str
+    """Of the rank, as in `/v1/ranks`."""
+    rank: int | None
+    host: str
+    pid: int
+    step: int | None
+    """Number of its current step, if it said so."""
+    obeys: bool
+    """Whether it does what was asked for."""
+    text: str
+    """What it does, or why nothing, in words."""
+    armed: Armed | None = None
+    windows: tuple[ArmedStatus, ...] = ()
+
+
+class OrderResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an order."""
+
+    outcome: Literal["done", "partly", "refused"]
+    """`partly`: some processes do not do what the others do."""
+    reason: str = ""
+    """Why it was refused, or what is to be known."""
+    first: int | None = None
+    """The first step that is recorded, the same on all."""
+    last: int | None = None
+    ranks: list[OrderedRank]

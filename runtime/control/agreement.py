@@ -1,0 +1,280 @@
+"""One rank's part in agreeing with the others on the steps of a window. docs/control.md has the protocol.
+
+Who leads asks where everybody is, chooses steps that all have ahead of them, and decides when all have answered. A rank
+that comes to the first step before that decides itself that the window is not recorded, and the leader tries again with
+later steps. So either all ranks that live record the same steps, or none does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from stepscope.runtime.control.agreed_gate import AgreedGate
+from stepscope.runtime.control.armable import Armable
+from stepscope.runtime.control.armed import Armed
+from stepscope.runtime.control.job_directory import JobDirectory, Member, read_record
+from stepscope.runtime.control.leading import Leading
+from stepscope.runtime.control.peer import Peer
+from stepscope.runtime.control.proposal import ArmedAnswer, AtStep, Decision, Proposal, Records, Start, Wish
+from stepscope.runtime.control.rate import StepRate
+from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.presence import replace_private
+
+log = logging.getLogger("stepscope")
+
+ACTIVE = 0.05
+"""Seconds between two turns while something is being agreed on."""
+AWAKE = 10.0
+"""Seconds that a rank stays awake after it wished for something."""
+
+Outcome = Callable[[WindowRequest, str, Armed], object]
+"""Told of what became of a request: the request, what asked for it, and the answer."""
+
+
+class _Taking:
+    """What this rank knows of one proposal."""
+
+    def __init__(self, proposal: Proposal) -> None:
+        self.proposal = proposal
+        self.said_step = False
+        self.gate: AgreedGate | None = None
+        self.armed: Armed | None = None
+        self.own: Path | None = None
+
+    def forget(self) -> None:
+        """Nothing is to be published any more."""
+        if self.own is not None:
+            self.own.unlink(missing_ok=True)
+
+
+class Agreement:
+    """Lives on one thread, which calls `turn()` from time to time. No thread and no waiting of its own."""
+
+    def __init__(
+        self,
+        directory: JobDirectory,
+        profiler: Armable,
+        *,
+        rank: int,
+        world_size: int,
+        patience: float = 20.0,
+        idle: float = 2.0,
+        outcome: Outcome = lambda request, trigger, armed: None,
+    ) -> None:
+        """
+        Args:
+            directory: of the job.
+            profiler: that records.
+            rank: of this process.
+            world_size: how many ranks the job has.
+            patience: seconds that are waited for a rank.
+            idle: seconds between two turns while nothing is asked for.
+            outcome: told of what became of each request, here.
+        """
+        self._directory, self._profiler = directory, profiler
+        self._rank, self._idle, self._outcome = rank, idle, outcome
+        self._leading = Leading(world_size, patience)
+        self._records: Records | None = None
+        self._wishes: dict[str, Wish] = {}
+        """Those that are not among the records yet."""
+        self._taking: dict[int, _Taking] = {}
+        self._seen = 0
+        self._awake = 0.0
+        self._rate = StepRate()
+        self.trouble = ""
+        """Why this rank cannot take part at present; empty if it does."""
+
+    def wish(self, request: WindowRequest, trigger: str, key: str = "") -> None:
+        """Asks for a window on all ranks. The same again changes nothing: another `run_id` makes another request.
+
+        Args:
+            key: what makes it the same; default: the request.
+        """
+        text = key or msgspec.json.encode(request).decode()
+        self._wishes[hashlib.sha256(text.encode()).hexdigest()[:16]] = Wish(request, trigger)
+        self._awake = time.monotonic() + AWAKE
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the records of the run are; `None` before this rank takes part."""
+        return None if self._records is None else self._records.directory
+
+    def turn(self) -> float:
+        """Does what is to be done now; returns the seconds until the next turn, at most."""
+        self._rate.add(time.monotonic(), self._profiler.step_num)
+        try:
+            self._turn()
+        except OSError as error:
+            self._stumble(f"{self._directory.path} cannot be used: {error}")
+            self._leave_records()
+        if self._records is None:
+            return min(4 * ACTIVE, self._idle)
+        busy = self._taking or self._wishes or time.monotonic() < self._awake
+        return min(ACTIVE, self._idle) if busy else self._idle
+
+    def close(self) -> None:
+        """Takes part no more: nobody waits for this rank."""
+        for taking in self._taking.values():
+            taking.forget()
+        if self._records is not None:
+            try:
+                self._say_member(left=True)
+            except OSError as error:  # the directory is gone, and nobody asks any more
+                log.info("control: %s", error)
+        self._leave_records()
+
+    # taking part
+
+    def _turn(self) -> None:
+        if self._records is None or not self._is_current():
+            self._enter()
+        records = self._records
+        if records is None:
+            return
+        self.trouble = ""
+        self._publish_wishes(records)
+        if self._directory.leads:
+            self._leading.turn(records)
+        latest = records.latest()
+        for number in range(self._seen + 1, latest + 1):
+            proposal = records.read(Proposal, number)
+            if proposal is None or not proposal.request.wants(self._rank):
+                continue
+            if records.read(Decision, number) is None or self._may_join(records, number):
+                self._taking[number] = _Taking(proposal)
+        self._seen = max(self._seen, latest)
+        for number, taking in list(self._taking.items()):
+            if self._follow(records, number, taking):
+                taking.forget()
+                del self._taking[number]
+
+    def _is_current(self) -> bool:
+        """Whether the run is still the one that this rank entered; leads it if nobody does any more."""
+        assert self._records is not None
+        current = self._directory.current()
+        if current is None or current.epoch != self._records.directory.name:
+            self._leave_records()
+            return False
+        if not self._directory.leads and self._directory.try_to_lead():
+            current = self._directory.current()  # another one may have begun a new run before
+            if current is None or current.epoch != self._records.directory.name:
+                self._leave_records()
+                return False
+            self._directory.say_leader(current.epoch)
+            self._leading.begin()
+        return True
+
+    def _enter(self) -> None:
+        self._directory.make()
+        found = self._directory.enter()
+        if found is None:
+            return
+        records = Records(found)
+        other = read_record(records.path("member", self._rank), Member)
+        if other is not None and not other.left and other.peer != self._directory.me and not other.peer.is_dead:
+            self._stumble(
+                f"rank {self._rank} is {other.peer} in this job already; set STEPSCOPE_JOB to different names for "
+                "different jobs"
+            )
+            self._directory.stop_leading()
+            return
+        self._records = records
+        self._leading.begin()
+        self._say_member()
+
+    def _say_member(self, *, left: bool = False) -> None:
+        assert self._records is not None
+        member = Member(self._rank, self._directory.me, left)
+        replace_private(self._records.path("member", self._rank), msgspec.json.encode(member))
+
+    def _leave_records(self) -> None:
+        for taking in self._taking.values():
+            if taking.gate is not None and taking.gate.known is None:
+                self._profiler.withdraw(taking.gate, "the job's directory was taken over")
+        self._taking.clear()
+        self._records, self._seen = None, 0
+        self._directory.stop_leading()
+
+    def _stumble(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            self.trouble = trouble
+            log.error("control: %s", trouble)
+        for wish in self._wishes.values():
+            self._outcome(wish.request, wish.trigger, Armed(False, run_id=wish.request.run_id, reason=trouble))
+        self._wishes.clear()
+
+    # one proposal
+
+    def _publish_wishes(self, records: Records) -> None:
+        for key, wish in list(self._wishes.items()):
+            records.write(wish, key)
+            del self._wishes[key]
+
+    def _follow(self, records: Records, number: int, taking: _Taking) -> bool:
+        """Does this rank's next part in a proposal; returns whether it has none left."""
+        if not taking.said_step:
+            step, rate = self._profiler.step_num, self._rate.per_second
+            records.write(AtStep(self._rank, step, rate), number, self._rank)
+            taking.said_step = True
+        decision = taking.gate.known if taking.gate is not None else None
+        decision = decision or records.read(Decision, number)
+        if decision is None:
+            start = records.read(Start, number)
+            if start is not None and taking.armed is None:
+                self._arm(records, number, taking, start)
+            return False
+        if taking.armed is None and decision.decision == "committed":  # joined late
+            start = records.read(Start, number)
+            if start is not None:
+                taking.armed = self._profiler.arm(start.request, trigger=taking.proposal.trigger)
+        elif taking.gate is not None:
+            if taking.gate.known is None:
+                taking.gate.known = decision
+            if decision.decision == "aborted":
+                self._profiler.withdraw(taking.gate, decision.reason)
+        self._tell(taking, decision)
+        return True
+
+    def _may_join(self, records: Records, number: int) -> bool:
+        """Whether a window that was decided on before this rank took part still lies ahead of it."""
+        decision, start = records.read(Decision, number), records.read(Start, number)
+        committed = decision is not None and decision.decision == "committed"
+        return committed and start is not None and self._profiler.step_num < int(start.request.start_step)
+
+    def _arm(self, records: Records, number: int, taking: _Taking, start: Start) -> None:
+        wanted = start.request
+        late = f"rank {self._rank} came to step {wanted.start_step} before all ranks had answered"
+        least = int(wanted.start_step) + 1
+        mine = Decision("aborted", late, again=True, least=least)
+        taking.own = records.private_copy(mine, number, self._rank)
+        taking.gate = AgreedGate(records.path("decision", number), taking.own)
+        armed = taking.armed = self._profiler.arm(wanted, trigger=taking.proposal.trigger, gate=taking.gate)
+        answer = ArmedAnswer(self._rank, True)
+        if not armed:
+            step = self._profiler.step_num
+            least: int | None = None
+            if step >= int(wanted.start_step):
+                least = step + 1
+            elif taking.proposal.request.overlap == "queue":
+                least = armed.nearest
+            answer = ArmedAnswer(self._rank, False, armed.reason, least)
+        records.write(answer, number, self._rank)
+
+    def _tell(self, taking: _Taking, decision: Decision) -> None:
+        request, trigger = taking.proposal.request, taking.proposal.trigger
+        if decision.decision == "committed" and taking.armed is not None:
+            self._outcome(request, trigger, taking.armed)
+        elif not decision.again:
+            self._outcome(request, trigger, Armed(False, run_id=request.run_id, reason=decision.reason))
+
+    @property
+    def leader(self) -> Peer | None:
+        """Who leads, as far as is known."""
+        current = self._directory.current()
+        return None if current is None else current.leader

@@ -1,0 +1,65 @@
+"""Giving a command to a process of this machine, over its socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+
+from stepscope.runtime.control.command import Answer, Command
+from stepscope.runtime.control.local_socket import NAME, peer_user
+from stepscope.runtime.errors import ControlError
+from stepscope.runtime.session import session_of
+
+MOST_BYTES = 1 << 22
+"""Of all answers together."""
+
+
+def ask_process(pid: int, command: Command, timeout: float) -> list[Answer]:
+    """Gives the command to each profiler of a process that takes commands.
+
+    Args:
+        timeout: seconds to wait for the answers.
+
+    Raises:
+        ControlError: if the process takes none, belongs to somebody else, or does not answer.
+    """
+    session = session_of(pid)
+    if session is None:
+        raise ControlError(f"process {pid} traces nothing here, or belongs to somebody else")
+    return ask_socket(session / NAME, command, timeout, f"process {pid}")
+
+
+def ask_socket(path: Path, command: Command, timeout: float, who: str) -> list[Answer]:
+    """The same over a socket that is known.
+
+    Raises:
+        ControlError: as `ask_process`.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(timeout)
+        try:
+            sock.connect(str(path))
+            if peer_user(sock) not in (os.geteuid(), 0):
+                raise ControlError(f"{path} is listened to by another user")
+            sock.sendall(msgspec.json.encode(command) + b"\n")
+            content = b""
+            while not content.endswith(b"\n") and len(content) < MOST_BYTES:
+                part = sock.recv(1 << 16)
+                if not part:
+                    break
+                content += part
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise ControlError(
+                f"{who} takes no commands; it needs trace(control=Control(socket=True)) or STEPSCOPE_OPTIONS"
+            ) from error
+        except TimeoutError as error:
+            raise ControlError(f"{who} does not answer in {timeout:g} s") from error
+        except OSError as error:
+            raise ControlError(f"{who} cannot be asked: {error.strerror}") from error
+    try:
+        return msgspec.json.decode(content, type=list[Answer])
+    except msgspec.MsgspecError as error:
+        raise ControlError(f"the answer of {who} cannot be read: {error}") from error

@@ -1,0 +1,150 @@
+"""The thread that control lives on: one for the process, with an event loop, while anything is watched or listened to."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+from stepscope.runtime.loop_thread import LoopThread
+
+log = logging.getLogger("stepscope")
+
+END = 1.0
+"""Seconds that the end waits for the thread, at most; it is a daemon, so nothing depends on it."""
+
+
+class ControlLoop:
+    """A daemon thread named `stepscope control`. It runs whether or not a profiler records.
+
+    Raises:
+        RuntimeError: if the system gives no further thread.
+    """
+
+    def __init__(self) -> None:
+        self._ready: Future[asyncio.AbstractEventLoop] = Future()
+        self._stop: asyncio.Event | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.failures: list[BaseException] = []
+        """What work raised first; each is in the log, too."""
+        self._thread = LoopThread("stepscope control", self._main, self._failed)
+
+    async def _main(self) -> None:
+        self._stop = asyncio.Event()
+        self._ready.set_result(asyncio.get_running_loop())
+        await self._stop.wait()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _failed(self, error: BaseException) -> None:
+        if not self._ready.done():
+            self._ready.set_exception(error)
+        self._keep(error)
+
+    def _keep(self, error: BaseException) -> None:
+        if len(self.failures) < 16:
+            self.failures.append(error)
+        log.error("control failed: %r", error, exc_info=error)
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Future[None]:
+        """Runs a coroutine function on the loop; the future is done when that has ended. Cancelling it ends the work."""
+        loop = self._ready.result()
+        ended: Future[None] = Future()
+
+        def begin() -> None:
+            task = loop.create_task(work(), name=f"stepscope {name}")
+            self._tasks.add(task)
+
+            def finished(task: asyncio.Task[None]) -> None:
+                self._tasks.discard(task)
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    self._keep(error)
+                if not ended.done():
+                    ended.set_result(None)
+
+            task.add_done_callback(finished)
+            ended.add_done_callback(
+                lambda future: loop.call_soon_threadsafe(task.cancel) if future.cancelled() else None
+            )
+
+        loop.call_soon_threadsafe(begin)
+        return ended
+
+    def call_soon(self, call: Callable[[], object]) -> None:
+        """Calls a function on the loop; nothing happens if it has ended."""
+        with contextlib.suppress(RuntimeError):
+            self._ready.result().call_soon_threadsafe(call)
+
+    def end(self) -> None:
+        """Cancels what runs, and waits a moment for the thread."""
+        stop = self._stop
+        if stop is not None:
+            self.call_soon(stop.set)
+        if not self.here:
+            self._thread.join(END)
+
+    @property
+    def here(self) -> bool:
+        """Whether the caller is on the loop's thread."""
+        try:
+            return self._ready.done() and asyncio.get_running_loop() is self._ready.result()
+        except RuntimeError:
+            return False
+
+
+_loop: ControlLoop | None = None
+_users = 0
+_lock = threading.RLock()
+
+
+def acquire() -> ControlLoop:
+    """The process's loop, started if need be; each call is matched by one of `release`.
+
+    Raises:
+        RuntimeError: if the system gives no further thread.
+    """
+    global _loop, _users
+    with _lock:
+        if _loop is None:
+            _loop = ControlLoop()
+        _users += 1
+        return _loop
+
+
+def release(loop: ControlLoop) -> None:
+    """Lets go of the loop; the last user ends it. One of a parent process is left alone."""
+    global _loop, _users
+    ending: ControlLoop | None = None
+    with _lock:
+        if loop is not _loop:
+            return
+        _users -= 1
+        if _users == 0:
+            ending, _loop = _loop, None
+    if ending is not None:
+        ending.end()
+
+
+def _end() -> None:
+    """At the interpreter's exit, before its daemon threads are stopped wherever they are."""
+    global _loop
+    ending, _loop = _loop, None
+    if ending is not None:
+        ending.end()
+
+
+def _forget() -> None:
+    """In a forked child there is no such thread: its loop is the parent's, and is only let go of."""
+    global _loop, _users, _lock
+    _loop, _users, _lock = None, 0, threading.RLock()
+
+
+atexit.register(_end)
+os.register_at_fork(after_in_child=_forget)

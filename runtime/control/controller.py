@@ -1,0 +1,344 @@
+"""The controller of one profiler: every way by which windows are asked of it comes together here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stepscope.runtime.control import control_loop, user_signal
+from stepscope.runtime.control.agreement import Agreement
+from stepscope.runtime.control.armable import Armable
+from stepscope.runtime.control.armed import Armed, ArmedStatus
+from stepscope.runtime.control.command import VERSION, Answer, Command
+from stepscope.runtime.control.control_file import ControlFile, decode_control_file, default_content, file_of
+from stepscope.runtime.control.file_events import FileEvents
+from stepscope.runtime.control.job_directory import JobDirectory
+from stepscope.runtime.control.local_socket import LocalSocket
+from stepscope.runtime.control.rate import StepRate
+from stepscope.runtime.control.remote_gate import RemoteGate
+from stepscope.runtime.control.settings import Control
+from stepscope.runtime.control.watched_file import WatchedFile
+from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.run import job_from_environment, this_host
+
+log = logging.getLogger("stepscope")
+
+MOST_PROPOSALS = 64
+WATCHED = ("proposal-", "start-", "decision-")
+"""Records that a rank wakes up for."""
+
+_Waiting = tuple[str, Callable[[Armed], object]]
+
+
+class Controller:
+    """Lives from the profiler's first start to its close, on the control thread, also while nothing is recorded.
+
+    In a forked child it does nothing any more.
+    """
+
+    def __init__(self, settings: Control, profiler: Armable, rank: int | None, world_size: int | None) -> None:
+        """Args: which ways are open; whose windows; which rank of how many this is."""
+        self.settings = settings
+        self._profiler, self._rank = profiler, rank
+        self._file: WatchedFile[ControlFile] | None = None
+        self._agreement: Agreement | None = None
+        if settings.path is not None:
+            path = file_of(Path(settings.path))
+            first = not rank
+            self._file = WatchedFile(
+                path,
+                decode_control_file,
+                default=default_content(),
+                create=settings.create and first,
+                poll=settings.poll,
+                on_change=self._changed,
+                status=first,
+            )
+            if settings.agree and rank is not None and (world_size or 1) > 1:
+                job = settings.job or job_from_environment()
+                self._agreement = Agreement(
+                    JobDirectory(path, job),
+                    profiler,
+                    rank=rank,
+                    world_size=world_size or 1,
+                    patience=settings.patience,
+                    idle=settings.poll,
+                    outcome=self._decided,
+                )
+        self._taken: WindowRequest | None = None
+        self._asked: deque[Callable[[], object]] = deque()
+        """What is to be done on the control thread."""
+        self._waiting: list[_Waiting] = []
+        self._gates: dict[str, RemoteGate] = {}
+        self._rate = StepRate()
+        self._loop: control_loop.ControlLoop | None = None
+        self._task: Future[None] | None = None
+        self._wake: asyncio.Event | None = None
+        self._socket: LocalSocket | None = None
+        self._signals = 0
+        self._told: tuple[ArmedStatus, ...] = ()
+        self._pid = 0
+        self.notes: list[str] = []
+        """Which ways are not open, and why."""
+
+    @property
+    def file(self) -> Path | None:
+        """The watched file."""
+        return None if self._file is None else self._file.path
+
+    def start(self, session: Path) -> None:
+        """Opens the ways that the settings name; starting again changes nothing. What cannot be opened is noted.
+
+        Args:
+            session: directory of the process's session.
+        """
+        if self._task is not None:
+            return
+        self._pid = os.getpid()
+        try:
+            self._loop = control_loop.acquire()
+        except RuntimeError as error:
+            self._note(f"nothing can be asked for: {error}")
+            return
+        if self._file is not None:
+            try:
+                self._file.start()
+            except (OSError, RuntimeError) as error:
+                self._note(f"{self._file.path} is not watched: {error}")
+        if self.settings.signal and (problem := user_signal.watch(self._signalled)):
+            self._note(problem)
+        if self.settings.socket:
+            self._socket = LocalSocket.listen(session, self.handle)
+        self._task = self._loop.start(self._run, "control")
+
+    def close(self) -> None:
+        """Closes them. Idempotent."""
+        task, loop, self._task, self._loop = self._task, self._loop, None, None
+        if loop is None or self._pid != os.getpid():
+            return
+        if self.settings.signal:
+            user_signal.unwatch(self._signalled)
+        if self._socket is not None:
+            self._socket.leave(self.handle)
+        if self._file is not None:
+            self._file.close()
+        if task is not None:
+            task.cancel()
+        control_loop.release(loop)
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        log.error("control of profiler %r: %s", self._profiler.name, text)
+
+    # asking
+
+    def handle(self, command: Command, trigger: str = "socket") -> Future[Answer]:
+        """Obeys a command from outside; from any thread. The answer may take as long as ranks take to agree.
+
+        Args:
+            trigger: where it comes from, for the windows' metadata.
+        """
+        answered: Future[Answer] = Future()
+
+        def answer(**said: Any) -> None:
+            if not answered.done():
+                answered.set_result(self._answer(**said))
+
+        if command.version != VERSION:
+            answer(error=f"version {command.version} of commands is not known here, only {VERSION}")
+        elif command.command in ("arm", "propose") and command.request is None:
+            answer(error=f"{command.command} lacks a request")
+        else:
+            self._soon(partial(self._obey, command, trigger, answer))
+        return answered
+
+    @property
+    def from_collector(self) -> Callable[[Command], Future[Answer]] | None:
+        """Obeys commands of the collector's operators; `None` if the settings do not let it."""
+        return partial(self.handle, trigger="collector") if self.settings.collector else None
+
+    def _obey(self, command: Command, trigger: str, answer: Callable[..., None]) -> None:
+        request = command.request
+        match command.command:
+            case "arm":
+                assert request is not None
+                self._ask(request, trigger, lambda armed: answer(armed=armed), key=os.urandom(16).hex())
+            case "propose":
+                assert request is not None
+                gate = RemoteGate()
+                armed = self._profiler.arm(request, trigger=trigger, gate=gate)
+                if armed:
+                    self._gates[command.proposal] = gate
+                    while len(self._gates) > MOST_PROPOSALS:
+                        self._gates.pop(next(iter(self._gates)))
+                answer(armed=armed)
+            case "decide":
+                answer(**self._decide(command))
+            case "extend":
+                answer(armed=self._profiler.extend(command.steps, seconds=command.seconds))
+            case "abort":
+                reason = command.reason or "a command"
+                answer(windows=self._profiler.abort(command.run_id, reason=reason))
+            case "status":
+                answer(windows=self._profiler.armed())
+
+    def _decide(self, command: Command) -> dict[str, Any]:
+        gate = self._gates.pop(command.proposal, None)
+        if gate is None:
+            return {"error": "nothing of that name was proposed"}
+        if gate.committed is not None:
+            return {"error": gate.reason}
+        gate.committed, gate.reason = command.committed, command.reason
+        if not command.committed:
+            self._profiler.withdraw(gate, command.reason or "it was decided against")
+        return {}
+
+    def _answer(self, **said: Any) -> Answer:
+        return Answer(
+            profiler=self._profiler.name,
+            rank=self._rank,
+            host=this_host(),
+            pid=os.getpid(),
+            step=self._profiler.step_num,
+            rate=self._rate.per_second,
+            **said,
+        )
+
+    def _ask(
+        self, request: WindowRequest, trigger: str, told: Callable[[Armed], object] | None = None, key: str = ""
+    ) -> None:
+        """Asks this rank, or all of them if they agree with each other."""
+        if self._agreement is None:
+            self._say(request, trigger, armed := self._profiler.arm(request, trigger=trigger))
+            if told is not None:
+                told(armed)
+            return
+        if told is not None:
+            if not request.wants(self._rank):
+                told(Armed(True, run_id=request.run_id, reason=f"asked of other ranks than rank {self._rank}"))
+            else:
+                self._waiting.append((_named(request, trigger), told))
+        self._agreement.wish(request, trigger, key)
+
+    def _decided(self, request: WindowRequest, trigger: str, armed: Armed) -> None:
+        self._say(request, trigger, armed)
+        name = _named(request, trigger)
+        for waiting in [waiting for waiting in self._waiting if waiting[0] == name]:
+            self._waiting.remove(waiting)
+            waiting[1](armed)
+
+    def _say(self, request: WindowRequest, trigger: str, armed: Armed) -> None:
+        level = logging.INFO if armed else logging.WARNING
+        log.log(level, "control: %s, asked for by %s: %s", request.text(), trigger, armed)
+        if self._file is not None:
+            self._file.status.put(
+                request=request.text(), run_id=request.run_id or None, trigger=trigger, answer=str(armed)
+            )
+
+    def _changed(self, found: ControlFile) -> None:
+        """The watched file says something new."""
+        if found.command == "abort":
+            ended = self._profiler.abort(found.run_id or None, reason="the control file says so")
+            self._say_command("abort", f"{len(ended)} windows end" if ended else "no armed window runs or waits")
+        elif found.command == "extend":
+            self._say_command("extend", str(self._profiler.extend(found.steps or 0, seconds=found.seconds or 0.0)))
+        else:
+            request = found.request()
+            if request is None or request == self._taken:
+                return
+            self._taken = request
+            if self._task is None:  # in `start()`: what the file says at the start may be about the first step
+                self._ask(request, "file")
+            else:
+                self._soon(partial(self._ask, request, "file"))
+
+    def _say_command(self, command: str, answer: str) -> None:
+        log.info("control: %s, asked for by file: %s", command, answer)
+        if self._file is not None:
+            self._file.status.put(request=command, trigger="file", answer=answer)
+
+    def _signalled(self) -> None:
+        """SIGUSR2 came; called by its handler."""
+        self._signals += 1
+        self._soon(self._take_signal)
+
+    def _take_signal(self) -> None:
+        if self._signals:  # several that came at once are one
+            self._signals = 0
+            request = WindowRequest(steps=self.settings.signal_steps, run_id="")
+            self._ask(request, "signal", key=f"signal {os.urandom(8).hex()}")
+
+    # on the control thread
+
+    def _soon(self, call: Callable[[], object]) -> None:
+        """Has something done on the control thread; it takes no lock, so that a signal handler may say so."""
+        self._asked.append(call)
+        loop, wake = self._loop, self._wake
+        if loop is not None and wake is not None:
+            loop.call_soon(wake.set)
+
+    async def _run(self) -> None:
+        self._wake = asyncio.Event()
+        events: FileEvents | None = None
+        watched: Path | None = None
+        try:
+            while True:
+                self._do_asked()
+                self._rate.add(time.monotonic(), self._profiler.step_num)
+                pause = self.settings.poll
+                if self._agreement is not None:
+                    pause = min(self._agreement.turn(), pause)
+                    if self._agreement.directory != watched:
+                        if events is not None:
+                            events.close()
+                        watched = self._agreement.directory
+                        events = None
+                        if watched is not None:
+                            events = FileEvents(watched, lambda name: name.startswith(WATCHED), self._look)
+                            events.start()
+                self._tell_windows()
+                try:
+                    await asyncio.wait_for(self._wake.wait(), pause)
+                except TimeoutError:
+                    pass
+                self._wake.clear()
+        finally:
+            if events is not None:
+                events.close()
+            if self._agreement is not None:
+                self._agreement.close()
+            for _, told in self._waiting:
+                told(Armed(False, reason="the profiler was closed"))
+            self._tell_windows()
+
+    def _look(self) -> None:
+        self._soon(lambda: None)
+
+    def _do_asked(self) -> None:
+        while self._asked:
+            call = self._asked.popleft()
+            try:
+                call()
+            except Exception as error:  # one request that goes wrong is no reason not to take the next
+                log.error("control: a request failed", exc_info=error)
+
+    def _tell_windows(self) -> None:
+        """Says in the status file what has become of the windows."""
+        if self._file is None:
+            return
+        windows = self._profiler.armed()[-8:]
+        if windows != self._told:
+            self._told = windows
+            self._file.status.put(windows=list(windows))
+
+
+def _named(request: WindowRequest, trigger: str) -> str:
+    return f"{trigger} {request!r}"

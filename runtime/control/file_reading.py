@@ -1,0 +1,104 @@
+"""Reading a file that anybody may change at any time, without ever waiting for it or taking in more than a limit."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+
+from stepscope.runtime.presence import create
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """One look at a file."""
+
+    content: bytes | None
+    """What it holds; `None` if there is nothing to be read."""
+    problem: str = ""
+    """Why there is nothing."""
+    missing: bool = False
+    """Whether there is no such file."""
+
+    @property
+    def digest(self) -> str:
+        """Names the content; empty if there is none."""
+        return "" if self.content is None else hashlib.sha256(self.content).hexdigest()
+
+
+def read_bounded(path: Path, limit: int) -> Reading:
+    """Reads a regular file of `limit` bytes at most; a pipe, a device or a directory is never waited for.
+
+    A link is followed: configurations are often mounted through one.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except FileNotFoundError:
+        gone = "a link to a file that does not exist" if path.is_symlink() else "there is no such file"
+        return Reading(None, gone, missing=True)
+    except NotADirectoryError:
+        return Reading(None, "there is no such file: a part of its path is no directory", missing=True)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            return Reading(None, "it is no regular file")
+        return Reading(None, f"it cannot be read: {error.strerror}")
+    try:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            kind = "a directory" if stat.S_ISDIR(about.st_mode) else "no regular file"
+            return Reading(None, f"it is {kind}")
+        content = _read(file, limit + 1) if about.st_size <= limit else b""
+        if about.st_size > limit or len(content) > limit:
+            size = max(about.st_size, len(content))
+            return Reading(None, f"it is too large: {size:,} bytes, the limit is {limit:,}")
+        return Reading(content)
+    except OSError as error:
+        return Reading(None, f"it cannot be read: {error.strerror}")
+    finally:
+        os.close(file)
+
+
+def _read(file: int, most: int) -> bytes:
+    parts: list[bytes] = []
+    while most > 0 and (part := os.read(file, most)):
+        parts.append(part)
+        most -= len(part)
+    return b"".join(parts)
+
+
+def create_once(path: Path, content: bytes) -> bool:
+    """Creates a file with all its content in one step, if it does not exist.
+
+    Returns:
+        Whether it was created; False if there is one already.
+
+    Raises:
+        OSError: if it cannot be created.
+    """
+    made = path.with_name(f".{path.name}.{os.getpid()}")
+    file, made = create(made, os.O_WRONLY, 0o644, lambda name, number: name.with_name(f"{name.name}.{number}"))
+    try:
+        with os.fdopen(file, "wb") as stream:
+            stream.write(content)
+        try:
+            os.link(made, path)
+            return True
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links: at least nobody's file is replaced
+            return _create_in_place(path, content)
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def _create_in_place(path: Path, content: bytes) -> bool:
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except FileExistsError:
+        return False
+    with os.fdopen(file, "wb") as stream:
+        stream.write(content)
+    return True

@@ -1,0 +1,179 @@
+"""The leader's part in an agreement: whom to wait for, which steps to choose, when to decide."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+
+import msgspec
+
+from stepscope.runtime.control.job_directory import Member, read_record
+from stepscope.runtime.control.proposal import ArmedAnswer, AtStep, Decision, Proposal, Records, Start
+from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.presence import replace_private
+from stepscope.runtime.schedule import NEVER
+
+log = logging.getLogger("stepscope")
+
+MARGIN = 0.3
+"""Seconds from the choice of steps to the first of them that the first attempt allows for; each further one doubles it."""
+ATTEMPTS = 8
+LEAST_STEPS = 2
+"""Steps ahead of the fastest rank in any case."""
+
+
+class Leading:
+    """Keeps nothing but times: everything else is in the records, so that another rank can go on with it."""
+
+    def __init__(self, world_size: int, patience: float) -> None:
+        self._world_size, self._patience = world_size, patience
+        self._since: dict[tuple[int, str], float] = {}
+        self._arrived: dict[tuple[int, int], float] = {}
+        self._absent: set[int] = set()
+        """Ranks that were waited for in vain and have not come since."""
+
+    def begin(self) -> None:
+        """This process leads from now on: everybody has the full time to answer."""
+        self._since.clear()
+        self._arrived.clear()
+
+    def turn(self, records: Records) -> None:
+        """Does the next thing that can be done.
+
+        Raises:
+            OSError: if a record cannot be written.
+        """
+        number = records.latest()
+        if number:
+            proposal = records.read(Proposal, number)
+            if proposal is None:
+                records.write(Decision("aborted", "the proposal cannot be read"), number)
+                return
+            decision = records.read(Decision, number)
+            if decision is None:
+                self._lead(records, proposal)
+                return
+            if decision.again and proposal.attempt + 1 < ATTEMPTS:
+                least = max(proposal.least, decision.least)
+                again = msgspec.structs.replace(proposal, number=number + 1, attempt=proposal.attempt + 1, least=least)
+                records.write(again, number + 1)
+                return
+        for key, wish in records.wishes()[:1]:
+            records.write(Proposal(number + 1, key, wish.request, wish.trigger), number + 1)
+            taken = msgspec.structs.replace(wish, proposal=number + 1)
+            replace_private(records.path("wish", key), msgspec.json.encode(taken))
+            records.prune(number)
+            self.begin()
+
+    def _lead(self, records: Records, proposal: Proposal) -> None:
+        start = records.read(Start, proposal.number)
+        if start is None:
+            self._choose(records, proposal)
+        else:
+            self._decide(records, proposal, start)
+
+    def _waited(self, number: int, what: str) -> float:
+        now = time.monotonic()
+        return now - self._since.setdefault((number, what), now)
+
+    def _members(self, records: Records, request: WindowRequest) -> tuple[dict[int, Member], set[int]]:
+        """The ranks that live and are to record, and those that have left or died."""
+        living: dict[int, Member] = {}
+        gone: set[int] = set()
+        for path in records.directory.glob("member-*.json"):
+            member = read_record(path, Member)
+            if member is None or not request.wants(member.rank):
+                continue
+            if member.left or member.peer.is_dead:
+                gone.add(member.rank)
+            else:
+                living[member.rank] = member
+        return living, gone
+
+    def _choose(self, records: Records, proposal: Proposal) -> None:
+        """Chooses steps when it is known where all are."""
+        number, request = proposal.number, proposal.request
+        members, gone = self._members(records, request)
+        wanted = range(self._world_size) if request.ranks is None else request.ranks
+        said = {each.rank: each for each in records.of(AtStep, number) if each.rank not in gone}
+        now = time.monotonic()
+        for rank in said:
+            self._arrived.setdefault((number, rank), now)
+        self._absent -= members.keys()
+        missing = [
+            rank
+            for rank in wanted
+            if rank < self._world_size and rank not in said and rank not in gone and rank not in self._absent
+        ]
+        if missing and self._waited(number, "step") < self._patience:
+            return
+        self._absent.update(rank for rank in missing if rank not in members)
+        silent = [rank for rank in missing if rank in members]
+        if silent:
+            self._abort(records, number, f"{_ranks(silent)} did not say at which step in {self._patience:g} s")
+            return
+        if not said:
+            self._abort(records, number, "none of the ranks that are to record takes part")
+            return
+        margin = MARGIN * 2**proposal.attempt
+        ahead = max(
+            each.step + math.ceil(each.rate * (now - self._arrived[number, each.rank] + margin))
+            for each in said.values()
+        )
+        ahead = max(ahead + LEAST_STEPS + proposal.attempt, proposal.least) + request.warmup
+        first, last = request.rounded(ahead)
+        if first < ahead:
+            latest = max(said.values(), key=lambda each: each.step)
+            where = f"start_step {first} is past, or too near: rank {latest.rank} is at step {latest.step}"
+            if request.past == "refuse" and first <= latest.step:
+                self._abort(records, number, f"{where}; the nearest that all ranks can record is {ahead}")
+                return
+            if request.past == "clip":
+                first = -(-ahead // request.granularity) * request.granularity
+                if first > last:
+                    self._abort(records, number, f"{where}; nothing of the window is left that all ranks can record")
+                    return
+        agreed = WindowRequest(
+            start_step=first,
+            stop_step=None if last == NEVER else last,
+            seconds=request.seconds,
+            run_id=request.run_id,
+            warmup=request.warmup,
+        )
+        records.write(Start(agreed, tuple(sorted(said))), number)
+
+    def _decide(self, records: Records, proposal: Proposal, start: Start) -> None:
+        """Decides when everybody has answered who lives."""
+        number = proposal.number
+        members, _ = self._members(records, proposal.request)
+        answers = {each.rank: each for each in records.of(ArmedAnswer, number)}
+        refused = [each for each in answers.values() if not each.ok and each.rank in start.ranks]
+        if refused:
+            worst = max(refused, key=lambda each: each.least or 0)
+            again = all(each.least is not None for each in refused) and self._may_move(proposal, worst)
+            records.write(Decision("aborted", f"rank {worst.rank}: {worst.reason}", again, worst.least or 0), number)
+            return
+        silent = [rank for rank in start.ranks if rank not in answers and rank in members]
+        if not silent:
+            if any(rank in answers for rank in start.ranks):
+                records.write(Decision("committed"), number)
+            else:
+                self._abort(records, number, f"{_ranks(start.ranks)} ended before the window")
+        elif self._waited(number, "armed") > self._patience:
+            self._abort(records, number, f"{_ranks(silent)} did not answer in {self._patience:g} s")
+
+    @staticmethod
+    def _may_move(proposal: Proposal, refusal: ArmedAnswer) -> bool:
+        """Whether later steps would still be what was asked for."""
+        request = proposal.request
+        return request.start_step == "next" or request.past == "clip" or request.overlap == "queue"
+
+    def _abort(self, records: Records, number: int, reason: str) -> None:
+        log.warning("control: a window is not recorded: %s", reason)
+        records.write(Decision("aborted", reason), number)
+
+
+def _ranks(ranks: list[int] | tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

@@ -1,0 +1,129 @@
+"""A socket in the session's directory over which processes of the same user on the same machine give commands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import msgspec
+
+from stepscope.runtime.control import control_loop
+from stepscope.runtime.control.command import MAX_BYTES, Answer, Command
+from stepscope.runtime.control.decoding import decode_json
+from stepscope.runtime.errors import ControlError
+
+log = logging.getLogger("stepscope")
+
+NAME = "socket"
+"""Of the socket in the session's directory."""
+PATIENCE = 10.0
+"""Seconds in which a command must have come."""
+MOST = 16
+"""Connections at once."""
+
+Handler = Callable[[Command], "Future[Answer]"]
+_CREDENTIALS = struct.Struct("3i")
+
+
+class LocalSocket:
+    """One for the process. A line with a command is answered by a line with the answers of all profilers that listen."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / NAME
+        self._handlers: list[Handler] = []
+        self._loop = control_loop.acquire()
+        self._served = self._loop.start(self._serve, "control socket")
+        self._connections = 0
+
+    @classmethod
+    def listen(cls, directory: Path, handler: Handler) -> LocalSocket:
+        """Has commands that come to this directory's socket given to the handler as well."""
+        with _lock:
+            found = _sockets.get(directory)
+            if found is None:
+                found = _sockets[directory] = cls(directory)
+            found._handlers.append(handler)
+            return found
+
+    def leave(self, handler: Handler) -> None:
+        """The handler is given no more; the last one ends the socket."""
+        with _lock:
+            if handler in self._handlers:
+                self._handlers.remove(handler)
+            if self._handlers or _sockets.get(self._path.parent) is not self:
+                return
+            del _sockets[self._path.parent]
+        self._served.cancel()
+        control_loop.release(self._loop)
+
+    async def _serve(self) -> None:
+        self._path.unlink(missing_ok=True)
+        try:
+            server = await asyncio.start_unix_server(self._client, self._path, limit=MAX_BYTES)
+        except OSError as error:
+            log.error("no commands are taken at %s: %s", self._path, error)
+            return
+        try:
+            self._path.chmod(0o600)
+            await server.serve_forever()
+        finally:
+            server.close()
+            self._path.unlink(missing_ok=True)
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections += 1
+        try:
+            if self._connections > MOST:
+                return
+            user = peer_user(writer.get_extra_info("socket"))
+            if user not in (os.geteuid(), 0):
+                log.warning("a command of user %s was refused", user)
+                return
+            async with asyncio.timeout(PATIENCE):
+                line = await reader.readline()
+            answers = await self._answer(line)
+            writer.write(msgspec.json.encode(answers) + b"\n")
+            await writer.drain()
+        except (TimeoutError, ConnectionError, ValueError) as error:
+            log.info("a command did not arrive whole: %r", error)
+        finally:
+            self._connections -= 1
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _answer(self, line: bytes) -> list[Answer]:
+        try:
+            command = decode_json(line, Command)
+        except ControlError as error:
+            return [Answer(error=str(error))]
+        return list(await asyncio.gather(*(asyncio.wrap_future(handler(command)) for handler in list(self._handlers))))
+
+
+def peer_user(sock: socket.socket) -> int:
+    """The user of the process at the other end. Source: unix(7), SO_PEERCRED."""
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user: int = _CREDENTIALS.unpack(found)[1]
+    return user
+
+
+_sockets: dict[Path, LocalSocket] = {}
+_lock = threading.Lock()
+
+
+def _forget() -> None:
+    """A forked child listens to nothing; the socket is its parent's."""
+    global _lock
+    _sockets.clear()
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)

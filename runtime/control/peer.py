@@ -1,0 +1,54 @@
+"""Processes that take part in an agreement: who they are, and whether they live."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import msgspec
+
+from stepscope.runtime.clock import identity
+from stepscope.runtime.processes import is_running, process_identity
+from stepscope.runtime.run import this_host
+
+SILENCE = 30.0
+"""Seconds after which a process of another machine, whose file does not change, counts as dead."""
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """Names a process for good: its number alone is given again to another one."""
+
+    pid: int
+    start_time: int
+    """In clock ticks since boot."""
+    machine: str
+    """Of the boot and the numbering of processes; a process of another one cannot be looked at from here."""
+    host: str
+
+    @classmethod
+    def here(cls) -> Peer:
+        """This process."""
+        return cls(**process_identity(), machine=this_machine(), host=this_host())
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it can be looked at from here."""
+        return self.machine == this_machine()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it is known to have ended; of another machine's nothing is known."""
+        return self.is_local and not is_running(self.pid, self.start_time)
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host}"
+
+
+@cache
+def this_machine() -> str:
+    """Names this machine since its boot, and this process's view of process numbers: containers have their own."""
+    try:
+        numbering = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        numbering = ""
+    return f"{identity() or this_host()}/{numbering}"

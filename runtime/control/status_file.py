@@ -1,0 +1,47 @@
+"""The file beside a watched one that says how things stand."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.runtime.presence import replace_private
+
+log = logging.getLogger("stepscope")
+
+
+class StatusFile:
+    """An object of facts in a JSON file that is always whole: each change replaces it in one step.
+
+    A file that cannot be written costs nothing but itself, and is said once in the log.
+    """
+
+    def __init__(self, path: Path, *, enabled: bool = True) -> None:
+        self.path = path
+        self.enabled = enabled
+        self._facts: dict[str, Any] = {}
+        self._failed = False
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it says."""
+        return dict(self._facts)
+
+    def put(self, **facts: Any) -> None:
+        """Changes facts; one that is `None` is taken away."""
+        changed = {**self._facts, **facts}
+        self._facts = {name: value for name, value in changed.items() if value is not None}
+        if not self.enabled:
+            return
+        said = {**self._facts, "pid": os.getpid(), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        try:
+            replace_private(self.path, msgspec.json.format(msgspec.json.encode(said), indent=2) + b"\n")
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                log.warning("%s cannot be written: %s", self.path, error)

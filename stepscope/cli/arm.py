@@ -1,0 +1,193 @@
+"""`stepscope arm`: asks running processes to record a window."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.runtime.control.client import ask_process
+from stepscope.runtime.control.command import Answer, Command
+from stepscope.runtime.control.ranks import ranks_from
+from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.errors import ControlError
+
+DESCRIPTION = """\
+Asks running processes to record a window, and shows what each of them does: all ranks of a job over its collector, or one
+process of this machine over its socket. The processes decide whether they can be asked:
+trace(control=Control(collector=True)), trace(control=Control(socket=True)).
+
+Through the collector all ranks record the same steps, or none does. Over the socket of a process whose ranks watch one
+control file, they agree as well.
+"""
+
+EPILOG = """\
+examples:
+  stepscope arm --pid 4711 --steps 10
+  stepscope arm --url https://collector.example:7788 --token-file token --ranks 0,3-5 --steps 10
+  stepscope arm --url http://127.0.0.1:7788 --start 2000 --stop 2009 --run-id again
+  stepscope arm --pid 4711 --seconds 5
+  stepscope arm --pid 4711 --extend --steps 20
+  stepscope arm --pid 4711 --abort
+  stepscope arm --pid 4711 --status
+
+exit codes: 0 every process does as asked, 1 some or all do not, 2 wrong usage
+"""
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Declares the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "arm",
+        parents=[common],
+        help="ask running processes to record a window",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    where = parser.add_argument_group("whom").add_mutually_exclusive_group(required=True)
+    where.add_argument("--pid", type=int, metavar="PID", help="a process of this machine, and this user")
+    where.add_argument("--url", help="the collector, such as https://host:7788")
+    parser.add_argument("--ranks", metavar="0,3-5", help="the ranks that record; default: all")
+    what = parser.add_argument_group("what")
+    what.add_argument("--start", metavar="next|N", default="next", help="number of the first step (default: next)")
+    what.add_argument("--steps", type=int, metavar="N", help="how many steps")
+    what.add_argument("--stop", type=int, metavar="N", help="or number of the last step")
+    what.add_argument("--seconds", type=float, metavar="S", help="or how long")
+    what.add_argument("--run-id", default="", metavar="ID", help="becomes part of the window's name")
+    what.add_argument("--warmup", type=int, default=0, metavar="N", help="steps in which backends warm up")
+    what.add_argument("--granularity", type=int, default=1, metavar="N", help="whole groups of so many steps")
+    what.add_argument("--clip", action="store_true", help="record what is left of a window that has begun already")
+    what.add_argument("--queue", action="store_true", help="wait for another window instead of being refused")
+    other = parser.add_argument_group("instead of a window").add_mutually_exclusive_group()
+    other.add_argument("--extend", action="store_true", help="let the running window go on for --steps or --seconds")
+    other.add_argument("--abort", action="store_true", help="end the running window, and forget those that wait")
+    other.add_argument("--status", action="store_true", help="tell what was armed")
+    remote = parser.add_argument_group("collector")
+    remote.add_argument("--token-file", type=Path, metavar="FILE", help="its token; else $STEPSCOPE_TOKEN")
+    remote.add_argument("--ca", type=Path, metavar="FILE", help="certificates to trust, PEM; default: the system's")
+    remote.add_argument("--insecure", action="store_true", help="let a token go to another machine without TLS")
+    remote.add_argument("--name", default="", help="name of the runs, where several jobs are connected")
+    remote.add_argument("--job", default="", help="the job, where several are connected")
+    parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="wait so long for answers; default 30")
+    parser.add_argument("--json", action="store_true", help="print the answers as JSON")
+    parser.set_defaults(function=arm, command="arm", parser=parser)
+
+
+def arm(given: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Raises:
+        StepscopeError: if nobody can be asked.
+    """
+    parser: argparse.ArgumentParser = given.parser
+    try:
+        ranks = ranks_from(given.ranks)
+        command, request = _command(given), None
+        if command == "arm":
+            start = given.start if given.start == "next" else int(given.start)
+            request = WindowRequest(
+                start_step=start,
+                steps=given.steps,
+                stop_step=given.stop,
+                seconds=given.seconds,
+                ranks=ranks,
+                run_id=given.run_id,
+                warmup=given.warmup,
+                granularity=given.granularity,
+                past="clip" if given.clip else "refuse",
+                overlap="queue" if given.queue else "refuse",
+            )
+        elif command == "extend" and (given.steps is None) == (given.seconds is None):
+            raise ValueError("--extend takes --steps or --seconds: how much longer the window is to be")
+    except ValueError as error:
+        parser.error(str(error))
+    if given.pid is not None:
+        return _ask_process(given, command, request)
+    return _ask_collector(given, command)
+
+
+def _command(given: argparse.Namespace) -> Any:
+    return next((name for name in ("extend", "abort", "status") if getattr(given, name)), "arm")
+
+
+def _ask_process(given: argparse.Namespace, name: Any, request: WindowRequest | None) -> int:
+    command = Command(
+        command=name,
+        request=request,
+        steps=given.steps or 0 if name == "extend" else 0,
+        seconds=given.seconds or 0.0 if name == "extend" else 0.0,
+        run_id=given.run_id or None if name == "abort" else None,
+    )
+    answers = ask_process(given.pid, command, given.timeout)
+    if given.json:
+        print(msgspec.json.encode(answers).decode())
+    for answer in () if given.json else answers:
+        rank = "" if answer.rank is None else f" rank {answer.rank}"
+        print(f"{answer.profiler or 'process'}{rank} (pid {answer.pid}, step {answer.step}): {_text(name, answer)}")
+        for window in answer.windows:
+            _show(window)
+    return 0 if all(_obeys(answer) for answer in answers) else 1
+
+
+def _ask_collector(given: argparse.Namespace, name: Any) -> int:
+    from stepscope.cli.order import send_order
+
+    if given.run_id and name not in ("arm", "abort"):
+        raise ControlError("--run-id goes with a window or --abort")
+    order = {
+        "command": name,
+        "name": given.name,
+        "job": given.job,
+        "patience": min(given.timeout, 60.0),
+        "steps": given.steps,
+        "stop_step": given.stop,
+        "seconds": given.seconds,
+        "ranks": given.ranks,
+        "run_id": given.run_id,
+        "start_step": given.start if given.start == "next" else int(given.start),
+        "warmup": given.warmup,
+        "granularity": given.granularity,
+        "past": "clip" if given.clip else "refuse",
+        "overlap": "queue" if given.queue else "refuse",
+    }
+    result = send_order(given, order)
+    if given.json:
+        print(msgspec.json.encode(result).decode())
+        return 0 if result.outcome == "done" else 1
+    steps = "" if result.first is None else f": steps {result.first}-{'...' if result.last is None else result.last}"
+    print(
+        f"{result.outcome}{steps if result.outcome != 'refused' else ''}"
+        + (f" ({result.reason})" if result.reason else "")
+    )
+    for rank in result.ranks:
+        who = rank.id if rank.rank is None else f"rank {rank.rank}"
+        print(f"  {who} (pid {rank.pid} on {rank.host}, step {rank.step}): {rank.text}")
+        for window in rank.windows:
+            _show(window)
+    return 0 if result.outcome == "done" else 1
+
+
+def _obeys(answer: Answer) -> bool:
+    return not answer.error and (answer.armed is None or answer.armed.accepted)
+
+
+def _text(command: str, answer: Answer) -> str:
+    if answer.error:
+        return answer.error
+    if answer.armed is not None:
+        return str(answer.armed)
+    count = len(answer.windows)
+    if command == "abort":
+        return f"{count} window{'s' * (count != 1)} ended" if count else "no armed window runs or waits"
+    return f"{count} window{'s' * (count != 1)}"
+
+
+def _show(window: Any) -> None:
+    steps = "" if window.first is None else f" {window.first}-{'...' if window.last is None else window.last}"
+    run = f" {window.run_id!r}" if window.run_id else ""
+    why = f": {window.reason}" if window.reason else ""
+    print(f"    {window.state}{run}{steps} ({window.requested}, by {window.trigger}){why}")

@@ -1,0 +1,101 @@
+"""A rank of a job whose loops go at different speeds: it records what it is asked for, and says what that was.
+
+    python -m tests.control_rank '{"directory": ..., "rank": 0, "world": 8, ...}'
+
+Each finished window is a line of `windows-RANK`. The loop ends when the file `stop` is there, or `stop-RANK`. Ranks keep together as those
+that exchange gradients do, only not as closely: none is more than `LEAD` steps ahead of the slowest.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import struct
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+import stepscope
+from stepscope.runtime.control.settings import Control
+from stepscope.runtime.window import Window
+
+LEAD = 40
+GONE = 1 << 60
+
+
+class RankSettings(msgspec.Struct, kw_only=True):
+    """What the rank is told."""
+
+    directory: str
+    rank: int
+    world: int
+    step_ms: float = 2.0
+    late: float = 0.0
+    """Seconds that it begins later."""
+    job: str = "job"
+    patience: float = 20.0
+    control: str = ""
+    """What is watched; default: the directory."""
+
+
+class Steps:
+    """The steps of all ranks, in a file that they share."""
+
+    def __init__(self, path: Path, ranks: int) -> None:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        if os.fstat(file).st_size < 8 * ranks:
+            os.ftruncate(file, 8 * ranks)
+        self._memory = mmap.mmap(file, 8 * ranks)
+        os.close(file)
+        self._ranks = ranks
+
+    def put(self, rank: int, step: int) -> None:
+        """This is where the rank is; `GONE`: nobody waits for it any more."""
+        struct.pack_into("q", self._memory, 8 * rank, step)
+
+    def least(self) -> int:
+        """Where the slowest rank is."""
+        steps: tuple[int, ...] = struct.unpack_from(f"{self._ranks}q", self._memory)
+        return min(steps)
+
+
+def main(settings: RankSettings) -> None:
+    """Runs the loop."""
+    logging.basicConfig(level=logging.INFO, format=f"{settings.rank} %(message)s")
+    directory = Path(settings.directory)
+    steps = Steps(directory / "steps", settings.world)
+    time.sleep(settings.late)
+    os.environ.update(RANK=str(settings.rank), WORLD_SIZE=str(settings.world), STEPSCOPE_JOB=settings.job)
+    windows = (directory / f"windows-{settings.rank}").open("a", buffering=1)
+
+    def write(window: Window) -> None:
+        armed = window.metadata["armed"]
+        said = {"run": armed.get("run_id", ""), "steps": [step.number for step in window.steps]}
+        print(json.dumps({**said, "complete": window.complete, "name": armed["name"]}), file=windows)
+
+    control = Control(path=settings.control or settings.directory, poll=0.1, patience=settings.patience)
+    with stepscope.trace(
+        control=control,
+        output_dir=directory / "out",
+        on_trace_ready=write,
+        options=stepscope.Options(journal=False, drain_interval=0.05),
+    ) as profiler:
+        (directory / f"ready-{settings.rank}").touch()
+        stop, own_stop = directory / "stop", directory / f"stop-{settings.rank}"
+        while not stop.exists() and not own_stop.exists():
+            with stepscope.span("work"):
+                time.sleep(settings.step_ms / 1000)
+            profiler.step()
+            steps.put(settings.rank, profiler.step_num)
+            while steps.least() + LEAD < profiler.step_num and not stop.exists():
+                time.sleep(0.001)
+        steps.put(settings.rank, GONE)
+    print(json.dumps({"rank": settings.rank, "armed": [status.state for status in profiler.armed()]}))
+
+
+if __name__ == "__main__":
+    main(msgspec.json.decode(sys.argv[1], type=RankSettings))

@@ -1,0 +1,400 @@
+"""Control of a running profiler: by its file, by SIGUSR2, by the environment; and that it costs the loop nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope
+from stepscope import Control, ControlError, Options, Profiler, Window
+from stepscope.runtime.control.armed_facts import armed_facts
+from stepscope.runtime.control.job_directory import JobDirectory
+from stepscope.runtime.control.ranks import ranks_from, ranks_text
+from stepscope.runtime.control.settings import Control as Settings
+from stepscope.runtime.run import rank_from_environment
+from tests.launch import launched, run_to_end
+from tests.support import ROOT
+
+QUICK = Options(journal=False, drain_interval=0.01)
+
+
+@contextlib.contextmanager
+def controlled(directory: Path, **more: Any) -> Generator[tuple[Profiler, list[Window], Path]]:
+    """A profiler that follows a file in the directory."""
+    windows: list[Window] = []
+    settings = {"control": Control(path=str(directory), poll=0.01), "options": QUICK, **more}
+    with stepscope.trace(output_dir=directory / "run", on_trace_ready=windows.append, **settings) as profiler:
+        yield profiler, windows, directory / "stepscope.json"
+    profiler.raise_errors()
+
+
+def step_until(profiler: Profiler, condition: Callable[[], object]) -> None:
+    """Goes on stepping until something holds."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        with stepscope.span("work"):
+            time.sleep(0.001)
+        profiler.step()
+        assert time.monotonic() < deadline
+
+
+def say(path: Path, **fields: Any) -> None:
+    """Writes the file."""
+    draft = path.with_name("draft")
+    draft.write_text(json.dumps(fields))
+    draft.replace(path)
+
+
+def status(path: Path) -> dict[str, Any]:
+    """What the status file says."""
+    found: dict[str, Any] = json.loads(path.with_name(f"{path.name}.status.json").read_text())
+    return found
+
+
+def said(window: Window) -> Any:
+    """What a window says of its request."""
+    found = armed_facts(window)
+    assert found is not None
+    return found
+
+
+@pytest.mark.checklist("B17", "B18", "A24", "A33", "F6")
+def test_windows_by_the_file(tmp_path: Path) -> None:
+    """It appears at the start; each edit has a window recorded, under a name of what was recorded."""
+    with controlled(tmp_path) as (profiler, windows, path):
+        assert path.exists() and profiler.armed() == ()
+        step_until(profiler, lambda: profiler.step_num >= 5)
+        assert windows == []
+        say(path, start_step="next", steps=1)
+        step_until(profiler, lambda: len(windows) == 1)
+        say(path, start_step="next", steps=1)
+        step_until(profiler, lambda: profiler.step_num >= windows[0].steps[0].number + 60)
+        assert len(windows) == 1
+        say(path, start_step="next", steps=1, run_id="again")
+        step_until(profiler, lambda: len(windows) == 2)
+        step_until(profiler, lambda: [one["state"] for one in status(path).get("windows", ())] == ["recorded"] * 2)
+        told = status(path)
+    assert [len(window.steps) for window in windows] == [1, 1]
+    assert [said(window)["trigger"] for window in windows] == ["file", "file"]
+    number = windows[1].steps[0].number
+    assert said(windows[1])["name"] == f"rank0_start{number}_stop{number}_again"
+    assert told["state"] == "ok" and told["trigger"] == "file" and told["run_id"] == "again"
+    assert told["answer"] == f"recording step {number}"
+
+
+@pytest.mark.checklist("A29", "A40", "F3")
+def test_a_window_in_the_past_by_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is refused once, in the log and the status file, or clipped: as the file says."""
+    with controlled(tmp_path) as (profiler, windows, path):
+        step_until(profiler, lambda: profiler.step_num >= 10)
+        say(path, start_step=2, stop_step=6)
+        step_until(profiler, lambda: "is in the past" in status(path).get("answer", ""))
+        assert sum("is in the past" in record.getMessage() for record in caplog.records) == 1
+        last = profiler.step_num + 3000
+        say(path, start_step=2, stop_step=last, past="clip")
+        step_until(profiler, lambda: windows)
+    assert windows[0].steps[0].number > 10 and windows[0].steps[-1].number == last
+    assert "clipped" in said(windows[0])["note"]
+    assert said(windows[0])["name"] == f"rank0_start{windows[0].steps[0].number}_stop{last}"
+
+
+@pytest.mark.checklist("A25", "A34", "F1", "F5")
+def test_the_file_changes_while_a_window_is_open(tmp_path: Path) -> None:
+    """Neither nonsense nor other numbers nor its removal end the window; only the commands do."""
+    with controlled(tmp_path) as (profiler, windows, path):
+        say(path, start_step=5, steps=100_000, run_id="long")
+        step_until(profiler, lambda: profiler.current_action.records)
+        for content in (b"{", b"[]", b'{"start_step": null}', b'{"stop_step": -1}'):
+            path.write_bytes(content)
+            step_until(profiler, lambda before=profiler.step_num: profiler.step_num > before + 20)
+        path.unlink()
+        step_until(profiler, lambda before=profiler.step_num: profiler.step_num > before + 20)
+        assert windows == [] and profiler.current_action.records
+        say(path, command="extend", steps=100)
+        step_until(profiler, lambda: "extend" in status(path)["request"])
+        assert status(path)["answer"] == "recording steps 5-100104 (extended to step 100104)"
+        say(path, command="abort")
+        step_until(profiler, lambda: windows)
+        assert status(path)["answer"] == "1 windows end"
+    assert not windows[0].complete
+    assert windows[0].diagnostics[0].endswith("the control file says so")
+    assert said(windows[0])["name"] == f"rank0_start5_stop{windows[0].steps[-1].number}_long"
+
+
+def test_the_first_content_counts_before_the_first_step(tmp_path: Path) -> None:
+    """What the file says at the start is armed when step 0 begins."""
+    say(tmp_path / "stepscope.json", start_step=0, steps=2)
+    with controlled(tmp_path) as (profiler, windows, _):
+        step_until(profiler, lambda: windows)
+    assert [step.number for step in windows[0].steps] == [0, 1]
+
+
+@pytest.mark.checklist("A37", "A35", "A36")
+def test_only_what_is_asked_for_is_recorded(tmp_path: Path) -> None:
+    """No step before it, none after it, and nothing at all while the file asks for nothing."""
+    with controlled(tmp_path) as (profiler, windows, path):
+        step_until(profiler, lambda: profiler.step_num >= 30)
+        assert profiler.statistics().windows == 0
+        say(path, start_step=profiler.step_num + 2000, steps=3)
+        step_until(profiler, lambda: windows)
+    (window,) = windows
+    assert len(window.steps) == 3 and profiler.statistics().windows == 1
+
+
+@pytest.mark.checklist("A19")
+def test_which_rank_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What launchers say counts, a number of the machine alone last; what is no number is not taken."""
+    names = ["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID", "LOCAL_RANK"]
+    for name in [*names, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "RANK_SIZE"]:
+        monkeypatch.delenv(name, raising=False)
+    assert rank_from_environment() == (None, None)
+    for number, name in reversed(list(enumerate(names))):
+        monkeypatch.setenv(name, str(number))
+        assert rank_from_environment()[0] == number
+    monkeypatch.setenv("RANK", "zero")
+    assert rank_from_environment()[0] == 1
+
+
+@pytest.mark.checklist("A16", "A17")
+def test_settings_that_cannot_be(tmp_path: Path) -> None:
+    """The message has the field and the value."""
+    for fields, message in (
+        ({"poll": 0}, "Control.poll is 0: "),
+        ({"poll": "2"}, "Control.poll is '2': "),
+        ({"path": ""}, "Control.path is '': "),
+        ({"path": 3}, "Control.path is 3: "),
+        ({"signal_steps": 0}, "Control.signal_steps is 0: "),
+        ({"job": "a b"}, "Control.job is 'a b': "),
+    ):
+        wrong: Any = fields
+        with pytest.raises(ValueError, match=message):
+            Settings(**wrong)
+    unknown: Any = {"pol": 2}
+    with pytest.raises(TypeError, match="pol"):
+        Settings(**unknown)
+    nothing: Any = 5
+    with pytest.raises(TypeError, match="control must be a path or a stepscope.Control, got int: 5"):
+        stepscope.trace(control=nothing, output_dir=tmp_path)
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """The loop goes on; diagnostics say what is not watched."""
+    (tmp_path / "file").write_text("")
+    with controlled(tmp_path, control=Control(path=str(tmp_path / "file" / "x.json"), poll=0.01)) as (profiler, _, _):
+        step_until(profiler, lambda: profiler.step_num >= 3)
+    assert any("is not watched" in note for note in profiler.diagnostics())
+
+
+def test_ranks_as_people_write_them() -> None:
+    """Numbers and ranges; each message has what is wrong."""
+    assert ranks_from("0,3-5") == (0, 3, 4, 5)
+    assert ranks_from(" 7 , 1-2,1") == (1, 2, 7)
+    assert ranks_from("all") is None and ranks_from(None) is None
+    assert ranks_text((5, 0, 3, 4)) == "0,3-5" and ranks_text(None) == "all"
+    for text, message in (("", "''"), ("1-", "'1-'"), ("5-3", "write 3-5"), ("a", "'a'"), ("0-9999999", "more than")):
+        with pytest.raises(ValueError, match=message):
+            ranks_from(text)
+
+
+@pytest.mark.checklist("A21", "A23", "F9")
+def test_directories_of_jobs(tmp_path: Path) -> None:
+    """Named after file, job and user, never by a clock; one of others, or open to them, is not used."""
+    one, two = JobDirectory(tmp_path / "c.json", "one"), JobDirectory(tmp_path / "c.json", "two")
+    again, elsewhere = JobDirectory(tmp_path / "c.json", "one"), JobDirectory(tmp_path / "d.json", "one")
+    assert one.path == again.path and len({one.path, two.path, elsewhere.path}) == 3
+    one.make()
+    assert one.path.stat().st_mode & 0o777 == 0o700
+    one.path.chmod(0o755)
+    with pytest.raises(ControlError, match="is open to other users"):
+        one.make()
+    two.path.symlink_to(one.path)
+    with pytest.raises(ControlError, match="is no directory"):
+        two.make()
+    if os.geteuid() == 0:
+        elsewhere.path.mkdir(0o700)
+        os.chown(elsewhere.path, 12345, -1)
+        with pytest.raises(ControlError, match="belongs to user 12345"):
+            elsewhere.make()
+
+
+@pytest.mark.checklist("A20")
+def test_control_goes_on_while_nothing_is_recorded(tmp_path: Path) -> None:
+    """One daemon thread, from the start to the close, and none after it."""
+    with controlled(tmp_path) as (profiler, windows, path):
+        threads = [thread for thread in threading.enumerate() if thread.name == "stepscope control"]
+        assert len(threads) == 1 and threads[0].daemon
+        profiler.stop()
+        say(path, start_step="next", steps=1, run_id="stopped")
+        deadline = time.monotonic() + 60
+        while not profiler.armed() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        profiler.start()
+        step_until(profiler, lambda: windows)
+    assert not any(thread.name.startswith("stepscope control") for thread in threading.enumerate())
+
+
+SIGNALLED = """
+import os, signal, sys, time
+import stepscope
+windows = []
+control = stepscope.Control(signal=True, signal_steps=3)
+with stepscope.trace(control=control, output_dir=sys.argv[1], on_trace_ready=windows.append) as profiler:
+    print("ready", flush=True)
+    end = time.monotonic() + 60
+    while not windows and time.monotonic() < end:
+        with stepscope.span("work"):
+            time.sleep(0.001)
+        profiler.step()
+    child = os.fork()
+    if not child:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+os.kill(os.getpid(), signal.SIGUSR2)
+print([len(window.steps) for window in windows], windows[0].metadata["armed"]["trigger"])
+"""
+
+
+def test_sigusr2_arms_a_window(tmp_path: Path) -> None:
+    """From the next step on; a child does not die of it, nor does the program when it comes after the end."""
+    with launched([sys.executable, "-c", SIGNALLED, tmp_path], cwd=ROOT, stdout=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR2)
+        assert process.communicate(timeout=60)[0] == "[3] signal\n"
+    assert process.returncode == 0
+
+
+def test_sigusr2_that_the_program_handles_is_left_alone(tmp_path: Path) -> None:
+    """Diagnostics say that nothing is armed by it."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: came.append(number))
+    try:
+        with controlled(tmp_path, control=Control(signal=True)) as (profiler, _, _):
+            signal.raise_signal(signal.SIGUSR2)
+        assert came == [signal.SIGUSR2]
+        assert any("the program has a handler of its own" in note for note in profiler.diagnostics())
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+PROGRAM = """
+import sys, time
+import stepscope
+windows = []
+with stepscope.trace(output_dir=sys.argv[1], on_trace_ready=windows.append, options=stepscope.Options(journal=False)) as p:
+    for _ in range(20):
+        with stepscope.span("work"):
+            pass
+        p.step()
+print([[step.number for step in window.steps] for window in windows], p.name, str(p.output.path).split("/")[-1])
+print(windows[0].metadata.get("cluster") if windows else None)
+"""
+
+
+def environment(tmp_path: Path, options: str) -> Any:
+    """Runs a program that knows nothing of it with STEPSCOPE_OPTIONS."""
+    variables = {**os.environ, "STEPSCOPE_OPTIONS": options, "PYTHONPATH": str(ROOT)}
+    return run_to_end([sys.executable, "-c", PROGRAM, str(tmp_path / "run")], environment=variables, cwd=tmp_path)
+
+
+@pytest.mark.checklist("B6", "B7", "B8")
+@pytest.mark.parametrize(
+    ("options", "windows"),
+    [
+        ("", [list(range(20))]),
+        ("{}", [list(range(20))]),
+        ('{"schedule": {"wait": 1, "active": 2, "repeat": 2}}', [[1, 2], [4, 5]]),
+        ('{"window": {"start_step": 3, "stop_step": 4}}', [[3, 4]]),
+        ('{"enabled": false}', []),
+        ('{"enabled": false, "window": {"steps": 3}}', []),
+        ('{"control": {"signal": true}}', []),
+        ('{"options": {"drain_interval": 0.01}}', [list(range(20))]),
+    ],
+)
+def test_options_in_the_environment(tmp_path: Path, options: str, windows: list[list[int]]) -> None:
+    """A program that calls trace() records what the environment says."""
+    ended = environment(tmp_path, options)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[0] == f"{windows} stepscope run"
+
+
+@pytest.mark.checklist("B6")
+def test_name_place_and_facts_from_the_environment(tmp_path: Path) -> None:
+    """They take the place of what the program says."""
+    text = '{"name": "env", "output_dir": "elsewhere", "metadata": {"cluster": "c1"}, "window": {"steps": 1}}'
+    ended = environment(tmp_path, text)
+    assert ended.stdout.splitlines() == ["[[0]] env elsewhere", "c1"], ended.stderr
+    assert (tmp_path / "elsewhere").is_dir()
+
+
+@pytest.mark.checklist("B6")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("{", "STEPSCOPE_OPTIONS cannot be followed: line 1, column 2: Input data was truncated"),
+        ("[]", "Expected `object`, got `array`"),
+        ('{"strat": true}', "unknown field 'strat'"),
+        ('{"scheduel": {}}', "unknown field 'scheduel'; did you mean 'schedule'?"),
+        ('{"enabled": "yes"}', 'enabled: Expected `bool`, got `str` ("yes")'),
+        ('{"keep_last": 0}', "keep_last: Expected `int` >= 1 (0)"),
+        ('{"keep_last": 3, "window": {"steps": 1}}', "keep_last and window exclude each other"),
+        ('{"window": {"steps": 0}}', "window.steps: Expected `int` >= 1"),
+        ('{"control": {"pol": 1}}', "unknown field 'pol' in control"),
+        ('{"schedule": {"active": 0}}', "active must be a whole number, 1 or more, got 0"),
+        ('{"options": {"linger": -1}}', "options: Expected `float` >= 0"),
+    ],
+)
+def test_options_that_cannot_be_followed(tmp_path: Path, options: str, message: str) -> None:
+    """The program is told where it calls trace(), before anything began."""
+    ended = environment(tmp_path, options)
+    assert ended.returncode == 1
+    assert message in ended.stderr.splitlines()[-1]
+    assert "ControlError" in ended.stderr.splitlines()[-1]
+
+
+@pytest.mark.checklist("B6")
+def test_a_program_without_stepscope_is_controlled_by_the_environment(tmp_path: Path) -> None:
+    """`stepscope run` and STEPSCOPE_OPTIONS: no line of the program changes."""
+    (tmp_path / "train.py").write_text("print('trained')")
+    variables = {**os.environ, "STEPSCOPE_OPTIONS": '{"name": "env"}', "PYTHONPATH": str(ROOT)}
+    command = "import sys; from stepscope.cli.main import main; sys.exit(main())"
+    arguments = ["run", "--quiet", "--no-torch", "--step-on", "none", "--out", "out", "train.py"]
+    ended = run_to_end([sys.executable, "-c", command, *arguments], environment=variables, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "trained\n"), ended.stderr
+    assert "env" in next((tmp_path / "out").glob("trace*")).read_text()
+
+
+@pytest.mark.checklist("A26")
+def test_a_controlled_program_that_is_terminated(tmp_path: Path) -> None:
+    """The open window is delivered, marked as incomplete, and named after what it has."""
+    program = """
+import sys, time
+import stepscope
+def ready(window):
+    print(len(window.steps) > 0, window.complete, window.metadata["armed"]["state"], flush=True)
+with stepscope.trace(control=sys.argv[1], output_dir=sys.argv[1] + "/run", on_trace_ready=ready) as profiler:
+    while True:
+        with stepscope.span("work"):
+            time.sleep(0.001)
+        profiler.step()
+        if profiler.step_num == 50:
+            print("ready", flush=True)
+"""
+    say(tmp_path / "stepscope.json", start_step=3, steps=1_000_000)
+    with launched([sys.executable, "-c", program, tmp_path], cwd=ROOT, stdout=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.communicate(timeout=60)[0] == "True False cut\n"
+    assert process.returncode == -signal.SIGTERM
