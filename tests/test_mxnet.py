@@ -123,6 +123,7 @@ def test_every_setting_of_mxnet_is_taken(here: Path) -> None:
         ({"exporters": [MemoryExporter]}, "which is no Exporter"),
         ({"options": 3}, "options must be stepscope.Options, got 3"),
         ({"forward": 3}, "forward must have start, stop and mark, got 3"),
+        ({"control": 3}, "control must be a path or stepscope.Control, got 3"),
         ({"schedule": 3}, "schedule must be callable, got 3"),
         ({"metadata": 3}, "metadata must be a mapping, got 3"),
     ],

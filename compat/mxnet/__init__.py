@@ -28,6 +28,7 @@ from stepscope.compat.mxnet.remote import RemoteControl
 from stepscope.compat.mxnet.scopes import current_scope, scope
 from stepscope.compat.mxnet.series import FramePass
 from stepscope.compat.mxnet.settings import MXNetSettings
+from stepscope.compat.mxnet.windows import RemoteCollector, RemoteProcesses
 
 __all__ = [
     "Capability",
@@ -42,7 +43,9 @@ __all__ = [
     "MXNetValueError",
     "Marker",
     "NvtxForward",
+    "RemoteCollector",
     "RemoteControl",
+    "RemoteProcesses",
     "Task",
     "capabilities",
     "close",

@@ -184,6 +184,7 @@ class Recording:
             output_dir=settings.output_dir,
             metadata=settings.metadata,
             start=False,
+            control=settings.control,
             options=msgspec.structs.replace(settings.options, drain_interval=interval),
         )
         said: list[dict[str, Any]] = [msgspec.structs.asdict(one) for one in capabilities_of(settings)]

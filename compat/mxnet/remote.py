@@ -52,7 +52,7 @@ class Remote:
         given = "none was given" if self.handle is None else f"{type(self.handle).__name__} is none"
         raise MXNetError(
             f"{call} with profile_process='server' needs a remote control, and {given}; "
-            "give one to set_kvstore_handle(), see stepscope.mxnet.RemoteControl"
+            "give one to set_kvstore_handle(), such as stepscope.mxnet.RemoteProcesses(pid)"
         )
 
 

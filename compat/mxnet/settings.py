@@ -14,6 +14,7 @@ from stepscope.compat.mxnet.errors import MXNetValueError
 from stepscope.compat.mxnet.forwarding import Forward
 from stepscope.exporters.base import Exporter
 from stepscope.runtime.checked import Checked
+from stepscope.runtime.control.settings import Control
 from stepscope.runtime.options import Options, PositiveFloat
 from stepscope.runtime.schedule import ScheduleFunction
 
@@ -21,13 +22,13 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class MXNetSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of `set_config`; what is not given has its default again. The last seven are not in MXNet.
+    """Settings of `set_config`; what is not given has its default again. The last eight are not in MXNet.
 
     Raises:
         MXNetValueError: naming the field, the value and what it should be; from `set_config`.
     """
 
-    __unchecked__ = ("backends", "exporters", "metadata", "schedule", "options", "forward")
+    __unchecked__ = ("backends", "exporters", "metadata", "schedule", "options", "control", "forward")
 
     filename: str = "profile.json"
     """The Chrome trace. `{rank}` and `{pid}` are replaced; where there are several ranks and it names neither, `_rank<n>` is
@@ -64,6 +65,9 @@ class MXNetSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Where the journal of the run is; as in `stepscope.trace`."""
     options: Options = Options()
     """Sizes, times and policies."""
+    control: str | Control | None = None
+    """By which ways windows can be asked of the running program, as in `stepscope.trace`. Nothing is recorded then but
+    what is asked for."""
     forward: Forward | None = None
     """Who is told of tasks, frames, events and markers besides, such as `NvtxForward()`."""
 
@@ -83,6 +87,7 @@ SHAPES = (
     "output_dir",
     "options",
     "dump_period",
+    "control",
 )
 """Settings that a recorder cannot change any more: another one takes its place."""
 
@@ -132,6 +137,8 @@ def _check_objects(settings: MXNetSettings) -> None:
                 raise MXNetValueError(f"set_config(): {name} has {item!r}, which is no {contract.__name__}")
     if not isinstance(settings.options, Options):
         raise MXNetValueError(f"set_config(): options must be stepscope.Options, got {settings.options!r}")
+    if not isinstance(settings.control, str | Control | None):
+        raise MXNetValueError(f"set_config(): control must be a path or stepscope.Control, got {settings.control!r}")
     if settings.forward is not None and not isinstance(settings.forward, Forward):
         raise MXNetValueError(f"set_config(): forward must have start, stop and mark, got {settings.forward!r}")
     if settings.schedule is not None and not callable(settings.schedule):
