@@ -22,7 +22,12 @@ Category = str | int | None
 Payload = object
 
 
+_NOTHING: dict[str, Any] = {}
+
+
 def _arguments(domain: str | None, color: Color, category: Category, payload: Payload) -> dict[str, Any]:
+    if domain is None and color is None and category is None and payload is None:
+        return _NOTHING
     made = {"category": domain, "color": color, "nvtx_category": category, "payload": payload}
     return {key: value for key, value in made.items() if value is not None}
 
