@@ -106,6 +106,9 @@ def test_4_another_file_while_it_records() -> None:
         [event for event in ("in one", "in two", "in one again") if event in found] for found in names.values()
     ] == [["in one"], ["in two"], ["in one again"]]
     assert set(statistics()["Time"]["event"]) == {"in one", "in two", "in one again"}
+    mxnet.set_config(filename="three.json")
+    mxnet.dump()
+    assert not Path("three.json").exists() and slices(load("one.1.json"), "in one again")
 
 
 @given(name=st.text(), domain=st.text(max_size=20))

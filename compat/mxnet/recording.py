@@ -114,14 +114,15 @@ class Recording:
             self._profiler.step()
 
     def dump(self, finished: bool) -> None:
-        """Has everything recorded so far in the file, and stops if `finished`.
+        """Has everything recorded so far in the file, and stops if `finished`. A file that was left for another one is
+        complete already.
 
         Raises:
             MXNetError: if nothing was recorded yet.
             OutputError: if the table of allocations cannot be written.
         """
         with self._lock:
-            if self._profiler is None:
+            if self._profiler is None and self._files.latest is None:
                 raise MXNetError("dump(): nothing was recorded yet; call set_config() and set_state('run') first")
             if finished:
                 self.stop()
