@@ -100,11 +100,18 @@ def test_the_table_of_allocations(here: Path) -> None:
         gpu_memory_profile_filename_prefix="memory",
         backends=[stepscope.TorchBackend(profile_memory=True)],
     )
+
+    def allocate(count: int) -> Any:
+        time.sleep(0.05)  # times of torch's profiler are mapped to ours, with an error
+        made = torch.zeros(count)
+        time.sleep(0.05)
+        return made
+
     with mxnet.scope("net"):
         with mxnet.scope("layer"):
-            kept = torch.zeros(1 << 16)
-        other = torch.zeros(1 << 14)
-    last = torch.zeros(1 << 12)
+            kept = allocate(1 << 16)
+        other = allocate(1 << 14)
+    last = allocate(1 << 12)
     assert len(kept) + len(other) + len(last)
     mxnet.dump()
     with (here / f"memory-pid_{os.getpid()}.csv").open(newline="") as file:

@@ -11,7 +11,7 @@ from stepscope.compat.mxnet.capabilities import Capability, capabilities_of
 from stepscope.compat.mxnet.durations import FRAMES, Frame
 from stepscope.compat.mxnet.errors import MXNetValueError, one_of
 from stepscope.compat.mxnet.names import domain_name, legal
-from stepscope.compat.mxnet.recording import Recording, file_of
+from stepscope.compat.mxnet.recording import Recording
 from stepscope.compat.mxnet.remote import Remote, for_server
 from stepscope.compat.mxnet.series import FramePass
 from stepscope.compat.mxnet.settings import settings_of
@@ -173,7 +173,7 @@ def current_profiler() -> Profiler | None:
 
 def current_file() -> Path | None:
     """The trace file that is written, or was last."""
-    return file_of(_recording)
+    return _recording.file
 
 
 def close() -> None:

@@ -52,6 +52,11 @@ class Recording:
         """The profiler that records, or did last; `None` before the first `run`."""
         return self._profiler
 
+    @property
+    def file(self) -> Path | None:
+        """The file that is written, or was last."""
+        return self._files.latest
+
     def configure(self, settings: MXNetSettings, asked: frozenset[str]) -> None:
         """Takes settings. While it runs, what cannot be changed in a file that is being written begins another one; what was
         recorded so far stays in the file that it is in."""
@@ -191,8 +196,3 @@ class Recording:
         said: list[dict[str, Any]] = [msgspec.structs.asdict(one) for one in capabilities_of(settings)]
         made.add_metadata("capabilities", said)
         return made
-
-
-def file_of(recording: Recording) -> Path | None:
-    """The file that is written, or was last."""
-    return recording._files.latest  # pyright: ignore[reportPrivateUsage]
