@@ -40,6 +40,8 @@ class Recording:
         self._statistics = Statistics()
         self._allocations = Allocations()
         self._running = False
+        self._recorded = False
+        """Whether it has run since `close`."""
         self._pauses = 0
 
     @property
@@ -84,7 +86,7 @@ class Recording:
                 self._profiler = self._make()
                 say(self.settings, self._asked)
             self._profiler.start()
-            self._running = True
+            self._running = self._recorded = True
 
     def stop(self) -> None:
         """Records nothing more; what was recorded is in the file then."""
@@ -127,7 +129,7 @@ class Recording:
             OutputError: if the table of allocations cannot be written.
         """
         with self._lock:
-            if self._profiler is None and self._files.latest is None:
+            if not self._recorded:
                 raise MXNetError("dump(): nothing was recorded yet; call set_config() and set_state('run') first")
             if finished:
                 self.stop()
@@ -154,10 +156,11 @@ class Recording:
         """Ends the recording; the next `run` begins another one, with the same settings."""
         with self._lock:
             self.stop()
+            self._recorded = False
+            self._statistics, self._allocations = Statistics(), Allocations()
             if self._profiler is not None:
                 self._profiler.close()
                 self._profiler = None
-                self._statistics, self._allocations = Statistics(), Allocations()
 
     def of_child(self) -> Recording:
         """What a forked child has instead: the settings, and none of the locks and files."""
