@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks import (
+    annotating,
     closing,
     collector,
     control,
@@ -30,6 +31,7 @@ from benchmarks import (
 ROWS = (
     *span.ROWS,
     *span_in_task.ROWS,
+    *annotating.ROWS,
     *tasks.ROWS,
     *idle.ROWS,
     *step.ROWS,

@@ -23,6 +23,8 @@ class ChromeTraceExporter(TraceExporter):
         dialect: `kineto` writes categories as torch does today, `tensorboard` as its TensorBoard plugin knows them.
         form: `array`, readable wherever it is cut, or `object`, which HTA and torch's tools want; an object grows under
             the name with `.part` behind it and gets its own when it is complete.
+        closed: whether the file is valid JSON after every piece, at least every `Options.drain_interval` seconds, also in
+            object form and after the process was killed. What reads it while a piece is written may have to read again.
         max_bytes: size in bytes that no file exceeds; at least 64 KiB. `None`: no limit.
         on_full: `rotate` goes on in `trace.1.json`, `trace.2.json` and so on; `stop` drops what comes later, says so in
             the file and counts it in `dropped_cap`.
@@ -38,6 +40,7 @@ class ChromeTraceExporter(TraceExporter):
         gzip: bool | None = None,
         dialect: Dialect = "kineto",
         form: Form = "array",
+        closed: bool = False,
         max_bytes: int | None = None,
         on_full: OnFull = "rotate",
     ) -> None:
@@ -48,7 +51,7 @@ class ChromeTraceExporter(TraceExporter):
             if value not in known:
                 raise ValueError(f"{argument} must be {known[0]!r} or {known[1]!r}, got {value!r}")
         super().__init__("chrome", path, gzip, max_bytes, on_full)
-        self._layout = Layout(dialect=dialect, form=form, gzip=self._gzip, limit=max_bytes)
+        self._layout = Layout(dialect=dialect, form=form, gzip=self._gzip, limit=max_bytes, closed=closed)
 
     async def _create(self, path: Path, run: Run) -> ChromeFile:
         return await ChromeFile.create(path, run, self._layout)

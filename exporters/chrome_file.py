@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 
-from stepscope.exporters.chrome_rows import Rows
+from stepscope.exporters.chrome_rows import Rows, metadata_event
 from stepscope.exporters.output import OutputFile
 from stepscope.exporters.plainjson import dumps
 from stepscope.exporters.rotation import part
@@ -24,6 +24,9 @@ Form: TypeAlias = Literal["array", "object"]
 """`array`: a list of events that viewers load wherever it was cut. `object`: what tools of torch want; whole or nothing."""
 
 
+_CLOSING: Mapping[Form, str] = {"array": "\n]\n", "object": "\n]}\n"}
+
+
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """How a file is written."""
 
@@ -32,6 +35,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     gzip: bool = False
     limit: int | None = None
     """Largest size in bytes."""
+    closed: bool = False
+    """Whether it is complete after every piece."""
 
 
 def base_of(run: Run) -> int:
@@ -46,7 +51,8 @@ class ChromeFile(TraceFile):
     """A Chrome trace being written, from its first event to its end.
 
     In array form the file is at its place from the beginning. In object form it grows under a temporary name, because
-    no viewer loads it before it is complete; `stepscope.exporters.repair` completes one that was left behind.
+    no viewer loads it before it is complete; `stepscope.exporters.repair` completes one that was left behind. A file that is
+    `closed` is complete after every piece: it always ends with the name of its process, said again, and the closing brackets.
     """
 
     def __init__(self, path: Path, run: Run, layout: Layout, output: OutputFile) -> None:
@@ -63,7 +69,9 @@ class ChromeFile(TraceFile):
         Raises:
             OutputError: if it cannot be written.
         """
-        output = await begin(path if layout.form == "array" else part(path), run, gzip=layout.gzip)
+        at_its_place = layout.form == "array" or layout.closed
+        tail = _tail(run, layout).encode() if layout.closed else b""
+        output = await begin(path if at_its_place else part(path), run, gzip=layout.gzip, tail=tail)
         file = cls(path, run, layout, output)
         await output.write(file._head().encode())
         return file
@@ -80,8 +88,7 @@ class ChromeFile(TraceFile):
         return (self._event(name, at, args) + ",\n").encode()
 
     def _end(self, args: Mapping[str, Any]) -> bytes:
-        close = "\n]\n" if self._layout.form == "array" else "\n]}\n"
-        return (self._event("stepscope", self._last, args) + close).encode()
+        return (self._event("stepscope", self._last, args) + _CLOSING[self._layout.form]).encode()
 
     def _event(self, name: str, at: int, args: Mapping[str, Any]) -> str:
         us, ns = divmod(at - self._base, 1000)
@@ -115,3 +122,8 @@ class ChromeFile(TraceFile):
         keys |= {key: value for key, value in added.items() if key not in (*keys, "traceEvents")}
         lines = ",\n".join(f"{dumps(key)}: {dumps(value)}" for key, value in keys.items())
         return "{\n" + lines + ',\n"traceEvents": [\n' + self._rows.head()
+
+
+def _tail(run: Run, layout: Layout) -> str:
+    """What makes valid JSON of the pieces written so far, each of which ends with a comma."""
+    return metadata_event("process_name", run.pid, 0, run.name).removesuffix(",\n") + _CLOSING[layout.form]

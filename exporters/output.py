@@ -118,14 +118,19 @@ class OutputFile:
     later pieces may still be written. A gzip file is one complete member at any time: its end is written with every
     piece, and overwritten by the next.
 
+    With a `tail` a plain file is like that, too: what a reader needs after the last piece is written with every piece, by
+    the same system call, and overwritten by the next.
+
     If it is deleted meanwhile, what it holds is written again, under its name or the next that is free.
 
     An operation whose caller is cancelled runs to its end before the next one begins.
     """
 
-    def __init__(self, path: Path, file: AsyncFileIO, gzip: bool) -> None:
+    def __init__(self, path: Path, file: AsyncFileIO, gzip: bool, tail: bytes = b"") -> None:
         self.path = path
         """Where the file is now."""
+        self.tail = tail
+        """What follows the last piece, from the next piece on."""
         self.pieces = 0
         """Pieces written."""
         self._file = file
@@ -144,8 +149,13 @@ class OutputFile:
         return self._at + len(self._end)
 
     @classmethod
-    async def create(cls, path: Path, *, gzip: bool) -> OutputFile:
+    async def create(cls, path: Path, *, gzip: bool, tail: bytes = b"") -> OutputFile:
         """Creates or empties the file, and the directories above it.
+
+        Args:
+            path: the file.
+            gzip: whether to compress.
+            tail: see the class.
 
         Raises:
             OutputError: if that cannot be done.
@@ -157,7 +167,7 @@ class OutputFile:
         try:
             await asyncio.to_thread(make_directory, path.parent)
             file = await aiofiles.open(path, "w+b", buffering=0, opener=open_for_writing)
-            output = cls(path, file, gzip)
+            output = cls(path, file, gzip, tail)
         except BaseException as error:
             _being_written.discard(key)
             if isinstance(error, OSError):
@@ -221,12 +231,15 @@ class OutputFile:
     async def _write(self, piece: bytes, limit: int | None) -> bool:
         await self._look(now=False)
         before = self._deflate.copy() if self._deflate else None
-        packed, end = await asyncio.to_thread(self._pack, piece) if self._deflate else (piece, b"")
+        size = self.size
+        packed, end = await asyncio.to_thread(self._pack, piece) if self._deflate else (piece, self.tail)
         if limit is not None and self._at + len(packed) + len(end) > limit:
             self._deflate = before
             return False
         try:
             await self._put(packed + end)
+            if self._at + len(packed) + len(end) < size:  # less than what ended the file before
+                await self._file.truncate()
         except OSError as error:
             self._deflate = before
             await self._cut_back(error)
@@ -274,7 +287,8 @@ class OutputFile:
     def _pack(self, piece: bytes) -> tuple[bytes, bytes]:
         assert self._deflate is not None
         packed = self._deflate.compress(piece) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
-        return packed, self._deflate.copy().flush(zlib.Z_FINISH)
+        ending = self._deflate.copy()
+        return packed, ending.compress(self.tail) + ending.flush(zlib.Z_FINISH)
 
     async def _close(self) -> None:
         if self._closed:

@@ -108,6 +108,7 @@ class TraceFile(ABC):
             end = self._end(args)
             if self._limit is not None and len(end) > TAIL // 2:
                 end = self._end({"left out": "more than the size limit allows"})
+            self._output.tail = b""
             try:
                 await self._output.write(end)
             except OutputError:
@@ -132,14 +133,20 @@ class TraceFile(ABC):
         return self._instant("stepscope", self._last, args)
 
 
-async def begin(path: Path, run: Run, *, gzip: bool) -> OutputFile:
+async def begin(path: Path, run: Run, *, gzip: bool, tail: bytes = b"") -> OutputFile:
     """Creates a file for a trace; what a crash leaves of it is found by the note of the run.
+
+    Args:
+        path: where it is written.
+        run: whose trace it is.
+        gzip: whether to compress.
+        tail: what is to follow the last piece at any time, see `OutputFile`.
 
     Raises:
         OutputError: if that cannot be done.
     """
     await asyncio.to_thread(run.note_output, path, True)
-    return await OutputFile.create(path, gzip=gzip)
+    return await OutputFile.create(path, gzip=gzip, tail=tail)
 
 
 def about_run(run: Run) -> dict[str, Any]:

@@ -47,6 +47,7 @@ from stepscope.runtime.flight.slow_step import SlowStep
 from stepscope.runtime.flight.stalled import Stalled
 from stepscope.runtime.flight.terminated import Terminated
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News, Trigger
+from stepscope.runtime.instrument import Instrumentation, instrument
 from stepscope.runtime.join import join
 from stepscope.runtime.join import join_if_told as _join_if_told
 from stepscope.runtime.options import Options
@@ -109,6 +110,7 @@ __all__ = [
     "ExporterError",
     "Finding",
     "FlightRecorder",
+    "Instrumentation",
     "JournalExporter",
     "Kind",
     "LinkSettings",
@@ -149,6 +151,7 @@ __all__ = [
     "counter",
     "flow",
     "instant",
+    "instrument",
     "join",
     "propagate",
     "schedule",

@@ -294,3 +294,26 @@ def check_framework_run(directory: Path, names: set[str]) -> None:
     (trace,) = (directory / "tensorboard").glob("*.pt.trace.json")
     assert names <= {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert (directory / "journal").is_file()
+def test_mxnet_objects(tmp_path: Path) -> None:
+    """The trace is complete, and the statistics are those of the twenty batches."""
+    said = run("mxnet_objects", tmp_path)
+    rows = {line[:25].strip(): line[25:].split() for line in said.splitlines() if line[:1].isalpha()}
+    assert rows["forward"][0] == rows["batch"][0] == "20"
+    assert rows["examples"] == ["21", "6720.0000", "0.0000", "640.0000", "320.0000"]
+    assert "the slowest batch: FramePass(number=" in said
+    found = json.loads((tmp_path / "profile.json").read_text())["traceEvents"]
+    assert sum(event["name"] == "forward" for event in found) == 20
+    assert {"epoch", "paused", "batch per second"} <= names_in(found)
+
+
+def test_annotations(tmp_path: Path) -> None:
+    """What was chosen is in the trace, with what it calls inside of it; what was not is not."""
+    said = run("annotations", tmp_path)
+    assert "instrumented: __main__.Tokenizer.split\n" in said
+    found = events(tmp_path / "trace.json")
+    assert {"json.dumps", "textwrap.TextWrapper.fill", "encode"} <= names_in(found)
+    assert "json.loads" not in names_in(found) and "__main__.Tokenizer._clean" not in names_in(found)
+    (outer, later) = (event for event in found if event["name"] == "prepare")
+    assert (outer["cat"], outer["args"]["color"]) == ("loading", "green")
+    (inner,) = (event for event in found if event["name"] == "__main__.Tokenizer.split")
+    assert outer["ts"] <= inner["ts"] <= later["ts"]

@@ -1,0 +1,70 @@
+"""A front door for programs written for `mxnet.profiler`, and more."""
+
+from stepscope.compat.mxnet.capabilities import Capability
+from stepscope.compat.mxnet.counter import Counter
+from stepscope.compat.mxnet.deprecated import dump_profile, profiler_set_config, profiler_set_state
+from stepscope.compat.mxnet.domain import Domain
+from stepscope.compat.mxnet.durations import Event, Frame, Task
+from stepscope.compat.mxnet.errors import MXNetError, MXNetValueError
+from stepscope.compat.mxnet.forwarding import Forward, NvtxForward
+from stepscope.compat.mxnet.functions import (
+    capabilities,
+    close,
+    current_file,
+    current_profiler,
+    dump,
+    dumps,
+    passes,
+    pause,
+    resume,
+    set_config,
+    set_kvstore_handle,
+    set_state,
+    step,
+)
+from stepscope.compat.mxnet.marker import Marker
+from stepscope.compat.mxnet.operators import custom_operator, sub_operator
+from stepscope.compat.mxnet.remote import RemoteControl
+from stepscope.compat.mxnet.scopes import current_scope, scope
+from stepscope.compat.mxnet.series import FramePass
+from stepscope.compat.mxnet.settings import MXNetSettings
+from stepscope.compat.mxnet.windows import RemoteCollector, RemoteProcesses
+
+__all__ = [
+    "Capability",
+    "Counter",
+    "Domain",
+    "Event",
+    "Forward",
+    "Frame",
+    "FramePass",
+    "MXNetError",
+    "MXNetSettings",
+    "MXNetValueError",
+    "Marker",
+    "NvtxForward",
+    "RemoteCollector",
+    "RemoteControl",
+    "RemoteProcesses",
+    "Task",
+    "capabilities",
+    "close",
+    "current_file",
+    "current_profiler",
+    "current_scope",
+    "custom_operator",
+    "dump",
+    "dump_profile",
+    "dumps",
+    "passes",
+    "pause",
+    "profiler_set_config",
+    "profiler_set_state",
+    "resume",
+    "scope",
+    "set_config",
+    "set_kvstore_handle",
+    "set_state",
+    "step",
+    "sub_operator",
+]

@@ -1,0 +1,60 @@
+"""What can be recorded here, and what cannot, and why."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+
+from stepscope.compat.mxnet.settings import MXNetSettings
+from stepscope.runtime.documented import Documented
+
+log = logging.getLogger("stepscope")
+
+
+class Capability(Documented, frozen=True):
+    """Whether one kind of event is recorded."""
+
+    kind: str
+    """`objects`, `symbolic`, `imperative`, `api` or `memory`."""
+    recorded: bool
+    """Whether it is."""
+    why: str
+    """By whom, or why not and what to do."""
+
+
+def capabilities_of(settings: MXNetSettings) -> tuple[Capability, ...]:
+    """What a recorder with these settings records."""
+    if importlib.util.find_spec("mxnet") is None:
+        engine = "MXNet is not installed"
+    else:
+        engine = "MXNet keeps its engine's events to its own profiler"
+    backends = ", ".join(backend.name for backend in settings.backends)
+    remedy = "for torch's operators give set_config(backends=[stepscope.TorchBackend()])"
+    return (
+        Capability("objects", True, "tasks, frames, events, counters and markers of the program"),
+        Capability("symbolic", False, engine),
+        Capability("imperative", bool(backends), f"by {backends}" if backends else f"{engine}; {remedy}"),
+        Capability("api", False, engine),
+        Capability(
+            "memory",
+            settings.asks_for("memory"),
+            "of the process and of torch's devices, 20 times a second"
+            if settings.asks_for("memory")
+            else "not asked for: set_config(profile_memory=True)",
+        ),
+    )
+
+
+def say(settings: MXNetSettings, asked: frozenset[str]) -> None:
+    """Says in the log what is not recorded: as a warning if some of it was asked for by name, else as information."""
+    missing = [one for one in capabilities_of(settings) if not one.recorded and settings.asks_for(one.kind)]
+    if not missing:
+        return
+    by_name = any(f"profile_{one.kind}" in asked or "profile_all" in asked for one in missing)
+    reasons = dict.fromkeys(one.why for one in missing)
+    log.log(
+        logging.WARNING if by_name else logging.INFO,
+        "stepscope.mxnet records the objects of the program; no %s events: %s",
+        ", ".join(one.kind for one in missing),
+        "; ".join(reasons),
+    )

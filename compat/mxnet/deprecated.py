@@ -1,0 +1,39 @@
+"""Former names of functions."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from stepscope.compat.mxnet import functions
+from stepscope.compat.mxnet.errors import one_of
+
+MODES = ("symbolic", "imperative", "api", "memory", "all")
+
+
+def profiler_set_config(mode: str = "symbolic", filename: str = "profile.json") -> None:
+    """`set_config(profile_<mode>=True, filename=filename)`.
+
+    Raises:
+        MXNetValueError: for another mode, or a filename that is none.
+    """
+    _deprecated("profiler_set_config", "set_config")
+    one_of("mode", mode, MODES)
+    given: dict[str, Any] = {f"profile_{mode}": True, "filename": filename}
+    functions.set_config(**given)
+
+
+def profiler_set_state(state: str = "stop") -> None:
+    """`set_state(state)`, with its errors."""
+    _deprecated("profiler_set_state", "set_state")
+    functions.set_state(state)
+
+
+def dump_profile() -> None:
+    """`dump(True)`, with its errors."""
+    _deprecated("dump_profile", "dump")
+    functions.dump(True)
+
+
+def _deprecated(name: str, instead: str) -> None:
+    warnings.warn(f"{name}() is deprecated; use {instead}() instead", UserWarning, stacklevel=3)

@@ -1,0 +1,208 @@
+"""Tasks, frames and events: what has a begin and an end."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import os
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, Self, TypeVar, cast
+
+from stepscope.compat.mxnet.forwarding import forwarding
+from stepscope.compat.mxnet.names import Named, domain_name, legal
+from stepscope.compat.mxnet.pausing import pausing
+from stepscope.runtime import _core, clock
+from stepscope.runtime.decorate import decorate
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Duration:
+    """What tasks, frames and events share. Use `start()` and `stop()`, `with`, `async with`, or as a decorator.
+
+    One object may be started again while it is started, and by any number of threads and tasks at a time: each start is a
+    span of its own with a number of its own, and `stop()` ends the latest of the thread or task that calls it. A stop
+    without a start does nothing. What overlaps on a thread without nesting is drawn as an async pair. What is started in
+    a pause begins at its end. What is never stopped is in the trace as far as recording went; an object that is freed
+    while it is started ends then.
+    """
+
+    def __init__(self, name: str, category: str, arguments: dict[str, Any]) -> None:
+        self.name = name
+        self._category = category
+        self._span = _core.span(legal(type(self).__name__.lower(), name), category=category, **arguments)
+        self._started = 0
+        self._forwarded: list[object] = []
+
+    def start(self) -> None:
+        """Begins."""
+        self._started += 1
+        if forwarding.to is not None:
+            self._forwarded.append(forwarding.start(self.name, self._category))
+        if not (pausing.paused and pausing.wait(self)):
+            self.begin()
+
+    def begin(self) -> None:
+        """Begins where it is started, or at the end of the pause."""
+        self._span.__enter__()
+
+    def stop(self) -> None:
+        """Ends the latest start of this thread or task."""
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if self._started:
+            self._started -= 1
+        if self._forwarded:
+            forwarding.stop(self._forwarded.pop())
+        if not (pausing.any_waits and pausing.give_up(self)):
+            self._end(kind, error, trace)
+
+    def _end(self, kind: object, error: object, trace: object) -> None:
+        self._span.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        self.__exit__(kind, error, trace)
+
+    def __call__(self, function: F) -> F:
+        """Decorates a function, coroutine function or generator function: each call is one start and stop."""
+        return decorate(self._span, function)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    def __del__(self) -> None:
+        for _ in range(getattr(self, "_started", 0)):  # there is none if the constructor raised
+            self._end(None, None, None)
+
+
+class Task(Duration):
+    """A unit of work of a thread or task; all passes of a name are added up.
+
+    Args:
+        domain: groups it.
+        name: any text.
+        arguments: numbers and texts that the trace shows with each pass.
+
+    Raises:
+        TypeError: if the domain is none, or the name no str.
+    """
+
+    def __init__(self, domain: Named, name: str, /, **arguments: Any) -> None:
+        self.domain = domain
+        super().__init__(name, domain_name(domain), arguments)
+
+
+class Event(Duration):
+    """A stretch of time without a domain.
+
+    Args:
+        name: any text.
+        arguments: as those of a task.
+
+    Raises:
+        TypeError: if the name is no str.
+    """
+
+    def __init__(self, name: str, /, **arguments: Any) -> None:
+        super().__init__(name, "event", arguments)
+
+
+FRAME = "frame"
+"""Key of the argument that numbers the passes of a frame."""
+FRAMES = ",frame"
+"""Ends the category of frames, after the name of their domain."""
+
+
+class Frame(Duration):
+    """A pass of something that recurs, such as a rendered picture: each has its number, from 0, and their rate is a counter.
+
+    `passes(frame)` of this module lists them. Args and errors are those of a task.
+    """
+
+    def __init__(self, domain: Named, name: str, /, **arguments: Any) -> None:
+        self.domain = domain
+        self._arguments = arguments
+        self._numbers = itertools.count()
+        self._open: list[tuple[int, _core.span]] = []
+        self._last_start = 0
+        super().__init__(name, domain_name(domain) + FRAMES, arguments)
+        self._rate = legal("counter", f"{name} per second")
+
+    def begin(self) -> None:
+        """Begins a pass."""
+        one = _core.span(self._span.name, category=self._category, **(self._arguments | {FRAME: next(self._numbers)}))
+        with _lock:
+            self._open.append((threading.get_ident(), one))
+        last, self._last_start = self._last_start, clock.now()
+        one.__enter__()
+        if last and self._last_start > last:
+            _core.counter(self._rate, 1e9 / (self._last_start - last), category=self._category)
+
+    def _end(self, kind: object, error: object, trace: object) -> None:
+        me = threading.get_ident()
+        with _lock:
+            if not self._open:
+                return
+            mine = (at for at in range(len(self._open) - 1, -1, -1) if self._open[at][0] == me)
+            _, one = self._open.pop(next(mine, -1))
+        one.__exit__(kind, error, trace)
+
+    def __call__(self, function: F) -> F:
+        """Decorates a function or coroutine function; a generator function's frame lasts from its begin to its end."""
+        return _framed(self, function)
+
+
+_lock = threading.Lock()
+"""Of the open passes of all frames."""
+
+
+def _renew() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
+def _framed(frame: Frame, function: F) -> F:
+    wrapper: Any
+    inner = cast(Any, function)
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            with frame:
+                return await inner(*args, **kwargs)
+
+        wrapper = coroutine
+    elif inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def generator(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            with frame:
+                passed: Generator[Any, Any, Any] = inner(*args, **kwargs)
+                return (yield from passed)
+
+        wrapper = generator
+    else:
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with frame:
+                return inner(*args, **kwargs)
+
+        wrapper = call
+    return wrapper  # type: ignore[no-any-return]

@@ -1,0 +1,30 @@
+"""Errors of this front door."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from stepscope.runtime.errors import StepscopeError
+
+
+class MXNetError(StepscopeError, RuntimeError):
+    """Raised where `mxnet.base.MXNetError` is: a call that does not fit the profiler's state."""
+
+
+class MXNetValueError(MXNetError, ValueError, AssertionError):
+    """Raised for a value that is not one of those that there are; an AssertionError, too, as mxnet's `dumps` raises."""
+
+
+def one_of(what: str, value: object, known: Iterable[str]) -> str:
+    """The value, if it is one of those that are known.
+
+    Raises:
+        MXNetValueError: naming the value, those that there are, and the nearest.
+    """
+    names = list(known)
+    if isinstance(value, str) and value in names:
+        return value
+    nearest = difflib.get_close_matches(str(value), names, 1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise MXNetValueError(f"{what} must be one of {', '.join(map(repr, names))}, got {value!r}{hint}")

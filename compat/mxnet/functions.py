@@ -1,0 +1,208 @@
+"""The functions of `mxnet.profiler`, for the recording of this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepscope.compat.mxnet.capabilities import Capability, capabilities_of
+from stepscope.compat.mxnet.durations import FRAMES, Frame
+from stepscope.compat.mxnet.errors import MXNetValueError, one_of
+from stepscope.compat.mxnet.names import domain_name, legal
+from stepscope.compat.mxnet.recording import Recording
+from stepscope.compat.mxnet.remote import Remote, for_server
+from stepscope.compat.mxnet.series import FramePass
+from stepscope.compat.mxnet.settings import settings_of
+from stepscope.compat.mxnet.tables import FORMATS, SORT_KEYS, render
+from stepscope.runtime.join import join
+from stepscope.runtime.profiler import Profiler
+
+STATES = ("run", "stop")
+
+_recording = Recording()
+_remote = Remote()
+
+
+def set_kvstore_handle(handle: object) -> None:
+    """Says what reaches the processes that `profile_process="server"` means.
+
+    Args:
+        handle: a `RemoteControl`; anything else, as a handle of MXNet's, is kept, and calls for the server raise.
+    """
+    _remote.handle = handle
+
+
+def set_config(**settings: Any) -> None:
+    """Says what is recorded, and where to. Settings that are not given have their defaults again.
+
+    While it records, another file or other backends begin a recording of their own; the file of the former one is complete.
+    In one process no recording writes over the file of another: a name that was used gets a number.
+
+    Args:
+        settings: those of `MXNetSettings`: `filename`, `profile_all`, `aggregate_stats` and so on. Booleans may be texts.
+
+    Raises:
+        MXNetValueError: for a name that there is none of, with the nearest, or a value that does not fit.
+        MXNetError: for the server, if nothing reaches it.
+    """
+    checked = settings_of(settings)
+    if for_server(checked.profile_process):
+        given = {name: value for name, value in settings.items() if name != "profile_process"}
+        _remote.control("set_config()").configure(given)
+        return
+    _recording.configure(checked, frozenset(settings))
+
+
+def set_state(state: str = "stop", profile_process: str = "worker") -> None:
+    """Begins to record, or stops; any number of times, into the same file.
+
+    Args:
+        state: `run` or `stop`.
+        profile_process: `worker` is this process, `server` those that `set_kvstore_handle` reaches.
+
+    Raises:
+        MXNetValueError: for another state or process.
+        MXNetError: for the server, if nothing reaches it.
+        OutputError: if the directory of the run cannot be made.
+    """
+    one_of("state", state, STATES)
+    if for_server(profile_process):
+        _remote.control("set_state()").set_state(state)
+    elif state == "run":
+        _recording.run()
+    else:
+        _recording.stop()
+
+
+def pause(profile_process: str = "worker") -> None:
+    """Records nothing until `resume()`. Pauses nest; the gap is in the trace, and spans across it are cut.
+
+    Raises:
+        MXNetValueError: for another process than `worker` and `server`.
+        MXNetError: for the server, if nothing reaches it.
+    """
+    if for_server(profile_process):
+        _remote.control("pause()").pause()
+    else:
+        _recording.pause()
+
+
+def resume(profile_process: str = "worker") -> None:
+    """Ends the latest `pause()`; errors are those of that.
+
+    What was started in the pause, and not stopped, begins now.
+    """
+    if for_server(profile_process):
+        _remote.control("resume()").resume()
+    else:
+        _recording.resume()
+
+
+def dump(finished: bool = True, profile_process: str = "worker") -> None:
+    """Has everything recorded so far in the file, which is complete then, as it is at any other moment.
+
+    Any number of times. What is recorded later is added to the same file.
+
+    Args:
+        finished: whether to stop, too; `set_state("run")` goes on.
+        profile_process: as in `set_state`.
+
+    Raises:
+        MXNetError: if nothing was recorded yet; for the server, if nothing reaches it.
+        MXNetValueError: for another process than `worker` and `server`.
+        OutputError: if the table of allocations cannot be written.
+    """
+    if for_server(profile_process):
+        _remote.control("dump()").dump(bool(finished))
+    else:
+        _recording.dump(bool(finished))
+
+
+def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", ascending: bool = False) -> str:
+    """The statistics of everything recorded so far. Changes nothing else.
+
+    Args:
+        reset: whether they begin anew.
+        format: `table` and `json` as MXNet has them, `csv` and `markdown` with standard deviation, quantiles, the latest
+            value and the time-weighted mean of counters, and the rate of frames. Times in ms, memory in kB.
+        sort_by: `total`, `avg`, `min`, `max` or `count`, within each category.
+        ascending: whether the smallest comes first.
+
+    Returns:
+        The text; empty unless `aggregate_stats` is set.
+
+    Raises:
+        MXNetValueError: for any other value; it is an AssertionError, too.
+    """
+    one_of("format", format, FORMATS)
+    one_of("sort_by", sort_by, SORT_KEYS)
+    for name, value in (("ascending", ascending), ("reset", reset)):
+        if value not in (False, True):
+            raise MXNetValueError(f"{name} must be False or True, got {value!r}")
+    rows = _recording.rows(bool(reset))
+    return render(rows, format, sort_by, bool(ascending)) if _recording.settings.aggregate_stats else ""
+
+
+def step() -> None:
+    """A step of the loop is over; MXNet has none. Without `set_state("run")` it does nothing."""
+    _recording.step()
+
+
+def passes(frame: Frame) -> tuple[FramePass, ...]:
+    """The passes of a frame that were recorded, at most the latest 10,000, each with its number, time and rate.
+
+    Raises:
+        TypeError: if it is no frame.
+    """
+    if not isinstance(frame, Frame):
+        raise TypeError(f"passes() takes a Frame, got {type(frame).__name__}: {frame!r}")
+    return _recording.passes(domain_name(frame.domain) + FRAMES, legal("frame", frame.name))
+
+
+def capabilities() -> tuple[Capability, ...]:
+    """What is recorded with the settings as they are, and what not, and why."""
+    return capabilities_of(_recording.settings)
+
+
+def current_profiler() -> Profiler | None:
+    """The profiler that records, or did last: its reports and errors. `None` before the first `set_state("run")`."""
+    return _recording.profiler
+
+
+def current_file() -> Path | None:
+    """The trace file that is written, or was last."""
+    return _recording.file
+
+
+def close() -> None:
+    """Ends the recording and its file. It is done at the interpreter's exit, too; `set_state("run")` begins another one."""
+    _recording.close()
+
+
+MODES = {1: "profile_symbolic", 2: "profile_imperative", 4: "profile_api", 8: "profile_memory"}
+"""Bits of `MXNET_PROFILER_MODE`."""
+
+
+def start_if_told(environment: Mapping[str, str]) -> bool:
+    """Begins to record if `MXNET_PROFILER_AUTOSTART` is 1, as `MXNET_PROFILER_MODE` says (a sum of `MODES`, 13 by default)."""
+    if environment.get("MXNET_PROFILER_AUTOSTART", "").strip() != "1":
+        return False
+    mode = environment.get("MXNET_PROFILER_MODE", "13").strip()
+    chosen = int(mode) if mode.isdigit() else 13
+    _recording.configure(settings_of({name: bool(chosen & bit) for bit, name in MODES.items()}), frozenset())
+    _recording.run()
+    return True
+
+
+def _forked() -> None:
+    """In a forked child: what it records is in the trace of its parent, if that was recording."""
+    global _recording
+    recorded = _recording.running
+    _recording = _recording.of_child()
+    if recorded:
+        join()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,43 @@
+"""Names: any text is legal, and different texts stay different."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Protocol
+
+LONGEST = 1000
+"""Bytes of UTF-8 that are kept; the recorder keeps 1,024, and a category has a suffix."""
+
+
+class Named(Protocol):
+    """What has a name, such as a domain."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def legal(what: str, name: object) -> str:
+    """The text under which a name is recorded: itself, or its beginning and a digest if it is very long.
+
+    Raises:
+        TypeError: if it is no str.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a {what} must be a str, got {type(name).__name__}: {name!r}")
+    raw = name.encode("utf-8", "backslashreplace")
+    if len(raw) <= LONGEST:
+        return name
+    digest = hashlib.blake2b(raw, digest_size=8).hexdigest()
+    return f"{raw[: LONGEST - 20].decode(errors='ignore')}...{digest}"
+
+
+def domain_name(domain: object) -> str:
+    """The recorded name of a domain.
+
+    Raises:
+        TypeError: if it is none.
+    """
+    name = getattr(domain, "name", None)
+    if isinstance(domain, str) or not isinstance(name, str):
+        raise TypeError(f"domain must be a Domain, got {type(domain).__name__}: {domain!r}; write Domain('name')")
+    return legal("domain", name)

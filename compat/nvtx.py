@@ -1,0 +1,317 @@
+"""Annotations as programs write them for NVTX, by the packages `nvtx` and `torch.cuda.nvtx`: recorded as spans and instants.
+
+The domain of an annotation becomes the category of its event; NVTX's category, color and payload become arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from contextvars import ContextVar
+from typing import Any, Protocol, TypeVar
+
+from stepscope.runtime import _core
+from stepscope.runtime.documented import Documented
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_span = _core.span
+
+Color = str | int | None
+Category = str | int | None
+Payload = object
+
+
+_NOTHING: dict[str, Any] = {}
+
+
+def _arguments(domain: str | None, color: Color, category: Category, payload: Payload) -> dict[str, Any]:
+    if domain is None and color is None and category is None and payload is None:
+        return _NOTHING
+    made = {"category": domain, "color": color, "nvtx_category": category, "payload": payload}
+    return {key: value for key, value in made.items() if value is not None}
+
+
+class Annotation(Protocol):
+    """A span, for `with` and as a decorator."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def __call__(self, function: F, /) -> F: ...
+
+
+def annotate(
+    message: str | None = None,
+    color: Color = None,
+    domain: str | None = None,
+    category: Category = None,
+    payload: Payload = None,
+) -> Annotation:
+    """A span, for `with` and as a decorator of functions, coroutine functions and generator functions.
+
+    Args:
+        message: its name. Default: of a function that it decorates, that function's.
+        color: of the range; an argument of the span.
+        domain: its category. Default: `user_annotation`.
+        category: the argument `nvtx_category`.
+        payload: a number, or a list of them; an argument.
+
+    Raises:
+        TypeError: if message or domain is no str.
+    """
+    if domain is None and color is None and category is None and payload is None and message is not None:
+        return _span(message)
+    arguments = _arguments(domain, color, category, payload)
+    return Unnamed(arguments) if message is None else _span(message, **arguments)
+
+
+class Unnamed:
+    """An annotation without a message: it is named after the function that it decorates."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self._arguments = arguments
+        self._span = _span("", **arguments)
+
+    def __call__(self, function: F, /) -> F:
+        named: Any = getattr(function, "__func__", function)  # of a class or static method
+        return _span(getattr(named, "__name__", type(named).__name__), **self._arguments)(function)
+
+    def __enter__(self) -> Unnamed:
+        self._span.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._span.__exit__(*error)
+
+
+def mark(
+    message: str | None = None,
+    color: Color = None,
+    domain: str | None = None,
+    category: Category = None,
+    payload: Payload = None,
+) -> None:
+    """An instant. Arguments and errors are those of `annotate`."""
+    _core.instant(message or "", **_arguments(domain, color, category, payload))
+
+
+class _Open:
+    """A pushed range, and the one below it."""
+
+    __slots__ = ("below", "depth", "span")
+
+    def __init__(self, span: _core.span, below: _Open | None) -> None:
+        self.span = span
+        self.below = below
+        self.depth: int = 0 if below is None else below.depth + 1
+
+
+_stacks: dict[str | None, ContextVar[_Open | None]] = {None: ContextVar("stepscope_nvtx", default=None)}
+"""Pushed ranges of each domain, per thread and task."""
+
+
+def _stack(domain: str | None) -> ContextVar[_Open | None]:
+    found = _stacks.get(domain)
+    if found is None:
+        found = _stacks.setdefault(domain, ContextVar(f"stepscope_nvtx_{domain}", default=None))
+    return found
+
+
+def _push(span: _core.span, domain: str | None) -> int:
+    stack = _stack(domain)
+    top = _Open(span, stack.get())
+    stack.set(top)
+    span.__enter__()
+    return top.depth
+
+
+def push_range(
+    message: str | None = None,
+    color: Color = None,
+    domain: str | None = None,
+    category: Category = None,
+    payload: Payload = None,
+) -> int:
+    """Begins a range of this thread or task, which `pop_range` ends. Arguments and errors are those of `annotate`.
+
+    Returns:
+        How many ranges of the domain were open before.
+    """
+    return _push(_span(message or "", **_arguments(domain, color, category, payload)), domain)
+
+
+def pop_range(domain: str | None = None) -> int:
+    """Ends the latest range of this thread or task that was pushed in the domain.
+
+    Returns:
+        How many are left; -1 if there was none to end.
+    """
+    stack = _stack(domain)
+    top = stack.get()
+    if top is None:
+        return -1
+    stack.set(top.below)
+    top.span.__exit__(None, None, None)
+    return top.depth
+
+
+class RangeId(int):
+    """Number of a range that `start_range` has begun. It holds the range: one that nobody holds is given up."""
+
+    span: _core.span | None
+
+    def __new__(cls, span: _core.span) -> RangeId:
+        made = super().__new__(cls, id(span))
+        made.span = span
+        return made
+
+
+def start_range(
+    message: str | None = None,
+    color: Color = None,
+    domain: str | None = None,
+    category: Category = None,
+    payload: Payload = None,
+) -> RangeId:
+    """Begins a range that may be ended anywhere, by `end_range`, in another thread or task too. Arguments and errors are
+    those of `annotate`."""
+    span = _span(message or "", **_arguments(domain, color, category, payload))
+    span.__enter__()
+    return RangeId(span)
+
+
+def end_range(range_id: RangeId) -> None:
+    """Ends a range; one that has ended stays as it is.
+
+    Raises:
+        TypeError: if it is none that `start_range` has given.
+    """
+    if not isinstance(range_id, RangeId):
+        raise TypeError(f"end_range() takes what start_range() has returned, got {range_id!r}")
+    span, range_id.span = range_id.span, None
+    if span is not None:
+        span.__exit__(None, None, None)
+
+
+def range_push(msg: str) -> int:
+    """As `torch.cuda.nvtx.range_push`: `push_range(msg)`."""
+    return push_range(msg)
+
+
+def range_pop() -> int:
+    """As `torch.cuda.nvtx.range_pop`: `pop_range()`."""
+    return pop_range()
+
+
+def range_start(msg: str) -> RangeId:
+    """As `torch.cuda.nvtx.range_start`: `start_range(msg)`."""
+    return start_range(msg)
+
+
+def range_end(range_id: RangeId) -> None:
+    """As `torch.cuda.nvtx.range_end`: `end_range(range_id)`."""
+    end_range(range_id)
+
+
+@contextlib.contextmanager
+def range(msg: str, *args: Any, **kwargs: Any) -> Generator[None]:
+    """As `torch.cuda.nvtx.range`: a span named `msg.format(*args, **kwargs)`."""
+    with _span(msg.format(*args, **kwargs)):
+        yield
+
+
+def enabled() -> bool:
+    """Whether anything records now."""
+    return bool(_core.recording())
+
+
+class EventAttributes(Documented, frozen=True):
+    """What an event of a `Domain` is given."""
+
+    message: str = ""
+    """Its name."""
+    color: Color = None
+    """An argument."""
+    category: Category = None
+    """The argument `nvtx_category`."""
+    payload: Any = None
+    """An argument."""
+
+
+class Domain:
+    """A domain as `get_domain` gives it: its name is the category of its events.
+
+    Args:
+        name: any text.
+
+    Raises:
+        TypeError: if the name is no str.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        if name is not None:
+            _core.category(name)
+        self.name = name
+
+    def get_event_attributes(
+        self, message: str | None = None, color: Color = None, category: Category = None, payload: Payload = None
+    ) -> EventAttributes:
+        """Attributes for the methods of this domain."""
+        return EventAttributes(message or "", color, category, payload)
+
+    def get_registered_string(self, string: str) -> str:
+        """The text itself: every name is registered where it is used first."""
+        return string
+
+    def get_category_id(self, name: str) -> str:
+        """The name itself: categories need no numbers here."""
+        return name
+
+    def push_range(self, attributes: EventAttributes | str) -> int:
+        """As the function `push_range`."""
+        return _push(self._made(attributes), self.name)
+
+    def pop_range(self) -> int:
+        """As the function `pop_range`."""
+        return pop_range(self.name)
+
+    def start_range(self, attributes: EventAttributes | str) -> RangeId:
+        """As the function `start_range`."""
+        span = self._made(attributes)
+        span.__enter__()
+        return RangeId(span)
+
+    def end_range(self, range_id: RangeId) -> None:
+        """As the function `end_range`."""
+        end_range(range_id)
+
+    def mark(self, attributes: EventAttributes | str) -> None:
+        """As the function `mark`."""
+        given = _given(attributes)
+        mark(given.message, given.color, self.name, given.category, given.payload)
+
+    def _made(self, attributes: EventAttributes | str) -> _core.span:
+        given = _given(attributes)
+        return _span(given.message, **_arguments(self.name, given.color, given.category, given.payload))
+
+    def __repr__(self) -> str:
+        return f"Domain({self.name!r})"
+
+
+def _given(attributes: EventAttributes | str) -> EventAttributes:
+    return EventAttributes(attributes) if isinstance(attributes, str) else attributes
+
+
+_domains: dict[str | None, Domain] = {}
+
+
+def get_domain(name: str | None = None) -> Domain:
+    """The domain of a name, always the same object.
+
+    Raises:
+        TypeError: if the name is no str.
+    """
+    found = _domains.get(name)
+    return _domains.setdefault(name, Domain(name)) if found is None else found

@@ -1,0 +1,121 @@
+"""What of a module, class or model can be instrumented, and what would take its place."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from stepscope.runtime import _core
+from stepscope.runtime.decorate import decorate
+from stepscope.runtime.patterns import Patterns
+from stepscope.runtime.wrapped import Layer, is_ours, mark_ours
+
+_IN_C = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+
+
+class Replacement(msgspec.Struct, frozen=True):
+    """One attribute, and what is to take its place."""
+
+    owner: Any
+    name: str
+    value: Any
+    span: str
+    """Name of the span, `module.Class.method`."""
+
+
+class Survey:
+    """Looks at what was chosen, and changes nothing.
+
+    Args:
+        chosen: names, as seen from the target.
+        properties: whether properties are taken.
+        category: of the spans.
+    """
+
+    def __init__(self, chosen: Patterns, properties: bool, category: str) -> None:
+        self.refused: dict[str, str] = {}
+        """What was chosen and cannot be instrumented, and why."""
+        self._chosen = chosen
+        self._properties = properties
+        self._category = category
+        self._made: dict[types.FunctionType, Any] = {}  # a function of two names stays one
+
+    def module(self, module: types.ModuleType) -> Iterator[Replacement]:
+        """The functions that a module defines, and the methods of its classes."""
+        for name, value in list(vars(module).items()):
+            if getattr(value, "__module__", None) != module.__name__:
+                continue
+            if not isinstance(value, type):
+                if self._chosen.take(name):
+                    yield from self._attribute(module, name, value, f"{module.__name__}.{name}")
+            elif value.__qualname__ == name:  # else it is another name of a class
+                why = immutable(value)
+                if why is None:
+                    yield from self.cls(value, f"{name}.")
+                elif self._chosen.take(name):
+                    self.refused[f"{module.__name__}.{name}"] = why
+
+    def cls(self, cls: type, prefix: str = "") -> Iterator[Replacement]:
+        """The methods that a class defines, and those of the classes in it.
+
+        Args:
+            cls: the class.
+            prefix: what its names begin with, as seen from the target.
+        """
+        for name, value in list(vars(cls).items()):
+            if isinstance(value, type):
+                if value.__module__ == cls.__module__ and value.__qualname__ == f"{cls.__qualname__}.{name}":
+                    yield from self.cls(value, f"{prefix}{name}.")
+            elif self._chosen.take(prefix + name):
+                yield from self._attribute(cls, name, value, f"{cls.__module__}.{cls.__qualname__}.{name}")
+
+    def layers(self, model: Any) -> Iterator[Replacement]:
+        """The `forward` of a `torch.nn.Module` and of those in it, but of one that has a `forward` of its own already."""
+        for path, layer in model.named_modules():
+            if "forward" not in vars(layer) and self._chosen.take(path or "forward"):
+                span = ".".join(part for part in (type(model).__qualname__, path, "forward") if part)
+                yield Replacement(layer, "forward", Layer(layer, span, self._category), span)
+
+    def _attribute(self, owner: Any, name: str, value: Any, span: str) -> Iterator[Replacement]:
+        if isinstance(value, property):
+            if self._properties:
+                get, put, remove = (self._wrapped(part, span) for part in (value.fget, value.fset, value.fdel))
+                if (get, put, remove) != (value.fget, value.fset, value.fdel):
+                    yield Replacement(owner, name, property(get, put, remove, value.__doc__), span)
+            return
+        bound = isinstance(value, staticmethod | classmethod)
+        function: Any = getattr(value, "__func__", value)
+        if isinstance(function, types.FunctionType):
+            wrapper = self._wrapped(function, span)
+            if wrapper is not function:
+                kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
+                yield Replacement(owner, name, kind(wrapper) if bound else wrapper, span)
+        elif isinstance(function, _IN_C):
+            self.refused[span] = "it is written in C: calls from C would not be seen, and it has no signature to keep"
+        elif callable(function) and hasattr(function, "cache_info"):
+            self.refused[span] = (
+                "it is a cache of functools, whose cache_info and cache_clear a function would not have"
+            )
+
+    def _wrapped(self, function: Any, span: str) -> Any:
+        if not isinstance(function, types.FunctionType) or is_ours(function):
+            return function
+        if function not in self._made:
+            self._made[function] = mark_ours(decorate(_core.span(span, category=self._category), function))
+        return self._made[function]
+
+
+def immutable(cls: type) -> str | None:
+    """Why nothing can be put into a class; `None` if it can."""
+    heap, fixed = 1 << 9, 1 << 8  # Py_TPFLAGS_HEAPTYPE and Py_TPFLAGS_IMMUTABLETYPE of Include/object.h
+    if not cls.__flags__ & heap or cls.__flags__ & fixed:
+        return "the class is written in C, and Python keeps such classes from being changed"
+    return None

@@ -1,0 +1,75 @@
+"""What tests of `stepscope.mxnet` share: a recording in a directory of its own, and what is in its files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope import mxnet
+
+Events = list[dict[str, Any]]
+
+
+def load(path: Path | str) -> Events:
+    """The events of a trace in object form, which must be valid JSON now."""
+    trace: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    assert trace["displayTimeUnit"] == "ms"
+    events: Events = trace["traceEvents"]
+    return events
+
+
+def slices(events: Events, name: str) -> Events:
+    """The spans of a name: those that nest, and the begins of those that do not."""
+    return [event for event in events if event["name"] == name and event["ph"] in ("X", "b")]
+
+
+def durations(events: Events, name: str) -> list[float]:
+    """Durations of the spans of a name in ms, async pairs included, in order of their begins."""
+    found = [(event["ts"], event["dur"]) for event in events if event["name"] == name and event["ph"] == "X"]
+    begun = {event["id2"]["local"]: event["ts"] for event in events if event["name"] == name and event["ph"] == "b"}
+    ended = {event["id2"]["local"]: event["ts"] for event in events if event["name"] == name and event["ph"] == "e"}
+    found += [(begin, ended[number] - begin) for number, begin in begun.items()]
+    return [dur / 1000 for _, dur in sorted(found)]
+
+
+def statistics(**arguments: Any) -> dict[str, Any]:
+    """`dumps(format="json")`, decoded."""
+    decoded: dict[str, Any] = json.loads(mxnet.dumps(format="json", **arguments))
+    return decoded
+
+
+@contextmanager
+def alone(directory: Path) -> Generator[Path]:
+    """A directory to record in, with everything as when the module was imported; and so it is left."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        try:
+            yield directory
+        finally:
+            mxnet.close()
+            mxnet.set_config()
+            mxnet.set_kvstore_handle(None)
+
+
+def begin(**settings: Any) -> None:
+    """Records into profile.json, with statistics."""
+    mxnet.set_config(**{"aggregate_stats": True, "profile_memory": False, **settings})
+    mxnet.set_state("run")
+
+
+def run(program: str, directory: Path, **environment: str) -> str:
+    """Runs a program with warnings as errors; what it printed."""
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(
+        command, cwd=directory, env={**os.environ, **environment}, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
