@@ -118,8 +118,10 @@ def test_a_window_in_the_past_by_the_file(tmp_path: Path, caplog: pytest.LogCapt
 def test_the_file_changes_while_a_window_is_open(tmp_path: Path) -> None:
     """Neither nonsense nor other numbers nor its removal end the window; only the commands do."""
     with controlled(tmp_path) as (profiler, windows, path):
-        say(path, start_step=5, steps=100_000, run_id="long")
+        say(path, start_step="next", steps=100_000, run_id="long")
         step_until(profiler, lambda: profiler.current_action.records)
+        first = profiler.armed()[0].first
+        assert first is not None
         for content in (b"{", b"[]", b'{"start_step": null}', b'{"stop_step": -1}'):
             path.write_bytes(content)
             go_on(profiler, 20)
@@ -128,13 +130,15 @@ def test_the_file_changes_while_a_window_is_open(tmp_path: Path) -> None:
         assert windows == [] and profiler.current_action.records
         say(path, command="extend", steps=100)
         step_until(profiler, lambda: "extend" in status(path)["request"])
-        assert status(path)["answer"] == "recording steps 5-100104 (extended to step 100104)"
+        assert (
+            status(path)["answer"] == f"recording steps {first}-{first + 100_099} (extended to step {first + 100_099})"
+        )
         say(path, command="abort")
         step_until(profiler, lambda: windows)
         assert status(path)["answer"] == "1 window ended"
     assert not windows[0].complete
     assert windows[0].diagnostics[0].endswith("the control file says so")
-    assert said(windows[0])["name"] == f"rank0_start5_stop{windows[0].steps[-1].number}_long"
+    assert said(windows[0])["name"] == f"rank0_start{first}_stop{windows[0].steps[-1].number}_long"
 
 
 def test_the_first_content_counts_before_the_first_step(tmp_path: Path) -> None:
