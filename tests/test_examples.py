@@ -294,6 +294,8 @@ def check_framework_run(directory: Path, names: set[str]) -> None:
     (trace,) = (directory / "tensorboard").glob("*.pt.trace.json")
     assert names <= {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert (directory / "journal").is_file()
+
+
 def test_mxnet_objects(tmp_path: Path) -> None:
     """The trace is complete, and the statistics are those of the twenty batches."""
     said = run("mxnet_objects", tmp_path)
