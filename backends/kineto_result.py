@@ -17,7 +17,7 @@ class SharedResult:
 
     def __init__(self, result: Any, takers: int = 1) -> None:
         """Args: torch's `_ProfilerResult`; how often `release` will be called."""
-        self._result = result
+        self._result: Any = result
         self._left = takers
         self._lock = threading.Lock()
         self._copy: Path | None = None
@@ -65,7 +65,8 @@ class SharedResult:
             self._left -= 1
             if self._left:
                 return
-            result, self._result = self._result, None
+            result: Any = self._result
+            self._result = None
             copy, self._copy = self._copy, None
         if copy is not None:
             copy.unlink(missing_ok=True)

@@ -184,12 +184,13 @@ class KinetoSession:
 
     def _begin(self, wants: TorchSettings) -> str:
         problem = "" if self._profile is not None else self._make(self._union(wants))
-        problem = problem or _refusal(import_module("torch"), "start", self._profile._start_trace)
+        profile: Any = self._profile
+        problem = problem or _refusal(import_module("torch"), "start", profile._start_trace)
         if problem:
             self._profile = None
             return problem
         self._recording = True
-        self.records_device = self._profile.use_device is not None
+        self.records_device = profile.use_device is not None
         self._brackets = []
         self._mark()
         self._anchor = ClockAnchor.read()

@@ -168,4 +168,3 @@ class KinetoWorker:
         else:
             self.problems["kineto's clock could not be checked"] += 1
         self.clock_error_ns = max(self.clock_error_ns, error)
-

@@ -121,9 +121,9 @@ class TorchBackend:
                 self._mode = KinetoMode(self._settings, sink, self._keeper)
 
     @property
-    def streams(self) -> bool:
-        """Whether operators arrive live; known once it was opened."""
-        return isinstance(self._mode, StreamMode)
+    def beyond_stream(self) -> tuple[str, ...]:
+        """The arguments that only kineto mode can serve."""
+        return self._settings.beyond_stream
 
     def toggle(self, enable: bool, activities: Iterable[Any]) -> bool:
         """Switches activities off and on again inside of a window, on the thread that records.

@@ -32,6 +32,11 @@ class _Emitting(threading.local):
 _emitting = _Emitting()
 
 
+def emitting() -> bool:
+    """Whether operators arrive live on the caller's thread now, which keeps kineto from recording there."""
+    return _emitting.users > 0
+
+
 class StreamMode:
     """Switches the operators' events on and off; the recorder has them, so there is nothing to deliver."""
 

@@ -106,7 +106,9 @@ async def test_every_event_is_that_of_torchs_own_export(tmp_path: Path, asked: d
     recorded_by_torch(**asked).save(str(tmp_path / "own.json"))
     sink = CollectingSink()
     worker = KinetoWorker(sink)
-    worker.put(FinishedTrace(SharedResult(Saved()), until=anchor.monotonic_ns, anchors=(anchor,), brackets=(), flops=False))
+    worker.put(
+        FinishedTrace(SharedResult(Saved()), until=anchor.monotonic_ns, anchors=(anchor,), brackets=(), flops=False)
+    )
     await worker.aclose()
     assert list(worker.problems) == ["exporting a trace stopped all Python threads for that time"]
     assert sink.passed == anchor.monotonic_ns

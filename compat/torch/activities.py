@@ -82,7 +82,9 @@ def choose(activities: Iterable[Any] | None, use_cuda: bool | None) -> tuple[lis
 
 def _check(asked: list[Any], names: frozenset[str]) -> None:
     if not asked:
-        raise ValueError("activities must name at least one, such as ProfilerActivity.CPU; leave it out for all there are")
+        raise ValueError(
+            "activities must name at least one, such as ProfilerActivity.CPU; leave it out for all there are"
+        )
     for name in names - set(ProfilerActivity.__members__):
         near = difflib.get_close_matches(name, ProfilerActivity.__members__, 1, 0.0)
         raise ValueError(f"activities hold {name!r}, which is no ProfilerActivity; the nearest is {near[0]}")

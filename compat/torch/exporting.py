@@ -31,9 +31,11 @@ def export_window(cycle: Cycle, path: Path, facts: Mapping[str, Any]) -> None:
     plugin = path.name.removesuffix(".gz").endswith(".pt.trace.json")
     exporter = ChromeTraceExporter(path, form="object", dialect="tensorboard" if plugin else "kineto")
 
+    directory = path.absolute().parent
+
     async def replay() -> None:
         with JournalReader(cycle.journal) as reader:
-            run = msgspec.structs.replace(run_of(reader, path.absolute().parent), metadata=lambda: facts)
+            run = msgspec.structs.replace(run_of(reader, directory), metadata=lambda: facts)
             await replay_into(reader, exporter, run, cycle.window)
 
     if not cycle.journal.exists():

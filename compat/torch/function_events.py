@@ -134,7 +134,9 @@ class FunctionEvents:
 
     def _launch(self, events: list[Any]) -> None:
         """Gives operators the kernels that they launched."""
-        launchers = {event.id: event for event in events if event.device_type == self._types.CPU and event.scope != _USER}
+        launchers = {
+            event.id: event for event in events if event.device_type == self._types.CPU and event.scope != _USER
+        }
         for event in events:
             launcher = launchers.get(event.id) if event.device_type != self._types.CPU else None
             if launcher is not None and not event.is_user_annotation:
@@ -175,5 +177,3 @@ def _node(event: Any) -> Any:
 def _is_list(shape: Any) -> bool:
     """Whether a shape is that of a list of tensors."""
     return bool(shape) and isinstance(shape[0], list)
-
-

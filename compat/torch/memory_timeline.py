@@ -64,7 +64,9 @@ class KeptResults:
             trace.result.release()
 
 
-def export_memory_timeline(result: Any, path: str | os.PathLike[str], device: str | None, use_device: str | None) -> None:
+def export_memory_timeline(
+    result: Any, path: str | os.PathLike[str], device: str | None, use_device: str | None
+) -> None:
     """Writes what torch's `export_memory_timeline` writes, in the format that the file's ending names: `.html` (needs
     matplotlib), `.raw.json.gz`, `.json.gz`, or JSON.
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from stepscope.backends.base import Backend
 from stepscope.backends.torch import Mode, TorchBackend
+from stepscope.backends.torch_stream import emitting
 from stepscope.compat.torch.activities import choose, has_torch, members
 from stepscope.compat.torch.callbacks import Callbacks
 from stepscope.compat.torch.cycle import Asked, Cycle
@@ -137,7 +138,11 @@ class profile(Results):
             activities=wanted,
             experimental_config=experimental_config,
             keeper=self._kept,
-            **flags,
+            record_shapes=self.record_shapes,
+            profile_memory=self.profile_memory,
+            with_stack=with_stack,
+            with_flops=with_flops,
+            with_modules=with_modules,
         )
         self._hooks: CycleHooks | None = None
         self._journal: JournalExporter | None = None
@@ -160,7 +165,10 @@ class profile(Results):
             OutputError: if the run's directory cannot be made.
         """
         if self._current is not None:
-            raise ProfilerStateError("start() of a profile that runs already; call stop() first, or make another profile")
+            raise ProfilerStateError(
+                "start() of a profile that runs already; call stop() first, or make another profile"
+            )
+        self._look_around()
         self._stopping = None
         self._journal = JournalExporter(max_bytes=self._options.journal_max_bytes)
         current = trace(
@@ -215,6 +223,17 @@ class profile(Results):
             except Exception as error:
                 log.warning("the execution trace observer did not clean up: %r", error)
                 self._errors.append(error)
+
+    def _look_around(self) -> None:
+        """Says what cannot be had inside of a profile that has torch's only slot on this thread."""
+        lacks = self._backend.beyond_stream
+        if lacks and emitting():
+            warnings.warn(
+                f"{' and '.join(lacks)} cannot be had here: another profile on this thread records operators live; give that "
+                "one the same arguments, or mode='kineto'",
+                UserWarning,
+                stacklevel=4,
+            )
 
     def _sources(self) -> list[Backend]:
         sources: list[Backend] = []
@@ -325,7 +344,7 @@ class profile(Results):
             run.flush()
         return self._done
 
-    def _facts(self, cycle: Cycle) -> Mapping[str, Any]:
+    def facts(self, cycle: Cycle) -> Mapping[str, Any]:
         flags = ("profile_memory", "with_stack", "record_shapes", "with_modules", "with_flops")
         return {
             **{flag: 1 for flag in flags if getattr(cycle.asked, flag)},

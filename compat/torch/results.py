@@ -40,8 +40,8 @@ class Results(ABC):
         """
 
     @abstractmethod
-    def _facts(self, cycle: Cycle) -> Mapping[str, Any]:
-        """Metadata for an export of a window."""
+    def facts(self, cycle: Cycle) -> Mapping[str, Any]:
+        """What an export of a window says besides events: keys of the trace."""
 
     def key_averages(
         self, group_by_input_shape: bool = False, group_by_stack_n: int = 0, group_by_overload_name: bool = False
@@ -87,7 +87,8 @@ class Results(ABC):
         deadline = None if seconds is None else clock.now() + round(seconds * 1e9)
         lists = [FunctionEvents(cycle, deadline).build() for cycle in cycles]
         if not lists:
-            empty = import_module("torch.autograd.profiler_util").EventList([], profile_memory=self._asked.profile_memory)
+            util: Any = import_module("torch.autograd.profiler_util")
+            empty = util.EventList([], profile_memory=self._asked.profile_memory)
             empty._build_tree()
             return empty
         for further in lists[1:]:
@@ -107,7 +108,7 @@ class Results(ABC):
             OutputError: if the file cannot be written.
         """
         cycle = self._last("a trace")
-        export_window(cycle, Path(path), self._facts(cycle))
+        export_window(cycle, Path(path), self.facts(cycle))
 
     def export_stacks(self, path: str | os.PathLike[str], metric: str = "self_cpu_time_total") -> None:
         """Writes a line for each operator's stack, outermost first, with its µs: what flame graphs are made of.
@@ -162,7 +163,7 @@ class Results(ABC):
     @property
     def self_cpu_time_total(self) -> float:
         """µs of the host in all operators."""
-        return sum(average.self_cpu_time_total for average in self.key_averages())
+        return float(sum(average.self_cpu_time_total for average in self.key_averages()))
 
     def total_average(self) -> Any:
         """All operators in one row."""

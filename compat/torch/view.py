@@ -57,5 +57,5 @@ class View(Results):
     def _cycles(self) -> Sequence[Cycle]:
         return self._frozen
 
-    def _facts(self, cycle: Cycle) -> Mapping[str, Any]:
-        return {**self._owner._facts(cycle), **self._metadata.snapshot()}
+    def facts(self, cycle: Cycle) -> Mapping[str, Any]:
+        return {**self._owner.facts(cycle), **self._metadata.snapshot()}

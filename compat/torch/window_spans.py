@@ -88,7 +88,11 @@ class WindowSpans:
         passed: list[tuple[str, ...]] = [()]
         names: dict[int, str] = {}
         found: list[tuple[str, ...]] = []
-        columns = self.block["name"].tolist(), self.block["parent"].tolist(), frames
+        columns: tuple[list[int], list[int], list[bool]] = (
+            self.block["name"].tolist(),
+            self.block["parent"].tolist(),
+            frames,
+        )
         for name, parent, frame in zip(*columns, strict=True):
             outer = passed[parent]
             found.append(outer)
