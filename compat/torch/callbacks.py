@@ -27,6 +27,7 @@ class Callbacks:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._ending = False
         self._pid = os.getpid()
         self.errors: list[Exception] = []
         """What it raised, the first ones."""
@@ -38,31 +39,33 @@ class Callbacks:
     def put(self, view: Any) -> None:
         """Has the function called with this; any thread."""
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="stepscope on_trace_ready", daemon=True)
+            if self._thread is None or self._ending:
+                before, self._queue, self._ending = self._thread, queue.SimpleQueue(), False
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._queue, before), name="stepscope on_trace_ready", daemon=True
+                )
                 self._thread.start()
             self._queue.put(view)
-
-    @property
-    def here(self) -> bool:
-        """Whether the caller is such a call."""
-        return self._thread is threading.current_thread()
 
     def finish(self) -> None:
         """Waits for the calls that were asked for, however long they take, and ends the thread.
 
-        Returns at once in such a call itself, and in a forked child, which has no such thread.
+        In such a call itself it does not wait, nor in a forked child, which has no such thread.
         """
         with self._lock:
             thread = self._thread
-            if thread is None or self.here or self._pid != os.getpid():
+            if thread is None or self._pid != os.getpid():
                 return
-            self._thread = None
-            self._queue.put(None)
-        thread.join()
+            if not self._ending:
+                self._ending = True
+                self._queue.put(None)
+        if thread is not threading.current_thread():
+            thread.join()
 
-    def _run(self) -> None:
-        while (view := self._queue.get()) is not None:
+    def _run(self, waiting: queue.SimpleQueue[Any], before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()  # calls do not overlap
+        while (view := waiting.get()) is not None:
             try:
                 self._callback(view)
             except Exception as error:

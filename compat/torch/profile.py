@@ -98,7 +98,7 @@ class profile(Results):
         super().__init__()
         wanted, names = choose(activities, use_cuda)
         for what, given in (("schedule", schedule), ("on_trace_ready", on_trace_ready)):
-            if given is not None and not callable(given):
+            if given is not None and not callable(given) and not isinstance(given, Exporter):
                 raise TypeError(f"{what} must be callable, got {type(given).__name__}: {given!r}")
         if post_processing_timeout_s is not None and post_processing_timeout_s < 0:
             raise ValueError(f"post_processing_timeout_s must be 0 or more, got {post_processing_timeout_s!r}")
@@ -217,6 +217,7 @@ class profile(Results):
     def __exit__(self, *exc: object) -> None:
         if self._current is not None:
             self.stop()
+        self._callbacks.finish()
         if self.execution_trace_observer is not None:
             try:
                 self.execution_trace_observer.cleanup()
