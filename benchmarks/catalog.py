@@ -6,6 +6,7 @@ from benchmarks import (
     closing,
     collector,
     flight,
+    front_doors,
     governor,
     idle,
     json_export,
@@ -43,5 +44,6 @@ ROWS = (
     *governor.ROWS,
     *closing.ROWS,
     *collector.ROWS,
+    *front_doors.ROWS,
     *startup.ROWS,
 )

@@ -20,6 +20,7 @@ from stepscope.runtime.errors import OutputError, ProfilerStateError
 from tests.operators import torch
 
 CPU = [torch.profiler.ProfilerActivity.CPU]
+WORK = -1
 MODES = pytest.mark.parametrize("mode", ["stream", "kineto"])
 
 
@@ -51,6 +52,26 @@ def test_start_and_stop_any_number_of_times(mode: Any, tmp_path: Path) -> None:
     names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
     assert {name for name in names if name.startswith("ProfilerStep")} == {"ProfilerStep#4", "ProfilerStep#5"}
     prof.raise_errors()
+
+
+@pytest.mark.checklist("B1", "B2")
+@pytest.mark.parametrize("steps", [(0, 8), (3, 6)], ids=["all", "some"])
+def test_recording_that_the_program_itself_begins_and_ends(steps: tuple[int, int]) -> None:
+    """Unconditionally, or by `start()` at one step and `stop()` at another: those steps are recorded, and no others."""
+    first, last = steps
+    prof = ours.profile(activities=CPU, schedule=lambda _: ours.ProfilerAction.RECORD)
+    for step in range(8):
+        if step == first:
+            prof.start()
+        if step == last:
+            prof.stop()
+        for _ in range(step):
+            torch.ones(2).tanh()
+        prof.step()
+    if last == 8:
+        prof.stop()
+    prof.raise_errors()
+    assert tanh(prof) == sum(range(first, last)) and prof.step_num == 8
 
 
 def test_calls_in_the_wrong_order() -> None:
@@ -308,7 +329,7 @@ def test_torchs_handler_and_schedule() -> None:
 
 def test_a_forked_child_is_left_alone() -> None:
     """In the child the profile does nothing and waits for nothing; the parent's window is whole."""
-    with ours.profile(activities=CPU, on_trace_ready=lambda _: None) as prof:
+    with ours.profile(activities=CPU, on_trace_ready=tanh) as prof:
         torch.ones(2).tanh()
         child = os.fork()
         if child == 0:
@@ -344,14 +365,14 @@ def test_record_function_as_decorator_and_nested() -> None:
         ours.record_function(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-@settings(max_examples=12, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.sampled_from([0, 1, 2, "work"]), max_size=12))
-def test_any_overlap_of_profiles_that_share_kineto(calls: list[Any]) -> None:
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(st.lists(st.sampled_from([0, 1, 2, WORK]), max_size=12))
+def test_any_overlap_of_profiles_that_share_kineto(calls: list[int]) -> None:
     """Whenever each of three begins and ends, it has exactly the operators that ran meanwhile."""
     profiles = [ours.profile(activities=CPU, mode="kineto", record_shapes=number == 1) for number in range(3)]
     running, wanted, started = set[int](), [0, 0, 0], set[int]()
-    for call in [*calls, "work"]:
-        if call == "work":
+    for call in [*calls, WORK]:
+        if call == WORK:
             torch.ones(2).tanh()
             for number in running:
                 wanted[number] += 1

@@ -134,9 +134,10 @@ class FunctionEvents:
 
     def _launch(self, events: list[Any]) -> None:
         """Gives operators the kernels that they launched."""
-        launchers = {
-            event.id: event for event in events if event.device_type == self._types.CPU and event.scope != _USER
-        }
+        launchers: dict[int, Any] = {}
+        for event in events:
+            if event.device_type == self._types.CPU and not event.is_user_annotation:
+                launchers.setdefault(event.id, event)  # a call of the device's runtime has its operator's number
         for event in events:
             launcher = launchers.get(event.id) if event.device_type != self._types.CPU else None
             if launcher is not None and not event.is_user_annotation:

@@ -50,7 +50,7 @@ class profile(Results):
         *,
         activities: Iterable[Any] | None = None,
         schedule: ScheduleFunction | None = None,
-        on_trace_ready: Callable[..., Any] | None = None,
+        on_trace_ready: Callable[..., Any] | Exporter | None = None,
         record_shapes: bool = False,
         profile_memory: bool = False,
         with_stack: bool = False,
@@ -73,7 +73,7 @@ class profile(Results):
             activities: members of `ProfilerActivity`, or dicts from these to kinds of events. Default: all there are.
             schedule: from a step's number to a `ProfilerAction`, torch's or ours. Default: record always.
             on_trace_ready: called with a view of each finished window, on a thread of its own; `stop()` and the end of the
-                `with` wait for it. What it raises is logged and kept.
+                `with` wait for it. What it raises is logged and kept. An exporter is added to `exporters`.
             record_shapes: keep shapes of inputs.
             profile_memory: keep allocations.
             with_stack: keep Python's functions, and operators' callers.
@@ -98,7 +98,8 @@ class profile(Results):
         super().__init__()
         wanted, names = choose(activities, use_cuda)
         for what, given in (("schedule", schedule), ("on_trace_ready", on_trace_ready)):
-            if given is not None and not callable(given) and not isinstance(given, Exporter):
+            fits = callable(given) or (what == "on_trace_ready" and isinstance(given, Exporter))
+            if given is not None and not fits:
                 raise TypeError(f"{what} must be callable, got {type(given).__name__}: {given!r}")
         if post_processing_timeout_s is not None and post_processing_timeout_s < 0:
             raise ValueError(f"post_processing_timeout_s must be 0 or more, got {post_processing_timeout_s!r}")
@@ -125,13 +126,14 @@ class profile(Results):
         self.use_device = self._asked.use_device
         self.record_steps = schedule is not None
         self.schedule: ScheduleFunction = schedule or always
-        self.on_trace_ready = on_trace_ready
+        self.on_trace_ready: Callable[..., Any] | None = None
         self.preset_metadata: dict[str, str] = {}
         self._run_arguments: dict[str, Any] = {"name": name, "output_dir": output_dir}
         self._exporters = list(exporters)
-        if isinstance(on_trace_ready, Exporter):
+        if on_trace_ready is not None and isinstance(on_trace_ready, Exporter):
             self._exporters.append(on_trace_ready)
-            self.on_trace_ready = None
+        else:
+            self.on_trace_ready = on_trace_ready
         self._options = Options(linger=PATIENCE, close_timeout=PATIENCE) if options is None else options
         self._backend = TorchBackend(
             mode,
