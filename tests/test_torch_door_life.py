@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import threading
@@ -363,6 +364,35 @@ def test_record_function_as_decorator_and_nested() -> None:
     assert parents == {"decorated"}
     with pytest.raises(TypeError, match="name must be a str, got int: 3"):
         ours.record_function(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@MODES
+def test_regions_of_torchs_own(mode: Any) -> None:
+    """torch's `record_function`, which libraries use, is recorded beside ours, each once and with its operators inside."""
+    with ours.profile(activities=CPU, mode=mode) as prof:
+        with torch.profiler.record_function("theirs"), ours.record_function("ours"):
+            torch.ones(2).tanh()
+    found = {event.name: event for event in prof.events()}
+    assert found["aten::tanh"].cpu_parent is found["ours"] and found["ours"].cpu_parent is found["theirs"]
+    assert all(found[name].is_user_annotation and found[name].scope == 7 for name in ("ours", "theirs"))
+    assert {row.key: row.count for row in prof.key_averages()} == dict.fromkeys(found, 1)
+
+
+def test_parameters_and_methods_are_torchs() -> None:
+    """Whatever torch's `profile` takes and has, is here; all but the steps of its own state machine."""
+    signature = inspect.signature
+    wanted = set(signature(torch.profiler.profile).parameters)
+    assert wanted <= set(signature(ours.profile).parameters)
+    theirs, mine = torch.profiler.profile(activities=CPU), ours.profile(activities=CPU)
+    inner = {"prepare_trace", "start_trace", "stop_trace", "action_map", "step_rec_fn", "has_cudagraphs", "mem_tl"}
+    names = {name for name in dir(theirs) if not name.startswith("_")} - inner - {"activity_filters"}
+    assert {name for name in names if not hasattr(type(mine), name) and name not in vars(mine)} == set()
+    for name in names:
+        method = getattr(torch.profiler.profile, name, None)
+        if inspect.isfunction(method):
+            arguments = list(signature(method).parameters)
+            assert list(signature(getattr(ours.profile, name)).parameters)[: len(arguments)] == arguments, name
+    assert set(torch.profiler.__all__) <= set(ours.__all__)
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

@@ -12,6 +12,7 @@ from stepscope.compat.torch.window_spans import WindowSpans
 from stepscope.runtime import clock, strings, tracks
 from stepscope.runtime.events import Flag
 
+_NUMBERED, _ASYNC = int(Flag.NUMBERED), int(Flag.ASYNC)
 _FUNCTION, _BACKWARD, _USER = 0, 1, 7
 """Scopes (at::RecordScope) that can be told apart afterwards."""
 
@@ -29,6 +30,7 @@ class FunctionEvents:
         self._spans = WindowSpans(cycle, arguments=True)
         self._usage = MemoryUsage(self._spans) if cycle.asked.profile_memory else None
         self._threads: dict[int, tuple[int, int]] = {}
+        self._names: dict[tuple[int, int | None], tuple[str, str]] = {}
 
     def build(self) -> Any:
         """torch's `EventList`, in the order in which they began, with parents, children and stacks."""
@@ -47,22 +49,25 @@ class FunctionEvents:
             _give_stacks(built)
             for event in built:
                 event.cpu_parent, event.cpu_children = None, []
-        scopes = [(event, event.scope) for event in built]
-        for event, _ in scopes:  # torch would look for stacks of forward operators by thread numbers of its own
+        every, scopes = list(built), [event.scope for event in built]
+        for event in every:  # torch would look for stacks of forward operators by thread numbers of its own
             event.scope = _FUNCTION
         built._build_tree()
-        for event, scope in scopes:
+        for event, scope in zip(every, scopes, strict=True):
             event.scope = scope
         return built
 
     def _of_spans(self) -> list[Any]:
         spans = self._spans
+        block = spans.block
         callers = spans.callers() if self._cycle.asked.with_stack else None
         cpu, device = self._usage.of_spans() if self._usage is not None else (None, None)
         keep, nodes = self._util._filter_stack_entry, spans.nodes()
         found: list[Any] = []
-        columns = zip(spans.block, spans.device.tolist(), spans.annotations.tolist(), strict=True)
-        for number, (span, on_device, annotation) in enumerate(columns):
+        fields = ("ts", "dur", "name", "step", "track", "flags", "args_at", "args_len")
+        columns = zip(*(block[field].tolist() for field in fields), strict=True)
+        others = zip(spans.device.tolist(), spans.annotations.tolist(), strict=True)
+        for number, (columns_of_one, (on_device, annotation)) in enumerate(zip(columns, others, strict=True)):
             if self._deadline is not None and clock.now() > self._deadline:
                 break
             details = {
@@ -72,26 +77,25 @@ class FunctionEvents:
                 "is_user_annotation": annotation,
                 "scope": _USER if annotation else _BACKWARD if number in nodes else _FUNCTION,
             }
-            found.append(self._of_span(number + 1, span, on_device, details))
+            found.append(self._of_span(number + 1, columns_of_one, on_device, details))
         return found
 
-    def _of_span(self, number: int, span: Any, on_device: bool, details: dict[str, Any]) -> Any:
-        args = self._spans.arguments(span)
-        text = strings.text(int(span["name"]))
-        if span["flags"] & int(Flag.NUMBERED):
-            text = f"{text}#{int(span['step'])}"
-        begin = (int(span["ts"]) - self._cycle.window.start_ns) / 1000
-        index, thread = self._thread(int(span["track"]))
+    def _of_span(self, number: int, columns: tuple[int, ...], on_device: bool, details: dict[str, Any]) -> Any:
+        ts, dur, name, step, track, flags, at, length = columns
+        args = self._spans.arguments(flags, at, length)
+        texts = self._texts(name, step if flags & _NUMBERED else None)
+        begin = (ts - self._cycle.window.start_ns) / 1000
+        index, thread = self._thread(track)
         shapes = args.get("Input Dims", [])
         return self._make(
             **details,
             id=int(args.get("External id", number)),
-            name=self._util._rewrite_name(text, with_wildcard=True),
-            trace_name=self._util._rewrite_name(text, with_wildcard=False),
+            name=texts[0],
+            trace_name=texts[1],
             overload_name=args.get("Overload name", ""),
             thread=thread,
             start_us=begin,
-            end_us=begin + int(span["dur"]) / 1000,
+            end_us=begin + dur / 1000,
             fwd_thread=args.get("Fwd thread id", 0),
             input_shapes=[[] if _is_list(shape) else shape for shape in shapes],
             structured_input_shapes=shapes,
@@ -100,7 +104,7 @@ class FunctionEvents:
             concrete_inputs=args.get("Concrete Inputs", []),
             kwinputs=args.get("Keyword Inputs", {}),
             use_device=self._cycle.asked.use_device,
-            is_async=bool(span["flags"] & int(Flag.ASYNC)),
+            is_async=bool(flags & _ASYNC),
             sequence_nr=int(args.get("Sequence number", -1)),
             device_type=self._device_type() if on_device else self._types.CPU,
             device_index=index if on_device else 0,
@@ -109,6 +113,17 @@ class FunctionEvents:
             is_python_function="Python id" in args,
             external_id=int(args.get("External id", 0)),
         )
+
+    def _texts(self, name: int, step: int | None) -> tuple[str, str]:
+        """The name that torch groups by, and the one in traces."""
+        found = self._names.get((name, step))
+        if found is None:
+            text = strings.text(name) if step is None else f"{strings.text(name)}#{step}"
+            found = self._names[name, step] = (
+                self._util._rewrite_name(text, with_wildcard=True),
+                self._util._rewrite_name(text, with_wildcard=False),
+            )
+        return found
 
     def _of_memory(self, number: int, at: int, size: tuple[int, int]) -> Any:
         """An allocation outside of every operator is an event of its own."""
@@ -130,7 +145,9 @@ class FunctionEvents:
         )
 
     def _make(self, **values: Any) -> Any:
-        return self._util.FunctionEvent(**{key: value for key, value in values.items() if key in self._accepted})
+        if not values.keys() <= self._accepted:  # an older torch
+            values = {key: value for key, value in values.items() if key in self._accepted}
+        return self._util.FunctionEvent(**values)
 
     def _launch(self, events: list[Any]) -> None:
         """Gives operators the kernels that they launched."""

@@ -19,7 +19,8 @@ class MemoryUsage:
     own, on whatever thread."""
 
     def __init__(self, spans: WindowSpans) -> None:
-        details = [spans.arguments(event) for event in spans.memory]
+        columns = (spans.memory[field].tolist() for field in ("flags", "args_at", "args_len"))
+        details = [spans.arguments(*where) for where in zip(*columns, strict=True)]
         devices = np.array([int(args.get("Device Type", 0)) for args in details], np.int64)
         sizes = np.array([int(args.get("Bytes", 0)) for args in details], np.int64)
         self._block = spans.block[~spans.device]

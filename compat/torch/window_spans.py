@@ -19,6 +19,7 @@ FRAMES = ("python_function",)
 """Category of Python's functions, which torch counts as events where stacks were asked for."""
 OPERATORS = ("cpu_op", "cuda_runtime", "cuda_driver", *DEVICE[:3], *FRAMES)
 """Categories of what is no annotation of the program."""
+_INLINE = int(Flag.ARG_INLINE)
 _OURS = "stepscope/runtime/"
 _NOT_TORCHS = ("task",)
 _HIDDEN = (
@@ -73,13 +74,11 @@ class WindowSpans:
         self.annotations: NDArray[np.bool_] = ~_categories(self.block, OPERATORS)
         """Which spans name a stretch of the program."""
 
-    def arguments(self, event: Any) -> dict[str, Any]:
-        """The arguments of a span or allocation."""
-        if event["flags"] & Flag.ARG_INLINE:
-            return {strings.text(int(event["args_at"])): int(event["args_len"])}
-        if not event["args_len"]:
-            return {}
-        return _core.decode_arguments(self._heap, int(event["args_at"]), int(event["args_len"]))
+    def arguments(self, flags: int, at: int, length: int) -> dict[str, Any]:
+        """The arguments of a span or allocation, by its columns `flags`, `args_at` and `args_len`."""
+        if flags & _INLINE:
+            return {strings.text(at): length}
+        return _core.decode_arguments(self._heap, at, length) if length else {}
 
     def callers(self) -> list[tuple[str, ...]]:
         """For each span the Python functions around it, the innermost first."""
