@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -185,6 +186,8 @@ class KinetoSession:
     def _begin(self, wants: TorchSettings) -> str:
         problem = "" if self._profile is not None else self._make(self._union(wants))
         profile: Any = self._profile
+        if self._wants.with_stack and not problem:
+            _await_births()
         problem = problem or _refusal(import_module("torch"), "start", profile._start_trace)
         if problem:
             self._profile = None
@@ -260,6 +263,20 @@ def find_device(torch: Any, wants: TorchSettings) -> str | None:
 def first_line(error: BaseException) -> str:
     """What an error says, without torch's own stack."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _await_births() -> None:
+    """Waits, a second at most, until no thread has just begun: torch's tracer of Python functions hooks into every thread,
+    and one that it met half made was seen to crash. A profiler that starts makes some."""
+    quiet, known = 0, set[int | None]()
+    for _ in range(500):
+        threads = threading.enumerate()
+        now = {thread.ident for thread in threads}
+        quiet = quiet + 1 if now == known and all(thread.is_alive() for thread in threads) else 0
+        if quiet == 5:
+            return
+        known = now
+        time.sleep(0.002)
 
 
 def _config(torch: Any, wants: TorchSettings) -> Any:
