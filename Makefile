@@ -7,7 +7,7 @@
 # make bench     the benchmarks, beside other tracers
 # make torture   breaks the runtime in every way, about five minutes, and writes docs/reliability.md
 # make endurance 100 million spans and 10,000 starts, about fifteen minutes, for docs/reliability.md
-# make docs      docs/settings.md, of what the settings say of themselves
+# make docs      docs/settings.md, of what the settings say of themselves, and the tests in docs/checklist.md
 # make wheel     dist/
 # Each target makes what it needs; what is there already is not made again.
 
@@ -15,6 +15,7 @@ PYTHON ?= python3.11
 VENV := .venv
 HTA_VENV := .venv-hta
 PHOENIX_VENV := .venv-phoenix
+MINDSPORE_VENV := .venv-mindspore
 FUZZ_VENV := .venv-fuzz
 FUZZ_SECONDS ?= 60
 STAMPS := $(VENV)/stamps
@@ -28,7 +29,7 @@ PYTEST_ARGS ?=
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster test check lint types bench torture endurance docs wheel hta phoenix viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
+.PHONY: help install demo demo-cluster test check lint types bench torture endurance docs wheel hta phoenix mindspore viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -106,6 +107,7 @@ endurance: install
 
 docs: install
 	@$(BIN)/python -m docs.settings
+	@$(BIN)/python -m docs.checklist
 
 # Through the source distribution, which shows that it is complete.
 wheel: install
@@ -130,6 +132,15 @@ $(PHOENIX_VENV)/stamp:
 	@echo "making $(PHOENIX_VENV) (once)"
 	@$(PYTHON) -m venv $(PHOENIX_VENV)
 	@$(PHOENIX_VENV)/bin/python -m pip --disable-pip-version-check --quiet install arize-phoenix==20.26.1
+	@touch $@
+
+# MindSpore needs numpy 1, and is 800 MB: tests start trainings in an environment of its own.
+mindspore: $(MINDSPORE_VENV)/stamp
+
+$(MINDSPORE_VENV)/stamp: pyproject.toml
+	@echo "making $(MINDSPORE_VENV)"
+	@$(PYTHON) -m venv $(MINDSPORE_VENV)
+	@$(MINDSPORE_VENV)/bin/python -m pip --disable-pip-version-check --quiet install -e . mindspore==2.10.0 "numpy<2"
 	@touch $@
 
 # What TensorBoard's trace view would load from the network; tests serve it from here.

@@ -8,16 +8,16 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import anyio.to_thread
 import msgspec
 
 from stepscope.backends.kineto_blocks import KinetoConverter, nest
 from stepscope.backends.kineto_file import KinetoFile
+from stepscope.backends.kineto_result import SharedResult
 from stepscope.backends.kineto_tracks import KinetoTracks
-from stepscope.backends.torch_symbols import free_without_gil, save_without_gil
 from stepscope.runtime.clock import ClockAnchor, ClockMapping
 from stepscope.runtime.errors import ClosedError, FormatError
 from stepscope.runtime.events import Block, join_blocks
@@ -30,8 +30,8 @@ BLOCK = 1 << 15
 class FinishedTrace(msgspec.Struct, frozen=True):
     """A stopped recording on its way to the sink."""
 
-    result: Any
-    """torch's `_ProfilerResult`."""
+    result: SharedResult
+    """What torch recorded; to be released once."""
     until: int
     """Everything before this time is in it, or was never recorded."""
     anchors: tuple[ClockAnchor, ...]
@@ -41,11 +41,16 @@ class FinishedTrace(msgspec.Struct, frozen=True):
     flops: bool
 
 
+Keeper = Callable[[FinishedTrace], None]
+"""Gets each recording once it was saved. Releases its result, then or later."""
+
+
 class KinetoWorker:
     """A thread that turns traces into blocks, one after the other, in order."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, keeper: Keeper | None = None) -> None:
         self._sink = sink
+        self._keeper = keeper
         self._tracks = KinetoTracks()
         self._queue: queue.SimpleQueue[FinishedTrace | int | None] = queue.SimpleQueue()
         self._closing = False
@@ -90,15 +95,16 @@ class KinetoWorker:
 
     def _finish(self, trace: FinishedTrace) -> None:
         path: Path | None = None
+        released = False
         try:
             handle, name = tempfile.mkstemp(prefix="stepscope-kineto-", suffix=".json")
             os.close(handle)
             path = Path(name)
-            if not save_without_gil(trace.result, name):
+            if not trace.result.save(name):
                 self.problems["exporting a trace stopped all Python threads for that time"] += 1
-                trace.result.save(name)
-            flops = _flops(trace.result) if trace.flops else {}
-            free_without_gil(trace.result)
+            flops = trace.result.flops() if trace.flops else {}
+            self._let_go(trace)
+            released = True
             self._deliver(KinetoFile(path), trace, flops)
         except ClosedError:
             raise
@@ -107,8 +113,16 @@ class KinetoWorker:
             lost = 0 if path is None else path.read_bytes().count(b'"ph": ')
             self._sink.dropped(lost, "source", trace.until)
         finally:
+            if not released:
+                trace.result.release()
             if path is not None:
                 path.unlink(missing_ok=True)
+
+    def _let_go(self, trace: FinishedTrace) -> None:
+        if self._keeper is None:
+            trace.result.release()
+        else:
+            self._keeper(trace)
 
     def _deliver(self, file: KinetoFile, trace: FinishedTrace, flops: dict[int, int]) -> None:
         mapping = ClockMapping.fit([(a.wall_ns, a.monotonic_ns, a.error_ns) for a in trace.anchors])
@@ -154,7 +168,3 @@ class KinetoWorker:
         else:
             self.problems["kineto's clock could not be checked"] += 1
         self.clock_error_ns = max(self.clock_error_ns, error)
-
-
-def _flops(result: Any) -> dict[int, int]:
-    return {event.correlation_id(): flops for event in result.events() if (flops := event.flops())}

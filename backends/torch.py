@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from stepscope.backends.kineto_session import session
+from stepscope.backends.kineto_worker import Keeper
 from stepscope.backends.torch_kineto import KinetoMode
 from stepscope.backends.torch_settings import TorchSettings, read_activities
 from stepscope.backends.torch_stream import StreamMode
@@ -27,6 +29,7 @@ class TorchBackend:
     In kineto mode torch.profiler's engine records, with shapes, memory, stacks, FLOPs and devices; then a window's end
     costs the training thread some µs per operator, which the report states. What torch cannot do in the state that
     it is in (another profiler of torch is active, say) costs a window its operators, and is said in the report.
+    Backends on one thread share torch's engine: each gets all that it asks for, however their windows overlap.
     """
 
     thread_bound = True
@@ -43,6 +46,7 @@ class TorchBackend:
         activities: Iterable[Any] | None = None,
         experimental_config: Any = None,
         name: str = "torch",
+        keeper: Keeper | None = None,
     ) -> None:
         """
         Args:
@@ -56,6 +60,7 @@ class TorchBackend:
             activities: as for `torch.profiler.profile`.
             experimental_config: as for `torch.profiler.profile`; default: one that stops fastest.
             name: of this source in ledgers and reports.
+            keeper: in kineto mode, who gets each finished recording as torch has it, on the backend's own thread.
 
         Raises:
             ValueError: if the mode is unknown, or it is `stream` and something is asked for that only kineto has.
@@ -78,6 +83,7 @@ class TorchBackend:
         if mode == "stream" and beyond:
             raise ValueError(f"{' and '.join(beyond)} cannot be had with mode='stream'; use mode='kineto'")
         self.name = name
+        self._keeper = keeper
         self._wanted: Mode = mode
         self._mode: StreamMode | KinetoMode | None = None
         self._notes: list[str] = []
@@ -105,14 +111,35 @@ class TorchBackend:
         self._notes = []
         if self._wanted == "stream":
             self._mode = StreamMode(sink)
-        elif self._wanted == "kineto" or self._settings.beyond_stream or _has_device(torch):
-            self._mode = KinetoMode(self._settings, sink)
+        elif self._wanted == "kineto" or self._settings.beyond_stream or _has_device(torch) or session.here:
+            self._mode = KinetoMode(self._settings, sink, self._keeper)
         else:
             try:
                 self._mode = StreamMode(sink)
             except BackendError as error:
                 self._notes.append(f"kineto mode was taken: {error}")
-                self._mode = KinetoMode(self._settings, sink)
+                self._mode = KinetoMode(self._settings, sink, self._keeper)
+
+    @property
+    def beyond_stream(self) -> tuple[str, ...]:
+        """The arguments that only kineto mode can serve."""
+        return self._settings.beyond_stream
+
+    def toggle(self, enable: bool, activities: Iterable[Any]) -> bool:
+        """Switches activities off and on again inside of a window, on the thread that records.
+
+        Args:
+            enable: whether they are to be recorded from now on.
+            activities: as for `torch.profiler.profile`.
+
+        Returns:
+            False if nothing came of it, as nothing is recorded on this thread now.
+
+        Raises:
+            TypeError: if activities are not what torch knows as such.
+        """
+        names, _ = read_activities(activities)
+        return self._mode is not None and self._mode.toggle(enable, names)
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         if self._mode is None:

@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import msgspec
 
+_FLAGS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
+
 
 class TorchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of a `TorchBackend`, checked."""
@@ -22,11 +24,35 @@ class TorchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Kinds of events that are wanted, for the activities that name them."""
     experimental_config: Any = None
 
+    def reduced(self) -> TorchSettings:
+        """Without what costs most."""
+        return msgspec.structs.replace(self, **dict.fromkeys(_FLAGS, False))
+
+    def covers(self, other: TorchSettings) -> bool:
+        """Whether what is recorded with these settings holds all that `other` asks for."""
+        return (
+            all(getattr(self, flag) or not getattr(other, flag) for flag in _FLAGS)
+            and (not self.activities or bool(other.activities) and other.activities <= self.activities)
+            and (not self.filters or self.filters == other.filters)
+            and (other.experimental_config is None or other.experimental_config is self.experimental_config)
+        )
+
+    def together(self, other: TorchSettings) -> TorchSettings:
+        """Settings that cover both; of two experimental configurations the first counts."""
+        flags = {flag: getattr(self, flag) or getattr(other, flag) for flag in _FLAGS}
+        both = self.activities | other.activities if self.activities and other.activities else frozenset[str]()
+        return msgspec.structs.replace(
+            self,
+            **flags,
+            activities=both,
+            filters=self.filters if self.filters == other.filters else {},
+            experimental_config=self.experimental_config or other.experimental_config,
+        )
+
     @property
     def beyond_stream(self) -> tuple[str, ...]:
         """The arguments that only kineto can serve."""
-        flags = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
-        asked = [name for name in flags if getattr(self, name)]
+        asked = [name for name in _FLAGS if getattr(self, name)]
         if self.activities - {"CPU"} or self.filters:
             asked.append("activities")
         if self.experimental_config is not None:

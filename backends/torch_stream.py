@@ -32,6 +32,11 @@ class _Emitting(threading.local):
 _emitting = _Emitting()
 
 
+def emitting() -> bool:
+    """Whether operators arrive live on the caller's thread now, which keeps kineto from recording there."""
+    return _emitting.users > 0
+
+
 class StreamMode:
     """Switches the operators' events on and off; the recorder has them, so there is nothing to deliver."""
 
@@ -43,7 +48,8 @@ class StreamMode:
         self._torch: Any = import_module("torch")
         check_armed(self._torch)
         self._recording = self._closed = self._wanted = False
-        self._operators = True
+        self._operators = self._switched_on = True
+        self._thread = threading.get_ident()  # of `open`, which is that of every transition
         self._cost_ns = 0
         self._notes: list[str] = []
         self._linkers: dict[tuple[int, int], ForwardBackwardLinker] = {}
@@ -57,6 +63,8 @@ class StreamMode:
         sink.watermark(_FOREVER)  # events arrive by the recorder, which has a watermark of its own
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+        if after.records and not before.records:
+            self._switched_on = True
         self._wanted = after.records and not self._closed
         self._settle()
 
@@ -65,8 +73,16 @@ class StreamMode:
         self._operators = detail.operators
         self._settle()
 
+    def toggle(self, enable: bool, activities: frozenset[str]) -> bool:
+        """Switches operators off and on again, on the thread that records; False if nothing came of it."""
+        here = self._wanted and self._thread == threading.get_ident()
+        if here and "CPU" in activities:
+            self._switched_on = enable
+            self._settle()
+        return here
+
     def _settle(self) -> None:
-        wanted = self._wanted and self._operators
+        wanted = self._wanted and self._operators and self._switched_on
         if wanted == self._recording:
             return
         began = clock.now()

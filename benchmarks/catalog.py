@@ -8,6 +8,7 @@ from benchmarks import (
     collector,
     control,
     flight,
+    front_doors,
     governor,
     idle,
     jetstream,
@@ -51,5 +52,6 @@ ROWS = (
     *closing.ROWS,
     *collector.ROWS,
     *jetstream.ROWS,
+    *front_doors.ROWS,
     *startup.ROWS,
 )

@@ -13,6 +13,8 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 import stepscope as sc
+from stepscope.collector.settings import CollectorSettings
+from stepscope.compat.mxnet.settings import MXNetSettings
 from stepscope.runtime.fields import Field, fields_of
 
 PAGE = Path(__file__).with_name("settings.md")
@@ -45,6 +47,9 @@ CHAPTERS: dict[str, tuple[Callable[..., Any], ...]] = {
         sc.ParquetExporter,
     ),
     "Backends": (sc.TorchBackend, sc.ReplayBackend, sc.SimulatedDevice, sc.ScriptedBackend),
+    "Code without annotations": (sc.instrument,),
+    "For users of mxnet.profiler": (MXNetSettings,),
+    "A collector": (CollectorSettings,),
     "Processes": (sc.join,),
 }
 BEGINNING = """\

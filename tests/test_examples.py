@@ -136,6 +136,18 @@ def test_torch_training(tmp_path: Path) -> None:
     assert {"aten::addmm", "forward", "ProfilerStep#8", "ProfilerStep#12"} <= found
 
 
+def test_torch_profile(tmp_path: Path) -> None:
+    """Each window has its table and trace, with what was added before; exports may be repeated."""
+    require("torch")
+    said = run("torch_profile", tmp_path)
+    assert said.count("Self CPU time total") == 3 and "Input Shapes" in said
+    for name in ("trace_4.json", "trace_8.json", "again.json"):
+        trace = json.loads((tmp_path / name).read_text())
+        assert trace["model"] == "two layers"
+        assert sum(event["name"] == "forward" for event in trace["traceEvents"]) == 2
+    assert json.loads(gzip.decompress((tmp_path / "last.json.gz").read_bytes())) == trace
+
+
 def test_dataloader_workers(tmp_path: Path) -> None:
     """Both workers are processes of the trace."""
     require("torch")

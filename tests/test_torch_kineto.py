@@ -14,6 +14,7 @@ import pytest
 import stepscope as sc
 from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.conformance import CHECKS, Case
+from stepscope.backends.kineto_result import SharedResult
 from stepscope.backends.kineto_worker import FinishedTrace, KinetoWorker
 from stepscope.backends.torch import TorchBackend
 from stepscope.backends.torch_kineto import KinetoMode
@@ -105,7 +106,9 @@ async def test_every_event_is_that_of_torchs_own_export(tmp_path: Path, asked: d
     recorded_by_torch(**asked).save(str(tmp_path / "own.json"))
     sink = CollectingSink()
     worker = KinetoWorker(sink)
-    worker.put(FinishedTrace(Saved(), until=anchor.monotonic_ns, anchors=(anchor,), brackets=(), flops=False))
+    worker.put(
+        FinishedTrace(SharedResult(Saved()), until=anchor.monotonic_ns, anchors=(anchor,), brackets=(), flops=False)
+    )
     await worker.aclose()
     assert list(worker.problems) == ["exporting a trace stopped all Python threads for that time"]
     assert sink.passed == anchor.monotonic_ns
@@ -286,7 +289,7 @@ async def test_a_trace_that_is_lost_is_told() -> None:
 
     sink = CollectingSink()
     worker = KinetoWorker(sink)
-    worker.put(FinishedTrace(Broken(), until=7, anchors=(ClockAnchor.read(),), brackets=(), flops=False))
+    worker.put(FinishedTrace(SharedResult(Broken()), until=7, anchors=(ClockAnchor.read(),), brackets=(), flops=False))
     worker.put(9)
     await worker.aclose()
     assert worker.problems["a trace was lost: no space left"] == 1

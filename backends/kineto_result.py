@@ -1,0 +1,73 @@
+"""What torch's profiler recorded, for everybody who takes it: torch exports a result once only, and frees it slowly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from stepscope.backends.torch_symbols import free_without_gil, save_without_gil
+
+
+class SharedResult:
+    """A result of kineto that several take, each on a thread of its own. The last one who lets go frees it."""
+
+    def __init__(self, result: Any, takers: int = 1) -> None:
+        """Args: torch's `_ProfilerResult`; how often `release` will be called."""
+        self._result: Any = result
+        self._left = takers
+        self._lock = threading.Lock()
+        self._copy: Path | None = None
+
+    @property
+    def raw(self) -> Any:
+        """torch's own object; `None` once it was freed."""
+        return self._result
+
+    def keep(self) -> None:
+        """One more will call `release`."""
+        with self._lock:
+            self._left += 1
+
+    def save(self, path: str) -> bool:
+        """Writes kineto's trace, any number of times.
+
+        Returns:
+            False if all Python threads had to stand still meanwhile.
+
+        Raises:
+            Exception: what torch raises if it cannot.
+        """
+        with self._lock:
+            if self._copy is not None:
+                shutil.copyfile(self._copy, path)
+                return True
+            alone = save_without_gil(self._result, path)
+            if not alone:
+                self._result.save(path)
+            if self._left > 1:
+                handle, name = tempfile.mkstemp(prefix="stepscope-kineto-", suffix=".json")
+                os.close(handle)
+                self._copy = Path(name)
+                shutil.copyfile(path, name)
+            return alone
+
+    def flops(self) -> dict[int, int]:
+        """torch's estimates of floating-point operations, by the events' correlation ids."""
+        return {event.correlation_id(): flops for event in self._result.events() if (flops := event.flops())}
+
+    def release(self) -> None:
+        """One taker less."""
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+            result: Any = self._result
+            self._result = None
+            copy, self._copy = self._copy, None
+        if copy is not None:
+            copy.unlink(missing_ok=True)
+        free_without_gil(result)

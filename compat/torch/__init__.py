@@ -1,0 +1,1 @@
+"""`stepscope.torch`: torch.profiler's interface on stepscope's runtime."""

@@ -1,0 +1,132 @@
+"""Activities: what may be recorded, as torch names it, and what of it is there."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from stepscope.backends.torch_settings import read_activities
+
+
+class ProfilerActivity(enum.Enum):
+    """Kinds of activities, with torch's names. Where torch is installed `stepscope.torch` has torch's own in its place."""
+
+    CPU = 0
+    XPU = 1
+    MTIA = 2
+    CUDA = 3
+    HPU = 4
+    PrivateUse1 = 5
+
+
+def has_torch() -> bool:
+    """Whether torch is installed; imports nothing."""
+    try:
+        return importlib.util.find_spec("torch") is not None
+    except ValueError:  # it is in sys.modules without a spec, as fakes are
+        return False
+
+
+def torch_or_none() -> Any:
+    """The module torch; `None` where it is not installed."""
+    return importlib.import_module("torch") if has_torch() else None
+
+
+def supported_activities() -> set[Any]:
+    """What can be recorded here, as `torch.profiler.supported_activities` has it; without torch, what the host does."""
+    torch = torch_or_none()
+    return {ProfilerActivity.CPU} if torch is None else set(torch.profiler.supported_activities())
+
+
+def choose(activities: Iterable[Any] | None, use_cuda: bool | None) -> tuple[list[Any] | None, set[str]]:
+    """What is to be recorded, of what was asked for.
+
+    Warns of devices that are asked for and not there; torch records nothing of them, and may say nothing.
+
+    Args:
+        activities: members of `ProfilerActivity`, or dicts from these to kinds of events; `None` for all there are.
+        use_cuda: torch's deprecated switch.
+
+    Returns:
+        What to give to `TorchBackend`, and the names of what is recorded.
+
+    Raises:
+        TypeError: if activities are no such thing.
+        ValueError: if there are none, if one is there twice, is unknown, or none of their devices is there.
+    """
+    asked = None if activities is None else list(activities)
+    names, _ = read_activities(asked)
+    if asked is not None:
+        _check(asked, names)
+    if use_cuda is not None:
+        warnings.warn("use_cuda is deprecated; use activities instead", FutureWarning, stacklevel=4)
+        names, asked = _switch(asked, names or frozenset({"CPU"}), use_cuda)
+    if asked is None:
+        return None, {"CPU", *(name for name in ("CUDA", "XPU", "MTIA", "HPU") if _is_there(name))}
+    absent = sorted(name for name in names if not _is_there(name))
+    if absent and not names - set(absent):
+        raise ValueError(f"activities ask for {' and '.join(absent)} only, and torch finds no such device here")
+    if absent:
+        warnings.warn(
+            f"activities ask for {' and '.join(absent)}, and torch finds no such device here: nothing of it is recorded",
+            UserWarning,
+            stacklevel=4,
+        )
+    return [wanted for item in asked for wanted in _those_there(item, absent)], set(names - set(absent))
+
+
+def _check(asked: list[Any], names: frozenset[str]) -> None:
+    if not asked:
+        raise ValueError(
+            "activities must name at least one, such as ProfilerActivity.CPU; leave it out for all there are"
+        )
+    for name in names - set(ProfilerActivity.__members__):
+        near = difflib.get_close_matches(name, ProfilerActivity.__members__, 1, 0.0)
+        raise ValueError(f"activities hold {name!r}, which is no ProfilerActivity; the nearest is {near[0]}")
+    every = [activity.name for item in asked for activity in members(item)]
+    twice = {name for name in every if every.count(name) > 1}
+    if twice:
+        raise ValueError(f"activities name {min(twice)} more than once")
+
+
+def members(item: Any) -> list[Any]:
+    """The members of `ProfilerActivity` in one item of `activities`."""
+    return list(cast(Mapping[Any, object], item)) if isinstance(item, Mapping) else [item]
+
+
+def _those_there(item: Any, absent: list[str]) -> list[Any]:
+    """An item with torch's own members, without the devices that are not there."""
+    torch = torch_or_none()
+    enumeration = ProfilerActivity if torch is None else torch.profiler.ProfilerActivity
+    if not isinstance(item, Mapping):
+        return [] if item.name in absent else [getattr(enumeration, item.name)]
+    wanted = cast(Mapping[Any, object], item)
+    kept = {getattr(enumeration, key.name): kinds for key, kinds in wanted.items() if key.name not in absent}
+    return [kept] if kept else []
+
+
+def _switch(asked: list[Any] | None, names: frozenset[str], on: bool) -> tuple[frozenset[str], list[Any]]:
+    kept = [ProfilerActivity.CPU] if asked is None else asked
+    if on:
+        return names | {"CUDA"}, kept if "CUDA" in names else [*kept, ProfilerActivity.CUDA]
+    names -= {"CUDA"}
+    if not names:
+        raise ValueError("use_cuda=False leaves no activity; name ProfilerActivity.CPU in activities")
+    return names, [wanted for item in kept for wanted in _those_there(item, ["CUDA"])]
+
+
+def _is_there(name: str) -> bool:
+    if name == "CPU":
+        return True
+    torch = torch_or_none()
+    if torch is None:
+        return False
+    if name == "PrivateUse1":
+        return name in {activity.name for activity in torch.profiler.supported_activities()}
+    module = getattr(torch, name.lower(), None)
+    return module is not None and hasattr(module, "is_available") and bool(module.is_available())

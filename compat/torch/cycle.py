@@ -1,0 +1,54 @@
+"""A cycle: one window of a profile, and where its events are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from stepscope.runtime.errors import ProfilerStateError
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.window import Window
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a profile was asked to record."""
+
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+    steps: bool = False
+    """Whether there is a schedule: only then does torch count steps among its events."""
+    use_device: str | None = None
+    """The accelerator that is recorded, as torch names it."""
+
+
+class Cycle(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished window. What is read of it comes from the run's journal, each time anew."""
+
+    asked: Asked
+    window: Window
+    journal: Path
+    step_num: int
+    """Number of the step that had begun when the window was over."""
+    trace_id: str
+
+    def batches(self) -> Iterator[EventBatch]:
+        """The window's events.
+
+        Raises:
+            ProfilerStateError: if the journal is gone.
+        """
+        try:
+            with JournalReader(self.journal) as reader:
+                for item in reader.items(self.window.index):
+                    if isinstance(item, EventBatch):
+                        yield item
+        except FileNotFoundError as error:
+            raise ProfilerStateError(
+                f"the events of window {self.window.index} were in {self.journal}, which is gone"
+            ) from error

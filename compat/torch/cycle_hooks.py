@@ -1,0 +1,70 @@
+"""What happens on the training thread at the begin and end of each window, beside recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.sink import BackendReport, Sink
+
+_FOREVER = (1 << 63) - 1
+KEPT = 64
+"""Identifiers of windows that are remembered."""
+
+
+class Observer(Protocol):
+    """What torch calls an execution trace observer."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def cleanup(self) -> None: ...
+
+
+class CycleHooks:
+    """Starts and stops an observer with each window, and asks for the window's identifier.
+
+    A backend without events: it is bound to the thread that steps, where torch would call these as well. What they
+    raise is kept by the profiler.
+    """
+
+    name = "cycle"
+    thread_bound = True
+
+    def __init__(self, observer: Observer | None, make_id: Callable[[], str] | None) -> None:
+        self.observer = observer
+        self.make_id = make_id
+        self._observing = False
+        self._ids: list[tuple[int, str]] = []
+
+    def open(self, sink: Sink) -> None:
+        sink.watermark(_FOREVER)
+
+    def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+        ends = before.records and (before is ProfilerAction.RECORD_AND_SAVE or not after.records)
+        try:
+            if ends and self.observer is not None and self._observing:
+                self._observing = False
+                self.observer.stop()
+        finally:
+            if after.records and (ends or not before.records):
+                self._begin(at)
+
+    def _begin(self, at: int) -> None:
+        if self.make_id is not None:
+            self._ids = [*self._ids[-KEPT:], (at, str(self.make_id()))]
+        if self.observer is not None:
+            self.observer.start()
+            self._observing = True
+
+    def id_at(self, at: int) -> str | None:
+        """The identifier of the window that had begun at a time, in ns; `None` if none was made."""
+        return next((text for begun, text in reversed(self._ids) if begun <= at), None)
+
+    async def aclose(self) -> None:
+        pass
+
+    def report(self) -> BackendReport:
+        return BackendReport(mode="hooks")

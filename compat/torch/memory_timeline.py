@@ -1,0 +1,93 @@
+"""Memory timelines, which need what torch recorded as torch has it."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tempfile
+import threading
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from stepscope.backends.kineto_worker import FinishedTrace
+from stepscope.runtime.errors import ProfilerStateError
+from stepscope.runtime.window import Window
+
+NEEDS = ("record_shapes", "profile_memory", "with_stack")
+
+
+class KeptResults:
+    """Keeps torch's recordings of the last window only: they hold every tensor's history, and are large."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[FinishedTrace] = []
+
+    def __call__(self, trace: FinishedTrace) -> None:
+        """Takes a recording, and lets go of the one before the last."""
+        with self._lock:
+            self._kept.append(trace)
+            gone, self._kept = self._kept[:-2], self._kept[-2:]
+        for old in gone:
+            old.result.release()
+
+    def of(self, window: Window) -> Any:
+        """torch's own result of a window.
+
+        Raises:
+            ProfilerStateError: if it is not kept.
+        """
+        with self._lock:
+            kept = [
+                trace.result.raw
+                for trace in self._kept
+                if trace.anchors[0].monotonic_ns < window.end_ns and trace.until > window.start_ns
+            ]
+        if len(kept) == 1:
+            return kept[0]
+        if kept:
+            raise ProfilerStateError(
+                f"torch recorded window {window.index} in pieces, as another profiler began or ended in it: there is no "
+                "memory timeline of the whole"
+            )
+        raise ProfilerStateError(
+            f"torch's recording of window {window.index} is not kept: memory timelines are of the last window, "
+            "so export them in on_trace_ready, or when the profile has ended"
+        )
+
+    def release(self) -> None:
+        """Lets go of all."""
+        with self._lock:
+            kept, self._kept = self._kept, []
+        for trace in kept:
+            trace.result.release()
+
+
+def export_memory_timeline(
+    result: Any, path: str | os.PathLike[str], device: str | None, use_device: str | None
+) -> None:
+    """Writes what torch's `export_memory_timeline` writes, in the format that the file's ending names: `.html` (needs
+    matplotlib), `.raw.json.gz`, `.json.gz`, or JSON.
+
+    Args:
+        result: torch's `_ProfilerResult`.
+        path: file to write.
+        device: such as `cpu` or `cuda:0`; default: the first accelerator that was recorded, else the host.
+        use_device: the accelerator that was recorded.
+    """
+    module: Any = import_module("torch.profiler._memory_profiler")
+    chosen = device or (f"{use_device}:0" if use_device else "cpu")
+    timeline = module.MemoryProfileTimeline(module.MemoryProfile(result))
+    name = os.fspath(path)
+    if name.endswith(".html"):
+        timeline.export_memory_timeline_html(name, chosen)
+        return
+    if not name.endswith(".gz"):
+        timeline.export_memory_timeline(name, chosen)
+        return
+    with tempfile.TemporaryDirectory(prefix="stepscope-") as directory:
+        plain = Path(directory) / "timeline.json"
+        write = timeline.export_memory_timeline_raw if name.endswith("raw.json.gz") else timeline.export_memory_timeline
+        write(str(plain), chosen)
+        Path(name).write_bytes(gzip.compress(plain.read_bytes()))

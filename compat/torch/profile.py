@@ -1,0 +1,399 @@
+"""`profile`: torch.profiler's context manager on stepscope's runtime."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Self
+
+from stepscope.backends.base import Backend
+from stepscope.backends.torch import Mode, TorchBackend
+from stepscope.backends.torch_stream import emitting
+from stepscope.compat.torch.activities import choose, has_torch, members
+from stepscope.compat.torch.callbacks import Callbacks
+from stepscope.compat.torch.cycle import Asked, Cycle
+from stepscope.compat.torch.cycle_hooks import CycleHooks, Observer
+from stepscope.compat.torch.memory_timeline import NEEDS, KeptResults
+from stepscope.compat.torch.results import Results, distributed_facts
+from stepscope.compat.torch.view import View
+from stepscope.exporters.base import Exporter
+from stepscope.exporters.journal import JournalExporter
+from stepscope.runtime.action import ProfilerAction, checked_action
+from stepscope.runtime.errors import ExporterError, ProfilerStateError
+from stepscope.runtime.metadata import Metadata
+from stepscope.runtime.options import Options
+from stepscope.runtime.profiler import Profiler
+from stepscope.runtime.schedule import PlannedSchedule, ScheduleFunction, always
+from stepscope.runtime.window import Window
+from stepscope.trace import trace
+
+log = logging.getLogger("stepscope")
+
+PATIENCE = 60.0
+"""Seconds that windows wait for torch's recordings, and closing for everything: users of torch expect all of a trace."""
+
+
+class profile(Results):
+    """Records operators as `torch.profiler.profile` does, with the same parameters, methods and attributes.
+
+    What was recorded is in a journal on disk, so results and exports may be asked for any number of times, and survive a
+    kill (`stepscope recover`). `start()` and `stop()` may alternate any number of times; profiles may nest. Once started
+    nothing raises into training, except calls in the wrong order.
+    """
+
+    def __init__(
+        self,
+        *,
+        activities: Iterable[Any] | None = None,
+        schedule: ScheduleFunction | None = None,
+        on_trace_ready: Callable[..., Any] | Exporter | None = None,
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        with_flops: bool = False,
+        with_modules: bool = False,
+        experimental_config: Any = None,
+        execution_trace_observer: Observer | None = None,
+        acc_events: bool = False,
+        use_cuda: bool | None = None,
+        custom_trace_id_callback: Callable[[], str] | None = None,
+        post_processing_timeout_s: float | None = None,
+        mode: Mode = "auto",
+        name: str = "torch",
+        output_dir: str | os.PathLike[str] | None = None,
+        exporters: Sequence[Exporter] = (),
+        options: Options | None = None,
+    ) -> None:
+        """
+        Args:
+            activities: members of `ProfilerActivity`, or dicts from these to kinds of events. Default: all there are.
+            schedule: from a step's number to a `ProfilerAction`, torch's or ours. Default: record always.
+            on_trace_ready: called with a view of each finished window, on a thread of its own; `stop()` and the end of the
+                `with` wait for it. What it raises is logged and kept. An exporter is added to `exporters`.
+            record_shapes: keep shapes of inputs.
+            profile_memory: keep allocations.
+            with_stack: keep Python's functions, and operators' callers.
+            with_flops: keep torch's estimates of floating-point operations.
+            with_modules: keep the hierarchy of TorchScript modules.
+            experimental_config: torch's `_ExperimentalConfig`.
+            execution_trace_observer: started and stopped with each window, cleaned up at the end of the `with`.
+            acc_events: let `events()` and `key_averages()` tell of all windows so far rather than of the last.
+            use_cuda: deprecated by torch.
+            custom_trace_id_callback: names each window; default: a random identifier.
+            post_processing_timeout_s: seconds after which `events()` gives what it has.
+            mode: of `TorchBackend`: `auto`, `stream` or `kineto`.
+            name: of the run, in reports and outputs.
+            output_dir: of the run's journal; default: a new directory under `stepscope_runs`.
+            exporters: further outputs, written while training goes on.
+            options: sizes, times and policies.
+
+        Raises:
+            TypeError: if an argument is not what it should be.
+            ValueError: if a value cannot be, as a device that is not there, alone.
+        """
+        super().__init__()
+        wanted, names = choose(activities, use_cuda)
+        for what, given in (("schedule", schedule), ("on_trace_ready", on_trace_ready)):
+            fits = callable(given) or (what == "on_trace_ready" and isinstance(given, Exporter))
+            if given is not None and not fits:
+                raise TypeError(f"{what} must be callable, got {type(given).__name__}: {given!r}")
+        if post_processing_timeout_s is not None and post_processing_timeout_s < 0:
+            raise ValueError(f"post_processing_timeout_s must be 0 or more, got {post_processing_timeout_s!r}")
+        flags = {
+            "record_shapes": bool(record_shapes),
+            "profile_memory": bool(profile_memory),
+            "with_stack": bool(with_stack),
+            "with_flops": bool(with_flops),
+            "with_modules": bool(with_modules),
+        }
+        device = next((device for device in ("CUDA", "XPU", "MTIA", "HPU") if device in names), None)
+        self._asked = Asked(**flags, steps=schedule is not None, use_device=None if device is None else device.lower())
+        self._kept = KeptResults() if all(flags[need] for need in NEEDS) else None
+        if self._kept is not None:
+            weakref.finalize(self, self._kept.release)
+        self.activities = {activity for item in wanted or () for activity in members(item)} or names
+        self.record_shapes, self.profile_memory = flags["record_shapes"], flags["profile_memory"]
+        self.with_stack, self.with_flops, self.with_modules = with_stack, with_flops, with_modules
+        self.experimental_config = experimental_config
+        self.execution_trace_observer = execution_trace_observer
+        self.acc_events = acc_events
+        self.custom_trace_id_callback = custom_trace_id_callback
+        self.post_processing_timeout_s = post_processing_timeout_s
+        self.use_device = self._asked.use_device
+        self.record_steps = schedule is not None
+        self.schedule: ScheduleFunction = schedule or always
+        self.on_trace_ready: Callable[..., Any] | None = None
+        self.preset_metadata: dict[str, str] = {}
+        self._run_arguments: dict[str, Any] = {"name": name, "output_dir": output_dir}
+        self._exporters = list(exporters)
+        if on_trace_ready is not None and isinstance(on_trace_ready, Exporter):
+            self._exporters.append(on_trace_ready)
+        else:
+            self.on_trace_ready = on_trace_ready
+        self._options = Options(linger=PATIENCE, close_timeout=PATIENCE) if options is None else options
+        self._backend = TorchBackend(
+            mode,
+            activities=wanted,
+            experimental_config=experimental_config,
+            keeper=self._kept,
+            record_shapes=self.record_shapes,
+            profile_memory=self.profile_memory,
+            with_stack=with_stack,
+            with_flops=with_flops,
+            with_modules=with_modules,
+        )
+        self._hooks: CycleHooks | None = None
+        self._journal: JournalExporter | None = None
+        self._metadata = Metadata()
+        self._current: Profiler | None = None
+        self._last_run: Profiler | None = None
+        self._errors: list[Exception] = []
+        self._callbacks = Callbacks(self._call_back)
+        self._done: tuple[Cycle, ...] = ()
+        self._step = 0
+        self._stopping: int | None = None
+
+    # life
+
+    def start(self) -> None:
+        """Begins at the current step, as the schedule has it; after `stop()`, with the step that it ended in.
+
+        Raises:
+            ProfilerStateError: if it runs already; torch's own would record nothing from here on.
+            OutputError: if the run's directory cannot be made.
+        """
+        if self._current is not None:
+            raise ProfilerStateError(
+                "start() of a profile that runs already; call stop() first, or make another profile"
+            )
+        self._look_around()
+        self._stopping = None
+        self._journal = JournalExporter(max_bytes=self._options.journal_max_bytes)
+        current = trace(
+            schedule=self.schedule if self.record_steps else None,
+            backends=self._sources(),
+            exporters=[self._journal, *self._exporters],
+            on_trace_ready=self._window_ready,
+            metadata=self._metadata.snapshot(),
+            options=self._options,
+            start=False,
+            **self._run_arguments,
+        )
+        current.step_num = self._step
+        current.start()
+        self._current = self._last_run = current
+
+    def step(self) -> None:
+        """The next step begins. Where the profile does not run it is counted, and nothing else."""
+        current = self._current
+        if current is None:
+            self._step += 1
+        else:
+            current.step()
+
+    def stop(self) -> None:
+        """Ends the window that is open, and waits until it is complete and `on_trace_ready` has returned.
+
+        Called by `on_trace_ready` itself it does not wait for that; nor does it in a forked child, where it does nothing.
+
+        Raises:
+            ProfilerStateError: if it does not run.
+        """
+        current = self._current
+        if current is None:
+            raise ProfilerStateError("stop() of a profile that does not run; call start() first")
+        self._step = self._stopping = current.step_num
+        current.close()
+        self._current = None
+        self._errors += _errors_of(current)
+        self._callbacks.finish()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._current is not None:
+            self.stop()
+        self._callbacks.finish()
+        if self.execution_trace_observer is not None:
+            try:
+                self.execution_trace_observer.cleanup()
+            except Exception as error:
+                log.warning("the execution trace observer did not clean up: %r", error)
+                self._errors.append(error)
+
+    def _look_around(self) -> None:
+        """Says what cannot be had inside of a profile that has torch's only slot on this thread."""
+        lacks = self._backend.beyond_stream
+        if lacks and emitting():
+            warnings.warn(
+                f"{' and '.join(lacks)} cannot be had here: another profile on this thread records operators live; give that "
+                "one the same arguments, or mode='kineto'",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def _sources(self) -> list[Backend]:
+        sources: list[Backend] = []
+        if has_torch():
+            sources.append(self._backend)
+        else:
+            warnings.warn("torch is not installed: spans are recorded, and no operators", UserWarning, stacklevel=3)
+        observer, make_id = self.execution_trace_observer, self.custom_trace_id_callback
+        self._hooks = None if observer is None and make_id is None else CycleHooks(observer, make_id)
+        return sources if self._hooks is None else [*sources, self._hooks]
+
+    # while it runs
+
+    @property
+    def step_num(self) -> int:
+        """Number of the current step, from 0. May be set while the profile does not run."""
+        return self._step if self._current is None else self._current.step_num
+
+    @step_num.setter
+    def step_num(self, step: int) -> None:
+        if self._current is not None:
+            self._current.step_num = step  # says why that cannot be
+        self._step = step
+
+    @property
+    def current_action(self) -> ProfilerAction:
+        """What the current step does."""
+        if self._current is not None:
+            return self._current.current_action
+        return checked_action(self.schedule(self._step), self._step)
+
+    def toggle_collection_dynamic(self, enable: bool, activities: Iterable[Any]) -> None:
+        """Switches activities off and on again inside of a window; call it where the training loop runs.
+
+        Args:
+            enable: whether they are recorded from now on.
+            activities: members of `ProfilerActivity`.
+
+        Raises:
+            TypeError: if activities are no such thing.
+        """
+        if self._current is not None and not self._backend.toggle(enable, activities):
+            log.warning("toggle_collection_dynamic() changed nothing: no operators are recorded on this thread now")
+
+    def set_custom_trace_id_callback(self, callback: Callable[[], str]) -> None:
+        """Replaces what names windows, from the next `start()` or window on."""
+        self.custom_trace_id_callback = callback
+        if self._hooks is not None:
+            self._hooks.make_id = callback
+
+    def add_metadata(self, key: str, value: Any) -> None:
+        """Adds a fact to every output, those of windows that are over included; before, in and after a window.
+
+        Raises:
+            TypeError: if the key is no str.
+        """
+        self._metadata.add(key, value)
+        if self._current is not None:
+            self._current.add_metadata(key, value)
+
+    def add_metadata_json(self, key: str, value: str) -> None:
+        """The same for a fact that is JSON text. Other text is kept as a string, and logged.
+
+        Raises:
+            TypeError: if key or value is no str.
+        """
+        self._metadata.add_json(key, value)
+        if self._current is not None:
+            self._current.add_metadata_json(key, value)
+
+    def preset_metadata_json(self, key: str, value: str) -> None:
+        """The same as `add_metadata_json`, which here may come before a window as well."""
+        self.preset_metadata[key] = value
+        self.add_metadata_json(key, value)
+
+    # what is said of it
+
+    @property
+    def run(self) -> Profiler:
+        """The stepscope profiler of this run, or of the last: `report()`, `summary()`, `statistics()` and so on.
+
+        Raises:
+            ProfilerStateError: if the profile was never started.
+        """
+        if self._last_run is None:
+            raise ProfilerStateError("the profile was not started; call start(), or enter it by `with`")
+        return self._last_run
+
+    def raise_errors(self) -> None:
+        """Raises what `on_trace_ready`, backends, exporters and the schedule raised so far, if anything.
+
+        Raises:
+            ExceptionGroup: of all that, each with the original as its cause.
+        """
+        errors = [*self._errors, *([] if self._current is None else _errors_of(self._current))]
+        for error in self._callbacks.errors:
+            told = ExporterError(f"on_trace_ready raised {type(error).__name__}: {error}")
+            told.__cause__ = error
+            errors.append(told)
+        if errors:
+            raise ExceptionGroup(f"the profile kept errors, {len(errors)} in number", errors)
+
+    # Results
+
+    def _cycles(self) -> Sequence[Cycle]:
+        run = self.run
+        if self._current is not None:
+            run.flush()
+        return self._done
+
+    def facts(self, cycle: Cycle) -> Mapping[str, Any]:
+        flags = ("profile_memory", "with_stack", "record_shapes", "with_modules", "with_flops")
+        return {
+            **{flag: 1 for flag in flags if getattr(cycle.asked, flag)},
+            "trace_id": cycle.trace_id,
+            **distributed_facts(),
+            **self._metadata.snapshot(),
+        }
+
+    def _window_ready(self, window: Window) -> None:
+        """A window is complete, and in the journal."""
+        assert self._journal is not None
+        step = self._step_after(window)
+        cycle = Cycle(
+            asked=self._asked,
+            window=window,
+            journal=self._journal.path,
+            step_num=step,
+            trace_id=self._trace_id(window),
+        )
+        self._done = (*self._done, cycle) if self.acc_events else (cycle,)
+        if self.on_trace_ready is not None:
+            self._callbacks.put(View(self, self._done, self._action_at(step)))
+
+    def _call_back(self, view: View) -> None:
+        if self.on_trace_ready is not None:
+            self.on_trace_ready(view)
+
+    def _step_after(self, window: Window) -> int:
+        last = window.steps[-1].number + 1 if window.steps else 0
+        if not self.record_steps:
+            return self.step_num if self._stopping is None else self._stopping
+        return last if self._stopping is None else min(last, self._stopping)
+
+    def _action_at(self, step: int) -> ProfilerAction:
+        if isinstance(self.schedule, PlannedSchedule):
+            return self.schedule(step)
+        return self.run.current_action  # other schedules are asked once for each step
+
+    def _trace_id(self, window: Window) -> str:
+        found = None if self._hooks is None else self._hooks.id_at(window.start_ns)
+        return found or f"{uuid.uuid4().int:032X}"
+
+
+def _errors_of(profiler: Profiler) -> list[Exception]:
+    try:
+        profiler.raise_errors()
+    except ExceptionGroup as group:
+        return list(group.exceptions)
+    return []

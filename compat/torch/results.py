@@ -1,0 +1,207 @@
+"""Results: what a profile, and a view of one of its windows, answer and export."""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from stepscope.compat.torch.activities import has_torch
+from stepscope.compat.torch.averages import averages
+from stepscope.compat.torch.cycle import Asked, Cycle
+from stepscope.compat.torch.exporting import export_window
+from stepscope.compat.torch.function_events import FunctionEvents
+from stepscope.compat.torch.memory_timeline import NEEDS, KeptResults, export_memory_timeline
+from stepscope.compat.torch.window_spans import WindowSpans
+from stepscope.runtime import clock
+from stepscope.runtime.errors import BackendError, ProfilerStateError
+
+
+class Results(ABC):
+    """The half of `torch.profiler.profile` that is asked. Anything may be asked and exported any number of times."""
+
+    _asked: Asked
+    _kept: KeptResults | None = None
+    post_processing_timeout_s: float | None = None
+
+    def __init__(self) -> None:
+        self._built: tuple[Sequence[Cycle], Any] | None = None
+
+    @abstractmethod
+    def _cycles(self) -> Sequence[Cycle]:
+        """The windows that count, the last one last.
+
+        Raises:
+            ProfilerStateError: if the profile was never started.
+        """
+
+    @abstractmethod
+    def facts(self, cycle: Cycle) -> Mapping[str, Any]:
+        """What an export of a window says besides events: keys of the trace."""
+
+    def key_averages(
+        self, group_by_input_shape: bool = False, group_by_stack_n: int = 0, group_by_overload_name: bool = False
+    ) -> Any:
+        """Operators of one name in a row: torch's own `EventList`, so `.table()` and the like are torch's.
+
+        Without grouping and memory no object is made for an event.
+
+        Args:
+            group_by_input_shape: a row for each name and shapes of inputs; needs `record_shapes`.
+            group_by_stack_n: a row for each name and so many callers, the innermost first; needs `with_stack`.
+            group_by_overload_name: a row for each overload; needs torch's `capture_overload_names`.
+
+        Raises:
+            ProfilerStateError: if the profile was never started.
+            BackendError: if torch is not installed.
+        """
+        _need_torch("key_averages()")
+        cycles = self._cycles()
+        asked = self._asked
+        grouped = group_by_input_shape or group_by_stack_n > 0 or group_by_overload_name
+        if not (grouped or asked.profile_memory or asked.with_flops or asked.use_device):
+            return averages(WindowSpans(cycle) for cycle in cycles)
+        return self.events().key_averages(group_by_input_shape, group_by_stack_n, group_by_overload_name)
+
+    def events(self) -> Any:
+        """Every operator as torch's own `FunctionEvent`, in torch's own `EventList`; read from the run's journal now.
+
+        It stops after `post_processing_timeout_s`, with what there is by then.
+
+        Raises:
+            ProfilerStateError: if the profile was never started.
+            BackendError: if torch is not installed.
+        """
+        _need_torch("events()")
+        cycles = self._cycles()
+        if self._built is None or self._built[0] != cycles:
+            self._built = cycles, self._build(cycles)
+        return self._built[1]
+
+    def _build(self, cycles: Sequence[Cycle]) -> Any:
+        seconds = self.post_processing_timeout_s
+        deadline = None if seconds is None else clock.now() + round(seconds * 1e9)
+        lists = [FunctionEvents(cycle, deadline).build() for cycle in cycles]
+        if not lists:
+            util: Any = import_module("torch.autograd.profiler_util")
+            empty = util.EventList([], profile_memory=self._asked.profile_memory)
+            empty._build_tree()
+            return empty
+        for further in lists[1:]:
+            lists[0].extend(further)
+        return lists[0]
+
+    def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
+        """Writes the last window as a trace in Chrome's format, for Perfetto, HTA and, if it is called
+        `.pt.trace.json`, for TensorBoard. A name that ends in `.gz` is compressed.
+
+        Args:
+            path: file to write; missing directories are made.
+            use_python_export: taken, as torch has it; there is one way of writing here.
+
+        Raises:
+            ProfilerStateError: if there is no window yet.
+            OutputError: if the file cannot be written.
+        """
+        cycle = self._last("a trace")
+        export_window(cycle, Path(path), self.facts(cycle))
+
+    def export_stacks(self, path: str | os.PathLike[str], metric: str = "self_cpu_time_total") -> None:
+        """Writes a line for each operator's stack, outermost first, with its µs: what flame graphs are made of.
+
+        Args:
+            path: file to write.
+            metric: `self_cpu_time_total` or `self_cuda_time_total`, and the like for other devices.
+
+        Raises:
+            ProfilerStateError: if there is no window yet, or stacks were not recorded.
+            ValueError: if there is no such metric.
+        """
+        if not self._asked.with_stack:
+            raise ProfilerStateError("export_stacks() needs stacks: make the profile with with_stack=True")
+        self._last("stacks")
+        self.events().export_stacks(os.fspath(path), metric)
+
+    def export_memory_timeline(self, path: str | os.PathLike[str], device: str | None = None) -> None:
+        """Writes how much memory was in use when, by what it was used for, as torch makes it of its recording.
+
+        Args:
+            path: its ending names the format: `.html` (needs matplotlib), `.raw.json.gz`, `.json.gz`, else JSON.
+            device: such as `cpu` or `cuda:0`; default: the accelerator that was recorded, else the host.
+
+        Raises:
+            ProfilerStateError: if shapes, memory and stacks were not recorded, or the window is not the last.
+        """
+        missing = [name for name in NEEDS if not getattr(self._asked, name)]
+        if missing or self._kept is None:
+            wanted = ", ".join(f"{name}=True" for name in missing)
+            raise ProfilerStateError(f"export_memory_timeline() needs more: make the profile with {wanted}")
+        result = self._kept.of(self._last("a memory timeline").window)
+        export_memory_timeline(result, path, device, self._asked.use_device)
+
+    def get_trace_id(self) -> str | None:
+        """Identifies the last window; `None` before there is one."""
+        cycles = self._cycles()
+        return cycles[-1].trace_id if cycles else None
+
+    # what programs ask of the inner profiler of torch
+
+    @property
+    def profiler(self) -> Results:
+        """Stands for torch's inner `autograd.profiler.profile`: `function_events`, `table`, `total_average` and so on."""
+        return self
+
+    @property
+    def function_events(self) -> Any:
+        """The same as `events()`."""
+        return self.events()
+
+    @property
+    def self_cpu_time_total(self) -> float:
+        """µs of the host in all operators."""
+        return float(sum(average.self_cpu_time_total for average in self.key_averages()))
+
+    def total_average(self) -> Any:
+        """All operators in one row."""
+        return self.events().total_average()
+
+    def table(self, *args: Any, **kwargs: Any) -> str:
+        """A row for each event; see torch's `EventList.table`."""
+        return str(self.events().table(*args, **kwargs))
+
+    def _last(self, what: str) -> Cycle:
+        cycles = self._cycles()
+        if not cycles:
+            raise ProfilerStateError(f"there is no window yet to make {what} of: none has ended that holds anything")
+        return cycles[-1]
+
+
+def _need_torch(what: str) -> None:
+    if not has_torch():
+        raise BackendError(
+            f"{what} gives objects of torch's own classes, and torch is not installed; export_chrome_trace() and summary() "
+            "work without it"
+        )
+
+
+def distributed_facts() -> dict[str, Any]:
+    """What torch.distributed knows of this process, for tools that tell ranks apart; empty if it was not set up."""
+    if not has_torch():
+        return {}
+    dist: Any = import_module("torch.distributed")
+    if not dist.is_available() or not dist.is_initialized():
+        return {}
+    groups = json.loads(json.dumps(dist.distributed_c10d._world.pg_config_info, default=str))
+    return {
+        "distributedInfo": {
+            "backend": dist.get_backend(),
+            "rank": dist.get_rank(),
+            "world_size": dist.get_world_size(),
+            "pg_count": dist.get_pg_count(),
+            "pg_config": groups,
+        }
+    }

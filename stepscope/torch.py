@@ -1,0 +1,57 @@
+"""stepscope for users of torch.profiler: `from stepscope.torch import profile, record_function, schedule, ...`.
+
+Everything has torch's names, parameters and methods; docs/torch.md says what differs. Import it before torch where
+operators are to arrive live (`mode="stream"`); otherwise torch's own engine records, and all works as well.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+from typing import Any as _Any
+
+from stepscope.compat.torch.activities import has_torch as _has_torch
+from stepscope.compat.torch.activities import supported_activities
+from stepscope.compat.torch.profile import profile
+from stepscope.compat.torch.record_function import record_function
+from stepscope.compat.torch.tensorboard import tensorboard_trace_handler
+from stepscope.compat.torch.view import View
+from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.schedule import schedule
+
+if TYPE_CHECKING:
+    from stepscope.compat.torch.activities import ProfilerActivity
+
+    DeviceType: _Any
+    ExecutionTraceObserver: _Any
+    itt: _Any
+    kineto_available: _Any
+
+_THEIRS = ("DeviceType", "ExecutionTraceObserver", "ProfilerActivity", "itt", "kineto_available")
+"""torch's own, imported when they are asked for, and torch with them."""
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _THEIRS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _has_torch():
+        return getattr(_import_module("torch.profiler"), name)
+    if name == "ProfilerActivity":
+        return _import_module("stepscope.compat.torch.activities").ProfilerActivity
+    raise AttributeError(f"{__name__}.{name} is torch's own, and torch is not installed")
+
+
+__all__ = [
+    "DeviceType",
+    "ExecutionTraceObserver",
+    "ProfilerAction",
+    "ProfilerActivity",
+    "View",
+    "itt",
+    "kineto_available",
+    "profile",
+    "record_function",
+    "schedule",
+    "supported_activities",
+    "tensorboard_trace_handler",
+]
