@@ -89,6 +89,7 @@ anyio.run(main)
     assert sum(len(item) for item in items if isinstance(item, EventBatch)) == 50
 
 
+@pytest.mark.checklist("F11")
 async def test_the_size_limit_is_kept_and_told(tmp_path: Path) -> None:
     """At its limit the journal stops, with markers and counts; windows and the end are still written."""
     exporter = JournalExporter(tmp_path / "journal", max_bytes=1 << 20)

@@ -184,7 +184,7 @@ def test_analysing_twice(tmp_path: Path) -> None:
     assert output.steps_of(directory, f"{PRODUCTS}-2") == [1]
 
 
-@pytest.mark.checklist("C20")
+@pytest.mark.checklist("C20", "F12")
 def test_some_steps(tmp_path: Path) -> None:
     """Steps need not be consecutive, nor in order; wrong ones raise and say what they should be."""
     profiler = output.recorded(tmp_path, steps=6)

@@ -183,7 +183,8 @@ def _path(value: Any) -> str:
         value = os.environ.get("MS_DIAGNOSTIC_DATA_PATH") or "./data"
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"it must be a path, got {type(value).__name__}")
-    text: object = os.fspath(cast("str | os.PathLike[Any]", value))
+    path: str | os.PathLike[Any] = value
+    text: object = os.fspath(path)
     if not isinstance(text, str) or not text or "\0" in text:
         raise ProfilerPathErrorException("it is no path")
     return text
