@@ -39,6 +39,7 @@ from stepscope.collector.streams import Streams
 from stepscope.collector.tickets import Tickets
 from stepscope.exporters import formats as formats
 from stepscope.exporters.collector import protocol
+from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.formats import known
 from stepscope.runtime.loop_thread import DaemonExecutor
 
@@ -132,9 +133,7 @@ class Collector:
                     yield url
                 self.audit.line("stop", "", pid=os.getpid())
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
+                await end_tasks(*tasks)
         finally:
             self._lock.release()
 

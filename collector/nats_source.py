@@ -22,6 +22,7 @@ from stepscope.collector.stream_file import StreamFile
 from stepscope.collector.streams import Streams
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats import layout
+from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.errors import FormatError
 
 log = logging.getLogger("stepscope.collector")
@@ -75,9 +76,7 @@ class NatsSource:
                     await self._look(client, jetstream, hellos, leases)
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
-            for task in self._tasks.values():
-                task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await end_tasks(*self._tasks.values())
             await client.close()
 
     async def _look(self, client: Client, jetstream: JetStreamContext, hellos: KeyValue, leases: Leases) -> None:
@@ -110,9 +109,7 @@ class NatsSource:
                     holding.result()
                     log.warning("stream %s is taken by another collector now", stream)
             finally:
-                taking.cancel()
-                holding.cancel()
-                await asyncio.gather(taking, holding, return_exceptions=True)
+                await end_tasks(taking, holding)
         finally:
             with contextlib.suppress(NatsError, TimeoutError):  # the connection may be lost
                 await answering.unsubscribe()

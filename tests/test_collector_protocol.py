@@ -32,7 +32,7 @@ HEADERS: st.SearchStrategy[protocol.Header] = st.one_of(
     st.builds(protocol.Hello, IDS, st.binary(min_size=4, max_size=4), COUNTS, RUNS, st.just("") | IDS),
     st.builds(protocol.Welcome, COUNTS, COUNTS),
     st.builds(protocol.Refused, st.text(max_size=1000), st.booleans()),
-    st.builds(protocol.Frames, COUNTS, COUNTS),
+    st.builds(protocol.Frames, COUNTS, st.integers(0, protocol.MAX_FRAMES)),
     st.builds(protocol.Ack, COUNTS),
     st.builds(protocol.Ping, TIMES),
     st.builds(protocol.Pong, TIMES, TIMES, TIMES, st.text(max_size=64)),

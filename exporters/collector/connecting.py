@@ -14,6 +14,7 @@ from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.backlog import Backlog
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.runtime import clock
+from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import ClockSync
 
@@ -95,8 +96,7 @@ class Connecting(ABC):
     async def close(self) -> None:
         """Ends the connection in order. Idempotent."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await end_tasks(self._task)
             self._task = None
 
     def abort(self) -> None:

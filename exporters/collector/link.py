@@ -17,6 +17,7 @@ from stepscope.exporters.collector.address import Address
 from stepscope.exporters.collector.backlog import Backlog
 from stepscope.exporters.collector.connecting import Connecting
 from stepscope.exporters.collector.settings import LinkSettings
+from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import ClockSync
 
@@ -140,9 +141,7 @@ class Link(Connecting):
             for task in done:
                 task.result()
         finally:
-            for task in (*tasks, *self._orders):
-                task.cancel()
-            await asyncio.gather(*tasks, *self._orders, return_exceptions=True)
+            await end_tasks(*tasks, *self._orders)
 
     async def _send(self, socket: ClientConnection) -> None:
         while True:

@@ -17,6 +17,7 @@ from stepscope.exporters.collector.backlog import Backlog
 from stepscope.exporters.collector.connecting import Connecting
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.nats import layout
+from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import ClockSync
@@ -96,8 +97,7 @@ class NatsLink(Connecting):
             try:
                 await self._publish_all(jetstream, hello.stream, client.max_payload - layout.OVERHEAD)
             finally:
-                comparing.cancel()
-                await asyncio.gather(comparing, return_exceptions=True)
+                await end_tasks(comparing)
         finally:
             await client.close()
 
@@ -131,9 +131,7 @@ class NatsLink(Connecting):
                     self._last_error = ""
                     self._confirm(message.next)
         finally:
-            for _, task in waiting:
-                task.cancel()
-            await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
+            await end_tasks(*(task for _, task in waiting))
 
     def _compose(self, stream: str, most: int) -> list[_Message]:
         """What to publish next, in messages that the server takes: divided between frames where need be."""

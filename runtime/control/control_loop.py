@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
 
+from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.loop_thread import LoopThread
 
 log = logging.getLogger("stepscope")
@@ -39,9 +40,7 @@ class ControlLoop:
         self._stop = asyncio.Event()
         self._ready.set_result(asyncio.get_running_loop())
         await self._stop.wait()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     def _failed(self, error: BaseException) -> None:
         if not self._ready.done():
