@@ -181,11 +181,11 @@ def _read(name: str, value: Any, metrics: Mapping[int, AicoreMetrics]) -> Any:
 def _path(value: Any) -> str:
     if value is None:
         value = os.environ.get("MS_DIAGNOSTIC_DATA_PATH") or "./data"
-    if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"it must be a path, got {type(value).__name__}")
-    path: str | os.PathLike[Any] = value
-    text: object = os.fspath(path)
-    if not isinstance(text, str) or not text or "\0" in text:
+    try:
+        text = os.fsdecode(value)
+    except (TypeError, UnicodeError):
+        raise TypeError(f"it must be a path, got {type(value).__name__}") from None
+    if isinstance(value, bytes) or not text or "\0" in text:
         raise ProfilerPathErrorException("it is no path")
     return text
 
