@@ -20,6 +20,7 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     directory: Path
     """Streams are kept below it; it is made if need be, for this user only."""
     host: str = "127.0.0.1"
+    """Address to listen on; others than of loopback want a token and a certificate."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 7788
     """0: any that is free."""
     token: str = ""

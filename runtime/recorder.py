@@ -24,8 +24,9 @@ from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.spool import Spool
 from stepscope.runtime.workers import Workers
 
-LOOK_EVERY = 0.1
-"""Seconds between two looks for the session directory."""
+LOOK_EVERY = 0.01
+"""Seconds between two looks for the session directory: more than `sys.getswitchinterval()`, after which a thread that wants
+the interpreter gets it from one that does not let go of it."""
 
 DRAIN_LIMIT = 1 << 18
 """Events taken at a time: a block of 16 MiB at most."""

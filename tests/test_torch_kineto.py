@@ -153,7 +153,8 @@ def test_shapes_and_memory_arrive_with_their_operators(tmp_path: Path) -> None:
     found = {name: args for name, args in zip(memory.names(), memory.arguments(), strict=True) if args}
     assert found["aten::mm"]["Input Dims"] == [[3, 5], [5, 7]]
     allocations = memory.events(kind=Kind.MEMORY)
-    assert allocations["value"].max() == 4 * (15 + 35 + 21)
+    # What is left of other tests is in the totals, too.
+    assert allocations["value"].max() - allocations["value"].min() == 4 * (15 + 35 + 21)
     spans = memory.events(kind=Kind.SPAN)
     track = {name: int(span["track"]) for name, span in zip(texts(spans), spans, strict=True)}
     assert track["around"] == track["aten::mm"]
