@@ -95,8 +95,8 @@ class Overseer:
         self._change_count = 0
         _overseers.add(self)
         self._last = self._read()
-        self._rings = (0, 0)
-        """Events that the rings had been given at the last look, and when that was."""
+        self._rings = (0, 0, 0)
+        """Events that the rings had been given at the last look, those that were left out, and when that was."""
         self._deciding = threading.Lock()
 
     # what happens
@@ -105,7 +105,7 @@ class Overseer:
         """Recording begins, or goes on."""
         if self._since is None:
             self._since = at
-            self._rings = _core.ring_statistics()["produced"], at
+            self._rings = _core.ring_statistics()["produced"], sum(_core.left_out()), at
             self._lowered_since = at if self._detail is not FULL else None
 
     def end(self, at: int) -> None:
@@ -195,15 +195,16 @@ class Overseer:
         """As `_expect`, of what the rings were given since the last look, if the loop is so many intervals behind."""
         assert self.budget is not None
         begun, interval = self._since, self.budget.interval * 1e9
-        before, since = self._rings
+        before, left_out_before, since = self._rings
         if begun is None or clock_now - since < interval * 0.5:
             return None
-        produced = _core.ring_statistics()["produced"]
-        self._rings = produced, clock_now
+        produced, left_out = _core.ring_statistics()["produced"], sum(_core.left_out())
+        self._rings = produced, left_out, clock_now
         if clock_now - max(now, begun) < interval * intervals:
             return None
-        cost = (produced - before) * self._per_event() / (clock_now - since)
-        return cost, [cost / level.every if level.every else 0.0 for level in self._ladder]
+        each = self._per_event() / (clock_now - since)
+        whole = (produced - before + left_out - left_out_before) * each
+        return (produced - before) * each, [whole / level.every if level.every else 0.0 for level in self._ladder]
 
     def _per_event(self) -> float:
         """ns that an event has cost the program's threads so far, operators among them."""
