@@ -31,6 +31,9 @@ LOOK_SECONDS = 1.0
 """Between two looks for streams that nobody takes."""
 FETCH = 64
 """Messages taken at once, and held out of order at most."""
+ACK_SECONDS = 10.0
+"""Seconds after which JetStream sends again what was not confirmed. Less than `GAP_SECONDS`: what a collector that was killed
+had in hand has come by the time it would be given up."""
 GAP_SECONDS = 30.0
 """How long frames that came out of order wait for those before them, which JetStream may have thrown away."""
 
@@ -127,7 +130,7 @@ class NatsSource:
             await _note(error)
 
     async def _write(self, jetstream: JetStreamContext, hello: protocol.Hello) -> None:
-        config = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=60.0, max_ack_pending=4 * FETCH)
+        config = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=ACK_SECONDS, max_ack_pending=4 * FETCH)
         subscription = await jetstream.pull_subscribe(
             f"{layout.SUBJECTS}.{hello.stream}",
             durable=f"collect-{self._store.identity()}-{hello.stream}",
