@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,22 +25,33 @@ from tests.viewers.browser import open_page
 STREAM = "0123456789abcdef" * 2
 
 
+RECORDING = """
+import sys
+import subprocess
+import sys
+from pathlib import Path
+import stepscope as sc
+path, windows, spans = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+exporter = sc.JournalExporter(path)
+options = sc.Options(journal=False)
+schedule = sc.schedule(wait=0, warmup=0, active=2)
+with sc.trace(output_dir=path.parent / "run", schedule=schedule, exporters=[exporter], options=options) as profiler:
+    for number in range(2 * windows):
+        for _ in range(spans):
+            with sc.span("work"):
+                pass
+        profiler.step()
+        if number % 2:
+            profiler.flush()  # frames of events for each window, however late the loop is
+assert exporter.path == path
+"""
+
+
 def record(path: Path, windows: int, spans: int = 2000) -> Path:
-    """A journal with windows of two steps each."""
-    schedule = sc.schedule(wait=0, warmup=0, active=2)
-    exporter = sc.JournalExporter(path)
+    """A journal with windows of two steps each, by a process of its own: one has the names of all tests before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with sc.trace(
-        output_dir=path.parent / "run", schedule=schedule, exporters=[exporter], options=sc.Options(journal=False)
-    ) as profiler:
-        for number in range(2 * windows):
-            for _ in range(spans):
-                with sc.span("work"):
-                    pass
-            profiler.step()
-            if number % 2:
-                profiler.flush()  # frames of events for each window, however late the loop is
-    return exporter.path
+    subprocess.run([sys.executable, "-c", RECORDING, str(path), str(windows), str(spans)], check=True, timeout=100)
+    return path
 
 
 def read(path: Path) -> tuple[dict[int, int], list[int], int]:
