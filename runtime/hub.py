@@ -104,6 +104,7 @@ class Hub:
             made.append(make())
             made[0].expect([*self._parts, *self._held])
             self._pipelines += made
+            made[0].start()
             self._recorder.spool.begin()
 
         self.do(start)

@@ -111,10 +111,14 @@ class Pipeline:
         self._drained = self._routed = self._unrouted = 0
         self._loop_ns = 0
 
-    async def run(self) -> None:
-        """Runs the exporters, each on its thread, and the backends' coroutines until `aclose`."""
-        _delivering.set(self)
+    def start(self) -> None:
+        """Starts the exporters, each on its thread. Those are there when it returns: a tool that looks at all threads, as
+        torch's tracer of Python functions does, is not to meet them half made."""
         self.fanout.start(partial(_delivering.set, self))
+
+    async def run(self) -> None:
+        """Runs the backends' coroutines until `aclose`."""
+        _delivering.set(self)
         with self._scope:
             async with anyio.create_task_group() as self._tasks:
                 if self.overseer.budget is not None:

@@ -148,6 +148,7 @@ static ContextScope *scope_of_coroutine(Thread *t, Coroutine *c, ContextScope *i
     task.number = 0; /* no context shares it */
     ContextScope *scope = scope_new(t, inherited, c->placed ? c->parent : parent_of_task(inherited, t), &task);
     Py_XSETREF(c->scope, (ContextScope *)Py_XNewRef(scope));
+    Py_CLEAR(c->context);
     return scope;
 }
 
@@ -184,7 +185,22 @@ static ContextScope *scope_find(Thread *t, PyThreadState *state) {
     return scope;
 }
 
+static Stack *keep(Thread *t, const PyThreadState *state, Stack *stack) {
+    t->state_id = state->id;
+    t->context_version = state->context_ver;
+    return t->context_stack = stack;
+}
+
+/* The stack of the task whose step runs, if it has recorded in this context before: what tasks that take turns ask. */
+static Stack *stack_of_running(Thread *t, const PyThreadState *state) {
+    const Coroutine *c = coroutine_running();
+    if (!c || !c->scope || !c->scope->task || !state->context || c->context != state->context) return NULL;
+    return scope_stack(c->scope, t);
+}
+
 static Stack *look_up(Thread *t, PyThreadState *state) {
+    Stack *stack = stack_of_running(t, state);
+    if (stack) return keep(t, state, stack);
     if (!state->context) { /* made now, so that contexts copied from it inherit the scope */
         PyObject *copy = PyContext_CopyCurrent();
         Py_XDECREF(copy);
@@ -198,16 +214,16 @@ static Stack *look_up(Thread *t, PyThreadState *state) {
         return t->stack;
     }
     use(scope, t);
+    Coroutine *running = coroutine_running();
+    if (running && running->scope == scope && !running->context) running->context = Py_NewRef(state->context);
     if (!scope->task && !stack_in_use(t->stack)) {
         /* A parent on the thread's own row has ended, as nothing is open there. */
         Parent on = scope->parent.track == t->stack->track ? (Parent){0} : scope->parent;
         stack_hang(t->stack, t->under ? (Parent){t->under, 0} : on);
     }
-    t->context_stack = scope->stack;
-    t->state_id = state->id;
-    t->context_version = state->context_ver;
+    stack = scope->stack;
     Py_DECREF(scope); /* the context holds it */
-    return t->context_stack;
+    return keep(t, state, stack);
 }
 
 Stack *stack_of_object(Thread *t) {

@@ -267,6 +267,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *inner, *weak_references;
     ContextScope *scope; /* since it has recorded */
+    PyObject *context;   /* the first in which it did: there, the variable holds the scope */
     Parent parent;       /* of its outermost spans: what was open where the task was made; if `placed` */
     Open suspended;      /* `id` 0: it runs, has nothing open, or nothing records */
     uint32_t steps;      /* under way; more than one is an error of who drives it */

@@ -72,6 +72,7 @@ static void finish(Coroutine *c) {
     Stack *stack = t ? scope_stack(c->scope, t) : NULL;
     if (stack && !stack_in_use(stack)) scope_end(c->scope);
     Py_CLEAR(c->scope);
+    Py_CLEAR(c->context);
 }
 
 /* A step begins; returns what `leave` wants to know. */
@@ -145,6 +146,7 @@ static PyObject *coroutine_paused(PyObject *self, PyObject *unused) {
 
 static int coroutine_traverse(Coroutine *c, visitproc visit, void *arg) {
     Py_VISIT(c->inner);
+    Py_VISIT(c->context);
     return 0;
 }
 
@@ -156,6 +158,7 @@ static void coroutine_dealloc(Coroutine *c) {
     Coroutine *outer = enter(c);
     Py_CLEAR(c->inner); /* which may leave spans, as a step does */
     leave(c, outer, true);
+    Py_CLEAR(c->context);
     PyErr_Restore(type, value, trace);
     PyObject_GC_Del(c);
 }

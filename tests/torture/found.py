@@ -40,9 +40,9 @@ class Found:
         self._ended: list[Any] = []
         self._opened: list[Any] = []
         self._marks: set[int] = set()
-        self._gaps: list[tuple[int, int, int]] = []
+        self._gaps: list[int] = []
         self._waits: dict[int, int] = {}
-        starts: dict[int, int] = {}
+        last = 0
         ledger: Ledger | None = None
         with JournalReader(journal) as reader:
             for item in reader:
@@ -50,18 +50,18 @@ class Found:
                     self._add(item)
                 elif isinstance(item, Window):
                     self.end_ns = max(self.end_ns, item.end_ns)
-                    starts[item.index] = item.start_ns
+                    last = max(last, item.index)
                     self.problems += tuple(audit_window(item))
                 elif isinstance(item, Ledger):
                     ledger = item
                     self.problems += tuple(audit_ledger("the run", item))
             if reader.end is None or reader.damage:
                 self.problems += (f"the journal is not whole: {reader.damage}",)
-        # A gap that goes on in another window is drawn there as well, from its beginning on.
-        self.gaps = sum(count for window, at, count in self._gaps if at > starts.get(window, 0))
+        # A gap that goes on in another window is drawn there as well, and counts in the first that was still open.
+        self.gaps = sum(self._gaps)
         if ledger is not None and ledger.dropped() != self.gaps:
             self.problems += (f"gaps name {self.gaps} events, the ledger of the run {ledger.dropped()}",)
-        self._settle(max(starts, default=0))
+        self._settle(last)
 
     def ended(self, lane: int) -> Numbers:
         """Numbers of the spans of a lane whose end is there, in order, each once."""
@@ -80,7 +80,7 @@ class Found:
     def _add(self, batch: EventBatch) -> None:
         events = batch.events
         gaps = events[events["kind"] == int(Kind.GAP)]
-        self._gaps += [(batch.window, int(gap["ts"]), int(gap["id"])) for gap in gaps]
+        self._gaps += gaps["id"].tolist()
         self._marks.update(events["step"][events["kind"] == int(Kind.STEP)].tolist())
         opened = events["flags"] & int(Flag.OPEN) != 0
         waits = events[(events["name"] == strings.intern("suspended")) & ~opened]
