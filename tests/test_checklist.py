@@ -31,6 +31,11 @@ def test_the_page_says_what_the_tests_say() -> None:
     assert page(TEXT, FOUND) == TEXT
 
 
+def test_no_row_is_open() -> None:
+    """Each has a test that shows it."""
+    assert not [row for row, tests in rows(TEXT).items() if not tests]
+
+
 def test_a_row_without_a_test_is_found(tmp_path: Path) -> None:
     """It is `open`, and a row that had a test before and has none now differs from the page."""
     source = tmp_path / "test_some.py"

@@ -72,6 +72,8 @@ def cycles(**grown: float) -> Cycles:
         tracks=values("tracks", 3),
         names=values("names", 34),
         objects=values("objects", 50_000),
+        blocks=values("blocks", 400_000),
+        heap=values("heap", 20 << 20),
         events=1,
         problems=[],
     )
@@ -80,8 +82,10 @@ def cycles(**grown: float) -> Cycles:
 @pytest.mark.parametrize(
     ("what", "by", "said"),
     [
-        ("private", 1200.0, "1,200.0 bytes of memory more with each; 1000 is what counts as flat"),
-        ("shared", 4096.0, "4,096.0 bytes of memory more with each; 1000 is what counts as flat"),
+        ("private", 6000.0, "6,000.0 bytes of resident memory more with each; 5000 is what counts as flat"),
+        ("shared", 8192.0, "8,192.0 bytes of resident memory more with each; 5000 is what counts as flat"),
+        ("heap", 80.0, "80.0 bytes in use more with each; 64 is what counts as flat"),
+        ("blocks", 1.0, "1.0 blocks of Python's memory more with each; 0.5 is what counts as flat"),
         ("shm", 64.0, "64.0 bytes of /dev/shm more with each; 10 is what counts as flat"),
         ("objects", 1.0, "1.0 Python objects more with each; 0.5 is what counts as flat"),
         ("tracks", 0.001, "tracks grew from 8 to 13"),

@@ -111,6 +111,7 @@ def test_a_child_of_a_task() -> None:
     assert result == [["around", "task"], False]
 
 
+@pytest.mark.checklist("F18")
 def test_forks_beside_threads_that_record() -> None:
     """The child may record at once, with threads of its own; nobody waits for a lock, and the parent loses nothing."""
     (result,) = run("""

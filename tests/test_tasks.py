@@ -7,6 +7,7 @@ import contextvars
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import uvloop
 
 from stepscope.runtime import _core, tracks
@@ -39,6 +40,7 @@ async def pause(turns: int = 1) -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.checklist("F18")
 async def test_interleaved_tasks_do_not_mix() -> None:
     """Fifty tasks that give way inside their spans: self times and parents are exact in each."""
 
@@ -66,6 +68,7 @@ async def test_interleaved_tasks_do_not_mix() -> None:
     assert len({row.track for row in log.spans}) == 50
 
 
+@pytest.mark.checklist("F18")
 async def test_parents_reach_across_tasks_and_threads() -> None:
     """What a span starts and waits for hangs on it: tasks, groups of tasks, worker threads."""
 

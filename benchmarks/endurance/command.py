@@ -16,7 +16,7 @@ from benchmarks.endurance import judgement, long_run
 from benchmarks.endurance.cycles import Cycles, Kind
 from benchmarks.endurance.long_run import LongRun
 from benchmarks.endurance.plot import Line, svg
-from benchmarks.endurance.watch import Sample, slope
+from benchmarks.endurance.watch import Sample
 from benchmarks.machine import Machine
 
 SPANS = 100_000_000
@@ -156,18 +156,18 @@ def section(report: Report, picture: str) -> str:
 
 
 def table(all_cycles: Sequence[Cycles]) -> str:
-    """The cycles: values at the first sample and at the last, and the growth of memory over the second half."""
-    head = "| cycle | times | ms each | descriptors | threads | tracks | names | /dev/shm, KB | memory, MB | bytes a cycle, second half |"
-    rows = [head, "| --- |" + " ---: |" * 9]
+    """The cycles: values at the first sample and at the last, and how memory grew over the second half: resident, and in use."""
+    head = "| cycle | times | ms each | descriptors | threads | tracks | names | /dev/shm, KB | memory, MB | bytes a cycle | in use |"
+    rows = [head, "| --- |" + " ---: |" * 10]
     for c in all_cycles:
         first, last = c.samples[0], c.samples[-1]
-        half = [(float(s.spans), float(s.resident)) for s in c.samples[len(c.samples) // 2 :]]
+        resident, in_use = c.grown([s.resident for s in c.samples]), c.grown(c.heap)
         cells = [
             c.kind, f"{c.count:,}", f"{c.milliseconds:.1f}",
             f"{first.descriptors} → {last.descriptors}", f"{first.threads} → {last.threads}",
             f"{c.tracks[0]} → {c.tracks[-1]}", f"{c.names[0]} → {c.names[-1]}",
             f"{first.shm / 1e3:.0f} → {last.shm / 1e3:.0f}",
-            f"{first.resident / MB:.1f} → {last.resident / MB:.1f}", f"{slope(half):.1f}",
+            f"{first.resident / MB:.1f} → {last.resident / MB:.1f}", f"{resident:.1f}", f"{in_use:.1f}",
         ]  # fmt: skip
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)

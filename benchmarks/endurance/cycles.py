@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 
 import stepscope as sc
-from benchmarks.endurance.watch import Sample, sample
+from benchmarks.endurance.heap import heap_in_use
+from benchmarks.endurance.watch import Sample, sample, slope
 from stepscope.runtime import _core
 from stepscope.runtime.profiler import Profiler
 
@@ -48,9 +49,22 @@ class Cycles(msgspec.Struct, kw_only=True):
     """Sizes of the tables of the process, at each sample."""
     objects: list[int]
     """Python objects that the collector knows."""
+    blocks: list[int]
+    """Pieces of memory that Python's own allocator has given out."""
+    heap: list[int]
+    """Bytes that the system's has given out, to Python as well; empty where it does not tell."""
     events: int
     """Recorded, and exported to each of two outputs unless a problem says otherwise."""
     problems: list[str]
+
+    def grown(self, counts: list[int]) -> float:
+        """How much more there is with each cycle, over the second half; 0 of what is not known.
+
+        Args:
+            counts: at each sample.
+        """
+        points = [(float(s.spans), float(count)) for s, count in zip(self.samples, counts, strict=bool(counts))]
+        return slope(points[len(points) // 2 :])
 
 
 class Watch:
@@ -63,6 +77,9 @@ class Watch:
         self.tracks: list[int] = []
         self.names: list[int] = []
         self.objects: list[int] = []
+        self.blocks: list[int] = []
+        self.heap: list[int] = []
+        self._heap = heap_in_use()
         self.events = 0
         self.problems: list[str] = []
 
@@ -78,6 +95,9 @@ class Watch:
         self.tracks.append(len(_core.tracks(1)))
         self.names.append(_core.strings_since(0)[0])
         self.objects.append(len(gc.get_objects()))
+        self.blocks.append(sys.getallocatedblocks())
+        if self._heap is not None:
+            self.heap.append(self._heap())
 
     def account(self, profiler: Profiler) -> None:
         """Checks that each output has what was recorded."""
@@ -159,6 +179,8 @@ def main(kind: Kind, count: int, directory: Path) -> Cycles:
         tracks=watch.tracks,
         names=watch.names,
         objects=watch.objects,
+        blocks=watch.blocks,
+        heap=watch.heap,
         events=watch.events,
         problems=watch.problems,
     )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from benchmarks.endurance.cycles import Cycles
 from benchmarks.endurance.long_run import LongRun
-from benchmarks.endurance.watch import slope
 
 MANY = 1000
 """Cycles, of which the second half says how flat memory is."""
-MEMORY = 1000.0
-"""Bytes a cycle: the allocator alone makes a third of that, up or down."""
+MEMORY = 5000.0
+"""Bytes of resident memory a cycle: which pages allocators keep makes a third of that, up or down."""
+HEAP = 64.0
+"""Bytes a cycle that are in use."""
+BLOCKS = 0.5
+"""Pieces of Python's memory a cycle."""
 SHM = 10.0
 """Bytes a cycle."""
 OBJECTS = 0.5
@@ -30,7 +33,7 @@ def of_cycles(cycles: Cycles) -> list[str]:
     """What went wrong in a cycle, and what grows with their number.
 
     Descriptors and threads must not be more than after the first of them; the tables of tracks and names not more than after
-    half of them. If they are many, resident memory, `/dev/shm` and objects must be flat over the second half.
+    half of them. If they are many, memory in use, resident memory, `/dev/shm` and objects must be flat over the second half.
     """
     found = list(cycles.problems)
     for what in ("descriptors", "threads"):
@@ -43,14 +46,14 @@ def of_cycles(cycles: Cycles) -> list[str]:
             found.append(f"{cycles.kind}: {what} grew from {middle[0]} to {values[-1]}")
     if cycles.count < MANY:
         return found
-    half = len(cycles.samples) // 2
-    numbers = [float(sample.spans) for sample in cycles.samples]
     for what, counts, limit in (
-        ("bytes of memory", [sample.resident for sample in cycles.samples], MEMORY),
+        ("bytes of resident memory", [sample.resident for sample in cycles.samples], MEMORY),
+        ("bytes in use", cycles.heap, HEAP),
+        ("blocks of Python's memory", cycles.blocks, BLOCKS),
         ("bytes of /dev/shm", [sample.shm for sample in cycles.samples], SHM),
         ("Python objects", cycles.objects, OBJECTS),
     ):
-        grown = slope([(number, float(count)) for number, count in zip(numbers, counts, strict=True)][half:])
+        grown = cycles.grown(counts)
         if grown > limit:
             found.append(f"{cycles.kind}: {grown:,.1f} {what} more with each; {limit:g} is what counts as flat")
     return found
