@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections import deque
@@ -16,6 +17,8 @@ from stepscope.runtime.inbox import Inbox
 from stepscope.runtime.messages import Message
 from stepscope.runtime.options import Options
 from stepscope.runtime.source import Producer, Source
+
+log = logging.getLogger("stepscope")
 
 _MOST_WAITING = 256
 _LOOK = 0.05
@@ -54,6 +57,8 @@ class BoundSource(Source):
         self._detail = self._told = FULL
         self.wanted = False
         """To be opened by the thread that calls `step()` next."""
+        self.refused = ""
+        """Why a change was refused, the latest; empty if none was."""
         self.settled = threading.Event()
         """Set while nothing waits for the bound thread."""
         self.settled.set()
@@ -202,13 +207,12 @@ class BoundSource(Source):
         self.settled.set()
         self._state_watermark(at)
         self._orphan()
-        self.keep(
-            "transition",
-            BackendError(
-                f"the change to {after.name} was refused: {self.name!r} is bound to the thread {self._thread_name!r}, which "
-                "has ended; call start() and stop() on a thread that lives as long as the training loop"
-            ),
+        self.refused = (
+            f"the change to {after.name} was refused: {self.name!r} is bound to the thread {self._thread_name!r}, which "
+            "has ended; call start() and stop() on a thread that lives as long as the training loop"
         )
+        log.error("%s", self.refused)
+        self.keep("transition", BackendError(self.refused))
 
     def _orphan(self) -> None:
         orphaned: Callable[[], None] | None = getattr(self.backend, "orphaned", None)

@@ -90,8 +90,10 @@ class Reporting(Saving):
         notes += self._armed_notes()
         notes += () if self.control is None else tuple(f"control: {note}" for note in self.control.notes)
         notes += tuple(self._accounts.statistics().notes()) if self._accounts else ()
+        bound = self._bound()
+        notes += tuple(source.refused for source in bound if source.refused)
         if self._state != "closed":
-            notes += tuple(note for source in self._bound() if (note := source.unsettled()))
+            notes += tuple(note for source in bound if (note := source.unsettled()))
         if self._ignored:
             notes += (f"steps ignored: step() was called {self._ignored} times while the profiler was not running",)
         return notes

@@ -153,7 +153,9 @@ def test_closing_keeps_its_deadline_if_the_bound_thread_never_steps_again(output
 
 
 @pytest.mark.parametrize("call", ["stop", "close"])
-def test_a_bound_thread_that_has_ended_is_named(call: str, output_dir: Path) -> None:
+def test_a_bound_thread_that_has_ended_is_named(
+    call: str, output_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Nobody could end the recording there: it is refused at once, and nothing waits for it."""
     backend = bound()
     profiler = sc.trace(backends=[backend], output_dir=output_dir)
@@ -163,7 +165,8 @@ def test_a_bound_thread_that_has_ended_is_named(call: str, output_dir: Path) -> 
     profiler.close()
     assert time.monotonic() - began < profiler.options.linger
     assert switches(backend) == [("NONE", "RECORD")]
-    assert "has ended; call start() and stop() on a thread that lives" in errors_of(profiler)
+    why = "has ended; call start() and stop() on a thread that lives"
+    assert why in errors_of(profiler) and why in " ".join(profiler.diagnostics()) and why in caplog.text
 
 
 def test_a_recording_between_two_steps_is_said_to_be_missed(output_dir: Path) -> None:
