@@ -105,7 +105,7 @@ class Outlet:
         self._in_hand: EventBatch | None = None
         self._work = Change()
         self._progress = Change()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: a signal handler may ask for statistics while its thread does
         self._thread: LoopThread | None = None
         self._inside = ""
         """The method that was called last."""

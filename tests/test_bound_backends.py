@@ -153,9 +153,7 @@ def test_closing_keeps_its_deadline_if_the_bound_thread_never_steps_again(output
 
 
 @pytest.mark.parametrize("call", ["stop", "close"])
-def test_a_bound_thread_that_has_ended_is_named(
-    call: str, output_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bound_thread_that_has_ended_is_named(call: str, output_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Nobody could end the recording there: it is refused at once, and nothing waits for it."""
     backend = bound()
     profiler = sc.trace(backends=[backend], output_dir=output_dir)

@@ -19,6 +19,9 @@ from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events import EventBatch, Kind
 
+# A test that hangs is ended by a thread: some take the signal by which it would be ended otherwise.
+pytestmark = pytest.mark.timeout(method="thread")
+
 EVERY_STEP = sc.schedule(wait=0, warmup=0, active=1)
 CALLS = ("stop", "close", "flush", "pause", "resume", "step", "start")
 
@@ -207,6 +210,29 @@ def test_a_signal_handler_may_call_anything(tmp_path: Path) -> None:
         signal.signal(signal.SIGALRM, before)
     closed_within(current, 8)
     assert handled > 10
+
+
+def test_a_signal_handler_asks_for_what_is_being_asked_for(output_dir: Path) -> None:
+    """Statistics and reports that a handler asks for where they are being read: nobody waits for oneself."""
+    asked = 0
+    profiler = sc.trace(exporters=[sc.MemoryExporter()], output_dir=output_dir)
+
+    def handler(_: int, __: FrameType | None) -> None:
+        nonlocal asked
+        asked += 1
+        profiler.statistics()
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with profiler:
+            for number in range(4000):
+                signal.setitimer(signal.ITIMER_REAL, 0.00002 + 0.0000005 * (number % 400))  # once: handlers do not nest
+                profiler.statistics()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert asked > 100
 
 
 @pytest.mark.filterwarnings(

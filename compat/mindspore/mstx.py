@@ -19,7 +19,7 @@ MAX_OPEN = 65_536
 
 _numbers = itertools.count(1)
 _open: dict[int, tuple[_core.span, str]] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()
 _said: set[str] = set()
 
 

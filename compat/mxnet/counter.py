@@ -9,7 +9,7 @@ from typing import Any, Self
 from stepscope.compat.mxnet.names import Named, domain_name, legal
 from stepscope.runtime import _core
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 """Of all counters: held while one changes, so that no change is lost, and values are recorded in their order."""
 
 
@@ -103,7 +103,7 @@ def _number(value: Any) -> float:
 
 def _renew() -> None:
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew)

@@ -165,13 +165,13 @@ class Frame(Duration):
         return _framed(self, function)
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 """Of the open passes of all frames."""
 
 
 def _renew() -> None:
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew)

@@ -20,7 +20,7 @@ class Pausing:
     def __init__(self) -> None:
         self.paused = False
         self._waiting: list[weakref.ref[Waiting]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def pause(self) -> None:
         """From now on what is started waits."""
@@ -65,7 +65,7 @@ class Pausing:
 
     def renew(self) -> None:
         """In a forked child: its parent's threads may have held the lock."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.paused = False
         self._waiting = []
 

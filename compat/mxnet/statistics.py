@@ -32,7 +32,7 @@ class Statistics:
     name = "mxnet statistics"
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.left_out = 0
         """Events beyond `MAX_NAMES` names."""
         self._clear()
