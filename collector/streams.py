@@ -8,7 +8,7 @@ import re
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-from stepscope.collector.store import FullError
+from stepscope.collector.errors import FullError
 from stepscope.collector.stream import Stream
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.errors import FormatError
