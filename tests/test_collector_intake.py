@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import tracemalloc
 from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
@@ -100,6 +102,7 @@ async def test_many_large_messages_wait_for_each_other(tmp_path: Path) -> None:
             async with connected(running.url) as one:
                 await one.send(hello(stream=f"{number:032x}"))
                 assert isinstance(await answer(one), protocol.Welcome)
+                said: protocol.Header = protocol.Ack(0)
                 for first in range(3):
                     await one.send(protocol.encode(protocol.Frames(first, 1), frames(first, 1, size=700_000)))
                     said = await answer(one)
@@ -109,6 +112,22 @@ async def test_many_large_messages_wait_for_each_other(tmp_path: Path) -> None:
         intake = running.server.intake
         assert FREE < intake.most <= LIMIT
         await poll(lambda: intake.held == intake.waiting == 0)
+
+
+async def test_a_message_that_is_written_is_held_no_more(tmp_path: Path) -> None:
+    """A thousand exporters that say nothing for a while hold nothing of what they said last."""
+    count, size = 4, 2 << 20
+    async with collecting(tmp_path) as running, contextlib.AsyncExitStack() as stack:
+        tracemalloc.start()
+        stack.callback(tracemalloc.stop)
+        for number in range(count):
+            one = await stack.enter_async_context(connected(running.url))
+            await one.send(hello(stream=f"{number:032x}"))
+            assert isinstance(await answer(one), protocol.Welcome)
+            await one.send(protocol.encode(protocol.Frames(0, 1), frames(0, 1, size=size)))
+            assert await answer(one) == protocol.Ack(1)
+        await poll(lambda: running.server.intake.held == 0)
+        await poll(lambda: tracemalloc.get_traced_memory()[0] < 2 * size)
 
 
 async def test_one_that_is_not_finished_makes_others_wait_and_not_for_ever(tmp_path: Path) -> None:
@@ -215,3 +234,27 @@ async def test_what_is_being_written_is_taken_off() -> None:
         await refused
     async with room.writing(300):
         pass
+
+
+async def test_room_that_others_took_is_waited_for_again() -> None:
+    """Two for which there is not room at once: the second is not refused, but written after the next look."""
+    room = Room()
+    room.bound(1000, 100)
+    done: list[int] = []
+
+    async def write(number: int) -> None:
+        async with room.writing(600):
+            done.append(number)
+
+    writing = [asyncio.create_task(write(number)) for number in (0, 1)]
+    await room.due.wait()
+    await poll(lambda: room.wanted == 600)  # of both together it would be more than a quarter of the limit
+    room.begin()
+    await room.end(0)
+    await room.due.wait()
+    await writing[0]
+    assert done == [0]
+    room.begin()
+    await room.end(100)
+    await writing[1]
+    assert done == [0, 1] and room.wanted == 0
