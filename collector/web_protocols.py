@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from stepscope.collector.announced import Announced
 from stepscope.collector.intake import FREE, Grant, Intake
@@ -116,6 +117,21 @@ class ModestSockets(WebSocketsSansIOProtocol):
             for size in self._announced.feed(data):
                 self._expect(min(size, self.conn.max_message_size or size))
         super().data_received(data)
+
+    def handle_bytes(self, event: Frame) -> None:
+        """A frame; the parser keeps it until the next one comes, which may be long, and with it all that it holds."""
+        super().handle_bytes(event)
+        event.data = b""
+
+    def handle_text(self, event: Frame) -> None:
+        """The same for text."""
+        super().handle_text(event)
+        event.data = b""
+
+    def handle_cont(self, event: Frame) -> None:
+        """The same for what goes on with a message."""
+        super().handle_cont(event)
+        event.data = b""
 
     async def receive(self) -> ASGIReceiveEvent:
         """The next message; who asks for it is done with the last one."""
