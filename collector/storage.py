@@ -223,6 +223,8 @@ class Storage:
             of_ranks[one.job, one.rank, stream if one.rank is None else ""].append(stream)
         later = {stream for starts in of_ranks.values() for stream in starts[1:]}
         over = {stream for starts in of_ranks.values() for stream in starts[:-1]}
+        if self._streams is not None:
+            over |= set(filter(self._streams.over, self._inventories))
         marks: defaultdict[str, tuple[Counter[Mark], Counter[Mark]]] = defaultdict(lambda: (Counter(), Counter()))
         for stream, one in self._inventories.items():
             marks[one.job][stream in later].update(map(one.mark, one.windows))

@@ -17,6 +17,7 @@ from stepscope.collector.retention import StoragePolicy
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.storage import Storage
 from stepscope.collector.store import SUPERSEDED, Store
+from stepscope.collector.streams import Streams
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.events import EventBatch
@@ -112,6 +113,15 @@ def test_an_older_start_of_a_rank_goes_before_the_newer(store: Store) -> None:
     Storage(store, StoragePolicy(max_bytes=limit, newest=3, slowest=0)).enforce()
     assert set(kept(second)) == {0, 1, 2}
     assert not {0, 1} & set(kept(first))
+
+
+def test_a_window_in_which_a_rank_died_goes_when_its_time_comes(store: Store) -> None:
+    """It has no end on that rank, and will have none: it is not kept for ever on the others."""
+    first = stored(store, ONE, [run_of(0), *windows(range(10), 128 * KIB), END])
+    died = stored(store, TWO, [run_of(1), *windows(range(3), 128 * KIB, ended=False)])
+    limit = disk_use(store.directory) - 512 * KIB
+    Storage(store, StoragePolicy(max_bytes=limit, newest=5, slowest=0), Streams(8)).enforce()
+    assert {0, 1, 2} <= gone(first) and 9 in kept(first) and not kept(died)
 
 
 def test_windows_of_one_time_go_on_all_ranks(store: Store) -> None:
