@@ -108,9 +108,12 @@ class ModestSockets(WebSocketsSansIOProtocol):
         self._taken: Grant | None = None
         """For the message that is being looked at."""
         self._waits = False
+        self._heard = 0.0
+        """When it last said something, or could again."""
 
     def data_received(self, data: bytes) -> None:
         """Something came."""
+        self._heard = self.loop.time()
         if self._announced is None:
             self._announced = Announced(self.config.ws_max_size)  # this is the handshake
         else:
@@ -150,8 +153,8 @@ class ModestSockets(WebSocketsSansIOProtocol):
         await super().send(message)
 
     def keepalive_timeout(self) -> None:
-        """Nothing says that it is there; of one that is not being read this means nothing."""
-        if self._waits or self.read_paused:
+        """No pong came; it may stand behind a long message that comes slowly, or that is not being read yet."""
+        if self._waits or self.read_paused or self._heard > self.ping_sent_at:
             self.pong_timer = None
             self.schedule_ping()
         else:
@@ -196,6 +199,7 @@ class ModestSockets(WebSocketsSansIOProtocol):
     def _granted(self) -> None:
         self._waits = any(grant is not None and not grant.given for grant in self._grants)
         if not self._waits and not self.read_paused and not self.transport.is_closing():
+            self._heard = self.loop.time()
             self.transport.resume_reading()
 
     def _done(self) -> None:
