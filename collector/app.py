@@ -21,7 +21,7 @@ from stepscope.collector import clock_names, page
 from stepscope.collector.api import Api
 from stepscope.collector.audit import Audit
 from stepscope.collector.connection import Connection
-from stepscope.collector.downloads import Command, Download, Downloads, converted
+from stepscope.collector.downloads import Bounds, Command, Download, Downloads, converted
 from stepscope.collector.guard import Guard
 from stepscope.collector.live import Live
 from stepscope.collector.live_events import LiveEvents
@@ -31,9 +31,10 @@ from stepscope.collector.orders import Orders
 from stepscope.collector.problems import ProblemError, problem
 from stepscope.collector.reference import Reference
 from stepscope.collector.restoring import Restoring
+from stepscope.collector.retention import StoragePolicy
 from stepscope.collector.server import Server
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.storage import Storage, StoragePolicy
+from stepscope.collector.storage import Storage
 from stepscope.collector.store import Store
 from stepscope.collector.streams import Streams
 from stepscope.collector.tickets import Tickets
@@ -67,7 +68,8 @@ class Collector:
         """
         Raises:
             ExposureError: if others could reach it without a token and TLS.
-            OutputError: if its directory cannot be made, or nothing can be uploaded to where it should.
+            OutputError: if its directory cannot be made, is to be kept within a limit and the file system cannot do that, or
+                nothing can be uploaded to where it should.
             ImportError: if the package that uploads need is missing; says how to get it.
         """
         settings.check_exposure()
@@ -78,7 +80,9 @@ class Collector:
         self.reference = Reference()
         self.audit = Audit(settings.directory)
         self.tickets = Tickets()
-        self.downloads = Downloads(settings.directory)
+        # A file that is being made is on the disk as well, and nothing brakes it.
+        most = min(Bounds().file_bytes, settings.disk_bytes // 16 or Bounds().file_bytes)
+        self.downloads = Downloads(settings.directory, Bounds(file_bytes=most))
         self.downloads.of_rank.update({kind.name: kind for kind in _of_rank()})
         self.downloads.of_all.update({kind.name: kind for kind in _of_all()})
         self.uploading = _uploading(self.store, settings)

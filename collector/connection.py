@@ -12,9 +12,10 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from stepscope.collector.audit import Audit
+from stepscope.collector.errors import FullError
 from stepscope.collector.reference import Reference
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.store import FullError, Store
+from stepscope.collector.store import Store
 from stepscope.collector.stream import Stream
 from stepscope.collector.stream_file import StreamFile
 from stepscope.collector.streams import Streams
@@ -133,17 +134,21 @@ class Connection:
                     file.skip(hello.oldest)
                 self._supersede(file, hello)
                 while True:
-                    async with asyncio.timeout(self._settings.idle_timeout):
-                        header, payload = await self._receive()
-                    if isinstance(header, protocol.Frames):
-                        await self._take(file, header, payload, stream, hello)
-                    elif isinstance(header, protocol.Ping):
-                        arrived = self._reference.now()
-                        await self._send(protocol.Pong(header.sent, arrived, self._reference.now(), self._reference.id))
-                    elif isinstance(header, protocol.Obeyed):
-                        self._obeyed(header)
-                    else:
-                        raise FormatError(f"{type(header).__name__} is not for the collector")
+                    await self._next(file, stream, hello)
+
+    async def _next(self, file: StreamFile, stream: Stream, hello: protocol.Hello) -> None:
+        """Takes one message. Nothing holds it when this returns: it may be large, and the next one long in coming."""
+        async with asyncio.timeout(self._settings.idle_timeout):
+            header, payload = await self._receive()
+        if isinstance(header, protocol.Frames):
+            await self._take(file, header, payload, stream, hello)
+        elif isinstance(header, protocol.Ping):
+            arrived = self._reference.now()
+            await self._send(protocol.Pong(header.sent, arrived, self._reference.now(), self._reference.id))
+        elif isinstance(header, protocol.Obeyed):
+            self._obeyed(header)
+        else:
+            raise FormatError(f"{type(header).__name__} is not for the collector")
 
     @contextlib.contextmanager
     def _giving_orders(self) -> Generator[None]:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import shutil
+import signal
 import sys
+import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from pathlib import Path
 
 import msgspec
 
+from stepscope.collector import confined
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.presence import make_directories
+
+log = logging.getLogger("stepscope.collector")
 
 CHUNK = 1 << 18
 AT_ONCE = 2
@@ -21,8 +28,24 @@ AT_ONCE = 2
 WAITING = 16
 """Downloads that may wait for their turn."""
 _LOOK_EVERY = 0.05
+_TOLD = 300
+"""Of what the process says at its end, the last characters."""
 _HELD_BACK = 1 << 16
 """Bytes before which nothing is sent, unless it is all: what goes wrong by then can still be told."""
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What the making of one file, and its sending, may take. `stepscope merge` makes larger ones."""
+
+    memory_bytes: int = 4 << 30
+    """Of the process that makes it."""
+    file_bytes: int = 64 << 30
+    seconds: float = 1800.0
+    """Until it is made."""
+    grace: float = 60.0
+    """Seconds that a reader may keep it waiting at first."""
+    least_rate: float = 32 << 10
+    """Bytes a second that a reader must take afterwards, on average."""
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -65,12 +88,14 @@ class Downloads:
     """The kinds of files there are, and the making of them.
 
     A process of its own keeps the collector's memory and its tables of names as they are, whatever is in the file; it is
-    killed when nobody waits for it any more. Its file lies in the collector's directory and is deleted when it was sent.
+    killed when nobody waits for it any more, when it takes more than it may, and when the collector ends. Its file lies in
+    the collector's directory and is deleted when it was sent.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Args: where files are made."""
+    def __init__(self, directory: Path, bounds: Bounds | None = None) -> None:
+        """Args: where files are made; what each may take."""
         self._directory = directory / "downloads"
+        self._bounds = bounds or Bounds()
         self._turn = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
         self.of_rank: dict[str, Download] = {}
@@ -80,7 +105,7 @@ class Downloads:
 
     def clear(self) -> None:
         """Deletes what a collector that was killed left."""
-        shutil.rmtree(self._directory, ignore_errors=True)
+        _remove(self._directory)
 
     async def send(self, kind: Download, sources: Sequence[Source], window: int | None) -> AsyncGenerator[bytes]:
         """The bytes of a file.
@@ -108,33 +133,66 @@ class Downloads:
         make_directories(place)  # not on a thread, which would make it after this was cancelled
         target = place / f"download{kind.suffix}"
         try:
-            async with _process(kind.command(sources, window, target)) as process:
-                async for chunk in _grown(target, process, kind.grows):
-                    yield chunk
+            async with _process(kind.command(sources, window, target), self._bounds) as process:
+                async with contextlib.aclosing(_grown(target, process, kind.grows, self._bounds)) as chunks:
+                    pace = _Pace(self._bounds)
+                    async for chunk in chunks:
+                        with pace.taking(len(chunk)):
+                            yield chunk
         finally:
-            await asyncio.to_thread(shutil.rmtree, place, True)
+            await asyncio.to_thread(_remove, place)
 
 
 @contextlib.asynccontextmanager
-async def _process(arguments: Sequence[str]) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """Python with these arguments; it is killed at the end if it still runs."""
+async def _process(arguments: Sequence[str], bounds: Bounds) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """Python with these arguments, within bounds; it is killed at the end if it still runs."""
+    limits = (os.getpid(), bounds.memory_bytes, int(bounds.seconds) + 1, bounds.file_bytes)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
+        *("-I", "-S", confined.__file__, *map(str, limits), sys.executable),
         *arguments,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         limit=CHUNK,
     )
+    ending = asyncio.get_running_loop().call_later(bounds.seconds, _kill, process)
     try:
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        ending.cancel()
+        _kill(process)
         await process.wait()
 
 
-async def _grown(path: Path, process: asyncio.subprocess.Process, grows: bool) -> AsyncIterator[bytes]:
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+
+
+class _Pace:
+    """How fast a reader takes what it asked for: one could keep a file, and its turn, for ever."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._sent, self._seconds = 0, 0.0
+
+    @contextlib.contextmanager
+    def taking(self, size: int) -> Generator[None]:
+        """It takes so many bytes inside.
+
+        Raises:
+            RuntimeError: if it is too slow.
+        """
+        began = time.monotonic()
+        yield
+        self._sent += size
+        self._seconds += time.monotonic() - began
+        if self._seconds > self._bounds.grace + self._sent / self._bounds.least_rate:
+            raise RuntimeError(f"a download was given up: its reader took {self._sent} bytes in {self._seconds:.0f} s")
+
+
+async def _grown(path: Path, process: asyncio.subprocess.Process, grows: bool, bounds: Bounds) -> AsyncGenerator[bytes]:
     """What a process writes to a file, until it ends.
 
     Raises:
@@ -142,13 +200,13 @@ async def _grown(path: Path, process: asyncio.subprocess.Process, grows: bool) -
         RuntimeError: if it fails later.
     """
     assert process.stderr is not None
-    said = asyncio.ensure_future(process.stderr.read())
+    said = asyncio.ensure_future(_last(process.stderr))
     sent = 0
     try:
         while True:
             over = process.returncode is not None
             if over and process.returncode:
-                why = (await said).decode(errors="replace").strip()[-300:]
+                why = (await said) or _end(process.returncode, bounds)
                 if not sent:
                     raise ProblemError(500, f"the file could not be made: {why}")
                 raise RuntimeError(f"a download broke off: {why}")
@@ -164,6 +222,30 @@ async def _grown(path: Path, process: asyncio.subprocess.Process, grows: bool) -
                     await asyncio.wait_for(process.wait(), _LOOK_EVERY)
     finally:
         said.cancel()
+
+
+async def _last(stream: asyncio.StreamReader) -> str:
+    """The end of what a process says."""
+    last = b""
+    while said := await stream.read(CHUNK):
+        last = (last + said)[-4 * _TOLD :]
+    return last.decode(errors="replace").strip()[-_TOLD:]
+
+
+def _end(status: int, bounds: Bounds) -> str:
+    """Why a process ended that said nothing."""
+    if status == -signal.SIGKILL:
+        return f"it was ended, as it may take {bounds.seconds:g} seconds at most, or the machine had no memory left"
+    return f"its process ended with {status}"
+
+
+def _remove(place: Path) -> None:
+    try:
+        shutil.rmtree(place)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        log.warning("%s is left until the next start: %s", place, error)
 
 
 def _size(path: Path) -> int:

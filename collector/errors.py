@@ -15,3 +15,7 @@ class DirectoryInUseError(StepscopeError):
 
 class ListenError(StepscopeError):
     """The collector cannot listen: its address is taken, or its certificate cannot be used."""
+
+
+class FullError(StepscopeError):
+    """A limit of the collector is met. It may be raised, or room be made."""

@@ -35,7 +35,12 @@ class _Views(Collector):
         yield CounterMetricFamily("stepscope_received_bytes", "Bytes of journals received", job.bytes)
         yield CounterMetricFamily("stepscope_dropped_events", "Events lost, as ledgers tell", job.dropped)
         if job.storage is not None:
-            yield GaugeMetricFamily("stepscope_disk_bytes", "Bytes on disk of all streams", job.storage.used_bytes)
+            yield GaugeMetricFamily(
+                "stepscope_disk_bytes", "Bytes on disk of all that was written", job.storage.used_bytes
+            )
+            yield GaugeMetricFamily(
+                "stepscope_unreadable_journals", "Journals that cannot be read or written", job.storage.unreadable
+            )
             yield CounterMetricFamily(
                 "stepscope_discarded_events", "Events given up for want of room", job.storage.discarded_events
             )

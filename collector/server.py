@@ -11,8 +11,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from stepscope.collector.errors import ListenError
+from stepscope.collector.intake import Intake
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.web_protocols import ModestSockets, PromptRequests
+from stepscope.collector.web_protocols import PromptRequests, sockets
 
 READERS = 1024
 """Connections beyond those of exporters."""
@@ -36,10 +37,11 @@ class Server(uvicorn.Server):
         Raises:
             ListenError: if the certificate cannot be used.
         """
+        self.intake = intake = Intake(settings.max_intake)
         config = uvicorn.Config(
             app,
             http=PromptRequests,
-            ws=ModestSockets,
+            ws=sockets(intake),
             ws_max_size=settings.max_message,
             ws_per_message_deflate=False,
             lifespan="off",

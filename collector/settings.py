@@ -37,12 +37,14 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     """Streams in the directory, connected or not."""
     max_message: Annotated[int, msgspec.Meta(ge=MIN_MAX_MESSAGE, le=MAX_MESSAGE)] = MIN_MAX_MESSAGE
     """Bytes of one message."""
+    max_intake: Annotated[int, msgspec.Meta(ge=1 << 20)] = 256 << 20
+    """Bytes of messages in memory, of all connections together, that are not written yet; who sends more waits."""
     max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Bytes of all streams together; 0: as much as the disk holds."""
     max_stream_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Bytes of one stream; 0: no limit of its own."""
     disk_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Bytes on disk of all streams, above which events of windows are given up, the oldest first; 0: none are."""
+    """Bytes on disk of everything in the directory: events of windows are given up, the oldest first, to stay below; 0: no limit."""
     keep_newest: Annotated[int, msgspec.Meta(ge=0)] = 8
     """Windows that are given up last, for they are the newest."""
     keep_slowest: Annotated[int, msgspec.Meta(ge=0)] = 8

@@ -1,113 +1,60 @@
-"""Storage governance: which windows a collector gives up so that its files stay within their limit."""
+"""Storage governance: a collector's files stay within their limit, and events of windows are given up for that."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import os
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
+from stepscope.collector.disk_use import disk_use, on_disk
+from stepscope.collector.giving_up import GivingUp
+from stepscope.collector.inventory import Inventory
+from stepscope.collector.merge.places import Mark, places
+from stepscope.collector.retention import Held, StoragePolicy, ranking
 from stepscope.collector.store import Store
 from stepscope.collector.streams import Streams
 from stepscope.collector.views import StorageView
-from stepscope.runtime.checked import Checked
-from stepscope.runtime.errors import FormatError
-from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.discard import Place, discard, places
-from stepscope.runtime.journal.frames import FrameReader
-from stepscope.runtime.journal.records import RunRecord, WindowRecord, decode_record
+from stepscope.runtime.errors import FormatError, OutputError
+from stepscope.runtime.journal.discard import block_bytes
 
 log = logging.getLogger("stepscope.collector")
 
 LOOK_SECONDS = 10.0
+LEAST_SECONDS = 0.2
+"""Between two looks, however much is written."""
 PATIENCE = 2.0
 """Seconds that it waits at most for a part that is being uploaded."""
-
-Count = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class StoragePolicy(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is kept when there is not room for all. Unknown fields are refused."""
-
-    max_bytes: Count = 0
-    """On disk, of all streams together; 0: no limit."""
-    newest: Count = 8
-    """Windows that are given up after the slowest."""
-    slowest: Count = 8
-    """Windows that are given up after all others, by the mean of their steps on the slowest rank."""
-
-
-class Held(msgspec.Struct, frozen=True):
-    """A window of one stream, as far as it takes room."""
-
-    stream: str
-    group: Hashable
-    """The same for what is one window of several ranks: it is kept, or given up, on all of them."""
-    window: int
-    nbytes: int
-    end_ns: int
-    """Unix time of its end, or of its latest event."""
-    step_ns: float
-    """Mean duration of its steps; 0 if there is none."""
-    closed: bool = True
-    copied: bool = True
-    """Whether it is elsewhere as well, if everything is to be copied."""
-
-
-def choose(held: Sequence[Held], policy: StoragePolicy, used: int) -> list[Held]:
-    """What to give up, in this order, so that the limit is met.
-
-    First come closed windows that are neither among the newest nor the slowest, the oldest first; then the slowest ones,
-    the least slow first; then the newest ones, but for the last. What is to be copied and was not yet comes after what was.
-    Windows that are still open are given up in part, by `Storage`, when nothing else is left.
-
-    Args:
-        held: every window of every stream.
-        policy: the limit, and what is dear.
-        used: bytes on disk now.
-    """
-    if not policy.max_bytes or used <= policy.max_bytes:
-        return []
-    groups: defaultdict[Hashable, list[Held]] = defaultdict(list)
-    for one in held:
-        groups[one.group].append(one)
-    closed = [group for group in groups.values() if all(one.closed for one in group)]
-    closed.sort(key=lambda group: max(one.end_ns for one in group))
-    newest = closed[max(len(closed) - policy.newest, 0) :]
-    by_pace = sorted(closed, key=lambda group: max(one.step_ns for one in group))
-    slowest = [group for group in by_pace[max(len(by_pace) - policy.slowest, 0) :] if group not in newest]
-    others = [group for group in closed if group not in newest and group not in slowest]
-    given_up: list[Held] = []
-    order = [*others, *slowest, *newest[:-1]]
-    for group in sorted(order, key=lambda group: not all(one.copied for one in group)):
-        if used <= policy.max_bytes:
-            break
-        given_up += [one for one in group if one.nbytes]
-        used -= sum(one.nbytes for one in group)
-    return given_up
 
 
 class Freed(msgspec.Struct, frozen=True):
     """What one call of `Storage.enforce` did."""
 
     used: int
-    """Bytes on disk afterwards, about."""
-    freed: int
-    windows: int
+    """Bytes on disk afterwards."""
+    freed: int = 0
+    windows: int = 0
     """Windows, counted on each stream, whose events were given up."""
-    events: int
+    events: int = 0
     discarded: dict[tuple[str, int], int] = {}
-    """By stream and window: events that were given up, now and before."""
+    """By stream and window of which some were given up: events that are gone, with those before."""
+    removed_bytes: int = 0
+    """Length of files that were deleted, for others hold all of them."""
+    busy: bool = False
+    """Whether nothing could be given up because something is being copied."""
 
 
 class Storage:
-    """Keeps the files of a store within their limit. Calls block on the disk: not for the collector's loop."""
+    """Keeps the files of a store within their limit. Calls block on the disk: not for the collector's loop.
+
+    Everything counts that the collector has written to its directory. Above the limit less a sixteenth something is given
+    up until another sixteenth is free, and streams write no further than the limit before the next look.
+    """
 
     def __init__(
         self,
@@ -118,40 +65,59 @@ class Storage:
     ) -> None:
         """
         Args:
-            store: whose files they are.
+            store: whose files they are; it is told how much may be written.
             policy: what is kept.
             streams: are told what was given up.
             copied: how many bytes of a stream's file are elsewhere as well, if they are to be.
+
+        Raises:
+            OutputError: if there is a limit, and the file system cannot free parts of files.
         """
         self._store, self._policy, self._streams, self._copied = store, policy, streams, copied
         self._untold: dict[tuple[str, int], int] = {}
         self._used: int | None = None
         self._problem = ""
+        self._inventories: dict[str, Inventory] = {}
+        self.unreadable: dict[str, str] = {}
+        """Journals that are left as they are, by their streams, and what is wrong with them; as of the last pass."""
+        self._faults: dict[str, str] = {}
+        self._block = _block(store.directory) if policy.max_bytes else 0
+        store.room.bound(policy.max_bytes, policy.slack)
 
     async def run(self) -> None:
-        """Looks every few seconds, until it is cancelled."""
+        """Looks every few seconds, and whenever so much was written that it must, until it is cancelled."""
+        room = self._store.room
         while True:
+            room.begin()
             try:
-                freed = await asyncio.to_thread(self.enforce)
+                freed = await asyncio.to_thread(self.enforce, room.wanted)
                 self._used, self._problem = freed.used, ""
                 self._untold |= freed.discarded
+                self._store.bytes -= freed.removed_bytes
+                await room.end(freed.used, "what could be given up is being copied" if freed.busy else "")
             except OSError as error:
                 self._problem = f"the limit of the disk cannot be kept: {error}"
                 log.error("%s", self._problem)
             self._tell()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(LEAST_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await room.due.wait()
 
     def view(self) -> StorageView | None:
         """How much there is, as of the last look; `None` before the first."""
         if self._used is None:
             return None
         streams = self._streams.all.values() if self._streams is not None else ()
+        unreadable = list(self.unreadable.items())
+        said = f"{unreadable[0][0]}: {unreadable[0][1]}"[:500] if unreadable else ""
         return StorageView(
             used_bytes=self._used,
             limit_bytes=self._policy.max_bytes or None,
             free_bytes=shutil.disk_usage(self._store.directory).free,
             discarded_events=sum(stream.windows.discarded for stream in streams),
-            problem=self._problem,
+            unreadable=len(unreadable),
+            problem=self._problem or said,
         )
 
     def _tell(self) -> None:
@@ -164,133 +130,142 @@ class Storage:
             if stream is not None:
                 stream.windows.discarded_in_all(window, events)
 
-    def used(self) -> int:
-        """Bytes on disk of all streams."""
-        return sum(_on_disk(path) for _, path in self._store.journals())
-
-    def enforce(self) -> Freed:
+    def enforce(self, wanted: int = 0) -> Freed:
         """Gives up what there is no room for.
 
-        Events go, in place; steps, accounts and metadata of their windows stay, and so does everything's number.
+        Streams of which others have everything go whole. Of others events go, in place; steps, accounts and metadata of
+        their windows stay, and so does everything's number. A journal that cannot be read or written is left as it is.
+
+        Args:
+            wanted: bytes for which there must be room afterwards.
 
         Raises:
-            OSError: if a file cannot be written.
+            OSError: if the directory cannot be read.
         """
-        used = self.used()
-        if not self._policy.max_bytes or used <= self._policy.max_bytes:
-            return Freed(used, 0, 0, 0)
+        policy = self._policy
+        used = disk_use(self._store.directory)
+        most = policy.max_bytes - max(policy.slack, wanted)
+        if not policy.max_bytes or used <= most:
+            return Freed(used)
+        self._faults = {}
+        self._look()
         if not self._store.rewriting.acquire(timeout=PATIENCE):
-            return Freed(used, 0, 0, 0)  # looked at again in a moment
+            return Freed(used, busy=True)  # looked at again in a moment
         try:
-            return self._give_up(used)
+            return self._give_up(used - most + policy.slack)
         finally:
             self._store.rewriting.release()
+            self.unreadable = self._faults
 
-    def _give_up(self, used: int) -> Freed:
-        gone: Counter[tuple[str, int]] = Counter()
-        paths: dict[str, Path] = {}
-        held: list[Held] = []
-        where: dict[tuple[str, int], list[Place]] = {}
-        for stream, path in self._store.journals():
-            try:
-                copied = None if self._copied is None else self._copied(stream)
-                held += _survey(stream, path, where, gone, copied)
-            except FormatError as error:
-                log.warning("%s is left alone: %s", path, error)
-                continue
-            paths[stream] = path
-        freed = events = 0
-        chosen = choose(held, self._policy, used)
-        for one in chosen:
-            frames = where[one.stream, one.window]
-            freed += discard(paths[one.stream], frames)
-            count = sum(place.header.count for place in frames)
-            gone[one.stream, one.window] += count
-            events += count
-        more = self._oldest_of_open(held, where, used - freed)
-        for stream, frames in more.items():
-            freed += discard(paths[stream], frames)
-            events += sum(place.header.count for place in frames)
-            for place in frames:
-                gone[stream, place.header.window] += place.header.count
-        if events:
-            log.warning(
-                "%d events of %d windows were given up: the limit is %d bytes",
-                events,
-                len(chosen),
-                self._policy.max_bytes,
-            )
-        return Freed(self.used(), freed, len(chosen), events, dict(gone))
+    def _look(self) -> None:
+        """Reads what is new in the journals; those that are kept no more are forgotten."""
+        kept = dict(self._store.journals())
+        self._inventories = {stream: one for stream, one in self._inventories.items() if stream in kept}
+        for stream, path in kept.items():
+            inventory = self._inventories.get(stream) or Inventory(path, self._block)
+            if self._isolated(stream, path, inventory.look):
+                self._inventories[stream] = inventory
 
-    def _oldest_of_open(
-        self, held: Iterable[Held], where: dict[tuple[str, int], list[Place]], used: int
-    ) -> dict[str, list[Place]]:
-        """The oldest frames of windows that have no end, by stream, when giving up all others was not enough."""
-        surplus = used - self._policy.max_bytes
-        frames = [
-            (place.header.first_ns, place.number, one.stream, place)
-            for one in held
-            if not one.closed
-            for place in where[one.stream, one.window]
-        ]
-        chosen: defaultdict[str, list[Place]] = defaultdict(list)
-        for *_, stream, place in sorted(frames, key=lambda frame: frame[:3]):
-            if surplus <= 0:
+    def _isolated(self, stream: str, path: Path, work: Callable[[], object]) -> bool:
+        """Whether it was done; a journal that it fails for is noted, and said once for each reason."""
+        try:
+            work()
+        except FileNotFoundError:
+            return False  # somebody has deleted it
+        except (FormatError, OSError) as error:
+            said = str(error)
+            if said not in (self.unreadable.get(stream), self._faults.get(stream)):
+                log.warning("%s is left as it is: %s", path, said)
+            self._faults[stream] = said
+            return False
+        return True
+
+    def _give_up(self, surplus: int) -> Freed:
+        removed, length = self._remove_superseded(surplus)
+        giving = GivingUp(self._inventories, surplus - removed, self._isolated)
+        ranked = ranking(self._held(), self._policy)
+        for group in ranked.given_up:
+            if giving.surplus <= 0:
                 break
-            chosen[stream].append(place)
-            surplus -= place.length - place.kept
-        return chosen
+            giving.whole(group)
+        giving.oldest(ranked.trimmed)
+        giving.oldest(ranked.last)
+        if giving.events or removed:
+            log.warning(
+                "%d events of %d windows, and %d bytes that other streams have, were given up: the limit is %d bytes",
+                giving.events, giving.windows, length, self._policy.max_bytes,
+            )  # fmt: skip
+        return Freed(
+            disk_use(self._store.directory),
+            removed + giving.freed,
+            giving.windows,
+            giving.events,
+            giving.gone,
+            length,
+        )
+
+    def _remove_superseded(self, surplus: int) -> tuple[int, int]:
+        """Deletes streams of which others have everything; bytes on disk, and of their length."""
+        freed = length = 0
+        for stream, path in self._store.superseded():
+            if freed >= surplus:
+                break
+            about = path.lstat()
+            if self._store.remove(stream):
+                freed += on_disk(about)
+                length += about.st_size
+        return freed, length
+
+    def _held(self) -> list[Held]:
+        """The windows of all journals; those together that are one of their job."""
+        of_ranks: defaultdict[tuple[str, int | None, str], list[str]] = defaultdict(list)
+        for stream, one in sorted(self._inventories.items(), key=lambda item: item[1].began_ns):
+            of_ranks[one.job, one.rank, stream if one.rank is None else ""].append(stream)
+        later = {stream for starts in of_ranks.values() for stream in starts[1:]}
+        over = {stream for starts in of_ranks.values() for stream in starts[:-1]}
+        if self._streams is not None:
+            over |= set(filter(self._streams.over, self._inventories))
+        marks: defaultdict[str, tuple[Counter[Mark], Counter[Mark]]] = defaultdict(lambda: (Counter(), Counter()))
+        for stream, one in self._inventories.items():
+            marks[one.job][stream in later].update(map(one.mark, one.windows))
+        placed = {job: places(*its) for job, its in marks.items()}
+        held: list[Held] = []
+        for stream, one in self._inventories.items():
+            copied = None if self._copied is None else self._copied(stream)
+            for window, extent in one.windows.items():
+                # What a later start is at is no window of the job until its steps say which.
+                own = not one.job or (stream in later and extent.steps is None)
+                held.append(
+                    Held(
+                        stream=stream,
+                        group=(stream, window)
+                        if own
+                        else (one.job, placed[one.job][stream in later, one.mark(window)]),
+                        window=window,
+                        nbytes=extent.nbytes,
+                        end_ns=extent.last_ns + one.ahead_ns,
+                        step_ns=extent.step_ns,
+                        closed=extent.closed or stream in over,
+                        copied=copied is None or extent.end <= copied,
+                    )
+                )
+        return held
 
 
-def _on_disk(path: Path) -> int:
-    return os.stat(path, follow_symlinks=False).st_blocks * 512
+def _block(directory: Path) -> int:
+    """Bytes of the blocks in which the file system frees parts of files.
 
-
-def _survey(
-    stream: str,
-    path: Path,
-    where: dict[tuple[str, int], list[Place]],
-    gone: Counter[tuple[str, int]],
-    copied: int | None,
-) -> list[Held]:
-    """The windows of a journal, their frames, and how many events of them are gone; `copied`: bytes that are elsewhere."""
-    run: RunRecord | None = None
-    ends: dict[int, WindowRecord] = {}
-    reader = FrameReader(path, follow=False)
+    Raises:
+        OutputError: if it does not.
+    """
     try:
-        while (frame := reader.next(lambda _: True)) is not None:
-            kind, _, payload = frame
-            if kind == fmt.FrameType.WINDOW_CLOSED and (record := decode_record(kind, payload)) is not None:
-                ends[record.index] = record
-            elif kind == fmt.FrameType.RUN:
-                run = decode_record(kind, payload)
-            elif kind == fmt.FrameType.DISCARDED and (found := fmt.decode_events_header(payload)) is not None:
-                gone[stream, found[0].window] += found[0].count
-    finally:
-        reader.close()
-    for place in places(path):
-        where.setdefault((stream, place.header.window), []).append(place)
-    name = (run.name, run.world_size) if run is not None else stream
-    shift = run.anchor.wall(0) if run is not None else 0
-    return [
-        _held(stream, (name, window), window, frames, ends.get(window), shift, copied)
-        for (owner, window), frames in where.items()
-        if owner == stream
-    ]
-
-
-def _held(
-    stream: str,
-    group: Hashable,
-    window: int,
-    frames: list[Place],
-    end: WindowRecord | None,
-    shift: int,
-    copied: int | None,
-) -> Held:
-    nbytes = sum(place.length - place.kept for place in frames)
-    if end is None:
-        return Held(stream, group, window, nbytes, max(place.header.last_ns for place in frames) + shift, 0.0, False)
-    step_ns = (end.end_ns - end.start_ns) / max(end.step_count, 1)
-    whole = copied is None or max(place.at + place.length for place in frames) < copied
-    return Held(stream, group, window, nbytes, end.end_ns + shift, step_ns, copied=whole)
+        block = block_bytes(directory)
+    except OSError as error:
+        raise OutputError(error.errno, f"nothing can be written: {error.strerror}", str(directory)) from error
+    if not block:
+        raise OutputError(
+            f"the disk cannot be kept within a limit (disk_bytes, --disk): the file system of {directory} does not free "
+            "parts of files; use a directory on ext4, XFS, Btrfs or tmpfs, or max_bytes (--max-bytes), above which "
+            "nothing is taken"
+        )
+    return block

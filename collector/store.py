@@ -11,10 +11,13 @@ import re
 import stat
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from stepscope.collector import checkpoint
+from stepscope.collector.errors import FullError
+from stepscope.collector.room import Room
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.stream_file import Addition, StreamFile
 from stepscope.collector.writer import Writer
@@ -27,8 +30,6 @@ from stepscope.runtime.presence import make_directories, replace_private
 
 log = logging.getLogger("stepscope.collector")
 
-INGEST_BYTES = 256 << 20
-"""Bytes of the messages of all connections together that exporters are asked to keep to."""
 LEAST_MESSAGE = 64 << 10
 SUPERSEDED = "superseded"
 """File in the directory of a stream that another one holds as well, and more: the other's id."""
@@ -37,10 +38,6 @@ LEAVING = 30.0
 
 _STREAM = re.compile("[0-9a-f]{32}")
 T = TypeVar("T")
-
-
-class FullError(Exception):
-    """A limit of the collector is met. It may be raised, or room be made."""
 
 
 class Store:
@@ -59,6 +56,10 @@ class Store:
         self._settings = settings
         self._writer = Writer(fsync=settings.fsync)
         self._seats: dict[str, _Seat] = {}
+        self._open: set[str] = set()
+        self._opening = threading.Lock()
+        self.room = Room()
+        """What may be written until the disk is looked at again."""
         self.rewriting = threading.Lock()
         """Held while what journals have is given up, or copied: no copy has a frame of which a part was given up."""
         try:
@@ -92,7 +93,8 @@ class Store:
     @property
     def message_bytes(self) -> int:
         """Bytes that a message of a connection should have at most now."""
-        return min(max(INGEST_BYTES // max(len(self._seats), 1), LEAST_MESSAGE), self._settings.max_message)
+        share = self._settings.max_intake // max(len(self._seats), 1)
+        return min(max(share, LEAST_MESSAGE), self._settings.max_message)
 
     @contextlib.asynccontextmanager
     async def stream(self, hello: Hello, leave: Callable[[], object]) -> AsyncGenerator[StreamFile]:
@@ -110,18 +112,29 @@ class Store:
         async with self._seat(hello.stream, leave):
             with self._writer:
                 place = self._place(hello.stream)
-                # On a thread: what is not marked must be read.
-                durable = self._settings.fsync
-                file = await _in_thread(
-                    lambda: StreamFile(place, hello.sync, durable=durable), lambda file: file.close()
-                )
-                try:
-                    self._known.add(hello.stream)
-                    if file.ended:
-                        self._supersede(hello)
-                    yield file
-                finally:
-                    await _in_thread(file.close)
+                with self._kept(hello.stream):
+                    # On a thread: what is not marked must be read.
+                    durable = self._settings.fsync
+                    file = await _in_thread(
+                        lambda: StreamFile(place, hello.sync, durable=durable), lambda file: file.close()
+                    )
+                    try:
+                        self._known.add(hello.stream)
+                        if file.ended:
+                            self._supersede(hello)
+                        yield file
+                    finally:
+                        await _in_thread(file.close)
+
+    @contextlib.contextmanager
+    def _kept(self, stream: str) -> Generator[None]:
+        """The file of a stream is not removed inside."""
+        with self._opening:
+            self._open.add(stream)
+        try:
+            yield
+        finally:
+            self._open.discard(stream)
 
     @contextlib.asynccontextmanager
     async def _seat(self, stream: str, leave: Callable[[], object]) -> AsyncGenerator[None]:
@@ -154,20 +167,46 @@ class Store:
         if not addition.frames:
             return
         size = len(addition.data)
-        for limit, there, what in (
-            (self._settings.max_bytes, self.bytes, "of all streams"),
-            (self._settings.max_stream_bytes, file.size, "of a stream"),
-        ):
-            if limit and there + size > limit:
-                raise FullError(f"the collector's limit of {limit} bytes {what} is met")
-        self.bytes += size
-        try:
-            await self._writer.write(file, addition)
-        except OSError:
-            self.bytes -= size
-            raise
+        async with self.room.writing(size):
+            for limit, there, what in (
+                (self._settings.max_bytes, self.bytes, "of all streams"),
+                (self._settings.max_stream_bytes, file.size, "of a stream"),
+            ):
+                if limit and there + size > limit:
+                    raise FullError(f"the collector's limit of {limit} bytes {what} is met")
+            self.bytes += size
+            try:
+                await self._writer.write(file, addition)
+            except OSError:
+                self.bytes -= size
+                raise
         if file.ended:
             self._supersede(hello)
+
+    def superseded(self) -> Iterator[tuple[str, Path]]:
+        """Ids and files of streams of which another one that is kept has everything."""
+        for stream, path in self._all():
+            try:
+                other = (path.parent / SUPERSEDED).read_bytes()[:33].decode(errors="replace")
+            except FileNotFoundError:
+                continue
+            if _STREAM.fullmatch(other) and other != stream and self.existing(other) is not None:
+                yield stream, path
+
+    def remove(self, stream: str) -> bool:
+        """Deletes the file of a stream, from any thread; false if a connection has it.
+
+        Raises:
+            FormatError: if the id is none.
+            OSError: if it cannot be deleted.
+        """
+        path = self.path(stream)
+        with self._opening:
+            if stream in self._open:
+                return False
+            path.with_name(checkpoint.NAME).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            return True
 
     def recount(self) -> None:
         """Streams were deleted."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-from stepscope.collector.store import FullError
-from stepscope.collector.stream import Stream
+from stepscope.collector.errors import FullError
+from stepscope.collector.stream import State, Stream
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import RunRecord
@@ -84,6 +85,14 @@ class Streams:
         known = self.all.get(stream)
         if known is not None and known.connection is None:
             self._remove(known)
+
+    def over(self, stream: str) -> bool:
+        """Whether nothing is expected of a stream any more: it has ended or died, or is so old that it was forgotten. From any
+        thread."""
+        known = self.all.get(stream)
+        if known is None:
+            return stream not in self.unread
+        return known.state(time.monotonic()) in (State.ENDED, State.DIED)
 
     def __iter__(self) -> Iterator[Rank]:
         """Ranks in the order of their numbers."""

@@ -261,6 +261,8 @@ class Uploader:
     def _note(self, manifest: Manifest) -> Manifest:
         path = f"{self._root}/{manifest.stream}/{MANIFEST}"
         try:
+            if self._stopped.is_set():
+                raise OSError("the upload was stopped")
             data = msgspec.json.format(msgspec.json.encode(manifest))
             if "file" in self.files.protocol:  # which alone may be left with a part of it
                 self.files.pipe_file(f"{path}.new", data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from urllib.parse import urlsplit, urlunsplit
@@ -14,6 +15,9 @@ from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.loop_thread import DaemonExecutor
 
 log = logging.getLogger("stepscope.collector")
+
+ENDING = 2.0
+"""Seconds that the end of what is being written to the other store is waited for."""
 
 
 class Uploading:
@@ -50,14 +54,19 @@ class Uploading:
         return self._uploader.copied(stream)
 
     async def run(self) -> None:
-        """Goes on until it is cancelled; the part that is being copied then is copied again the next time."""
+        """Goes on until it is cancelled; the part that is being copied then is copied again the next time.
+
+        Nothing is written when this has returned, unless the store does not answer: another collector may go on then.
+        """
         loop = asyncio.get_running_loop()
         # Its thread is a daemon's: a store that does not answer keeps no collector from ending.
         executor = DaemonExecutor()
+        work: asyncio.Future[Uploaded] | None = None
         try:
             while True:
                 try:
-                    self._latest = await loop.run_in_executor(executor, lambda: self._uploader.upload(windows=True))
+                    work = loop.run_in_executor(executor, lambda: self._uploader.upload(windows=True))
+                    self._latest = await asyncio.shield(work)
                     self._problem = ""
                 except (OutputError, FormatError, OSError) as error:
                     if not self._problem:
@@ -67,6 +76,8 @@ class Uploading:
                 await asyncio.sleep(self._every)
         finally:
             self._uploader.stop()
+            if work is not None:
+                await _ended(work)
             executor.shutdown()
 
     def view(self) -> UploadView:
@@ -80,3 +91,13 @@ class Uploading:
             at_ns=self._at,
             problem=self._problem,
         )
+
+
+async def _ended(work: asyncio.Future[Uploaded]) -> None:
+    """Waits for the end of an upload that was stopped, also when it is cancelled meanwhile, but not for ever."""
+    work.add_done_callback(lambda done: done.cancelled() or done.exception())  # that it was stopped
+    clock = asyncio.get_running_loop().time
+    end = clock() + ENDING
+    while not work.done() and (left := end - clock()) > 0:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([work], timeout=left)

@@ -92,15 +92,17 @@ class StorageView(msgspec.Struct, frozen=True, kw_only=True):
     """The collector's disk."""
 
     used_bytes: int
-    """On disk, of all streams."""
+    """On disk, of everything that the collector has written to its directory."""
     limit_bytes: int | None
     """Above this, events of windows are given up."""
     free_bytes: int
     """Of the file system."""
     discarded_events: int
     """Events that were given up, of the streams that are known."""
+    unreadable: int
+    """Journals of which nothing can be given up, because they cannot be read or written."""
     problem: str
-    """Why the limit cannot be kept; empty if it is."""
+    """Why the limit cannot be kept, or what is wrong with the first of those; empty if nothing is."""
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):

@@ -50,7 +50,7 @@ class WindowFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The first few."""
 
 
-class _Closed(msgspec.Struct, frozen=True):
+class ClosedRecord(msgspec.Struct, frozen=True):
     """The fields of a `WindowRecord` of bounded size."""
 
     index: Int64
@@ -65,13 +65,20 @@ class _Closed(msgspec.Struct, frozen=True):
         count = len(self.steps) // _STEP_BYTES
         return np.frombuffer(self.steps, "<i8", 3 * count).reshape(-1, 3)[:, 0]
 
+    @property
+    def range(self) -> Steps | None:
+        """Numbers of its first and its last step."""
+        numbers = self.numbers
+        return (int(numbers.min()), int(numbers.max())) if len(numbers) else None
 
-class _Whole(_Closed, frozen=True):
+
+class _Whole(ClosedRecord, frozen=True):
     diagnostics: list[str] = []
     ledger: Ledger = Ledger()
 
 
-_closed = msgspec.msgpack.Decoder(_Closed).decode
+closed_record = msgspec.msgpack.Decoder(ClosedRecord).decode
+"""Reads the payload of a frame that has the end of a window; raises `msgspec.MsgspecError`."""
 _whole = msgspec.msgpack.Decoder(_Whole).decode
 _opened = msgspec.msgpack.Decoder(WindowOpened).decode
 
@@ -142,7 +149,7 @@ class StreamWindows:
         Raises:
             msgspec.MsgspecError: if it cannot be read.
         """
-        record = _whole(payload) if len(payload) <= _WHOLE_BYTES else _closed(payload)
+        record = _whole(payload) if len(payload) <= _WHOLE_BYTES else closed_record(payload)
         ledger, diagnostics = Ledger(), list[str]()
         if isinstance(record, _Whole):
             ledger, diagnostics = record.ledger, record.diagnostics
@@ -151,8 +158,7 @@ class StreamWindows:
         self.count += 1
         self._open.pop(record.index, None)
         self._open_steps.pop(record.index, None)
-        numbers = record.numbers
-        steps = (int(numbers.min()), int(numbers.max())) if len(numbers) else None
+        steps = record.range
         self._marks.append((record.index, steps))
         self._closed.append(
             WindowFacts(
@@ -160,7 +166,7 @@ class StreamWindows:
                 open=False,
                 start_ns=record.start_ns,
                 end_ns=record.end_ns,
-                steps=len(numbers),
+                steps=len(record.numbers),
                 first_step=None if steps is None else steps[0],
                 last_step=None if steps is None else steps[1],
                 complete=record.complete,

@@ -32,8 +32,8 @@ COMMAND = (sys.executable, "-c", "import sys; from stepscope.cli.main import mai
 class Running:
     """A collector that listens in this process."""
 
-    def __init__(self, directory: Path, collector: Collector, port: int) -> None:
-        self.directory, self.collector, self.port = directory, collector, port
+    def __init__(self, directory: Path, collector: Collector, server: Server, port: int) -> None:
+        self.directory, self.collector, self.server, self.port = directory, collector, server, port
 
     @property
     def url(self) -> str:
@@ -55,7 +55,7 @@ async def collecting(directory: Path, *, port: int = 0, **settings: Any) -> Asyn
     task = asyncio.create_task(server.serve([listening]))
     try:
         await poll(lambda: server.started or task.done())
-        yield Running(directory, collector, listening.getsockname()[1])
+        yield Running(directory, collector, server, listening.getsockname()[1])
     finally:
         server.should_exit = True
         await task

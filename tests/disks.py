@@ -18,12 +18,29 @@ def small_disk(path: Path, size: int) -> Generator[Path]:
     Raises:
         pytest.skip.Exception: without the right to mount one.
     """
+    with _mounted(path, "tmpfs", "-o", f"size={size}"):
+        yield path
+
+
+@contextlib.contextmanager
+def disk_without_holes(path: Path) -> Generator[Path]:
+    """A file system at `path`, which is made, that frees no parts of files: Linux's ramfs.
+
+    Raises:
+        pytest.skip.Exception: without the right to mount one.
+    """
+    with _mounted(path, "ramfs"):
+        yield path
+
+
+@contextlib.contextmanager
+def _mounted(path: Path, kind: str, *options: str) -> Generator[None]:
     path.mkdir()
     mount = shutil.which("mount")
-    command = [mount or "mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
+    command = [mount or "mount", "-t", kind, *options, kind, str(path)]
     if mount is None or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        missing("the right to mount a tmpfs", "Run the tests as root.")
+        missing(f"the right to mount a {kind}", "Run the tests as root.")
     try:
-        yield path
+        yield
     finally:
         subprocess.run(["umount", "--lazy", str(path)], check=True)

@@ -311,16 +311,19 @@ async def test_directories_are_private_and_no_link_is_followed(tmp_path: Path) -
             pass
 
 
-async def test_exporters_are_asked_for_less_when_they_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exporters_are_asked_for_less_when_they_are_many(tmp_path: Path) -> None:
     """Messages of all connections together stay within what a collector may hold."""
-    monkeypatch.setattr(store, "INGEST_BYTES", 256 << 10)
-    async with collecting(tmp_path) as running, connected(running.url) as one, connected(running.url) as other:
+    async with (
+        collecting(tmp_path, max_intake=1 << 20) as running,
+        connected(running.url) as one,
+        connected(running.url) as other,
+    ):
         sizes: list[int] = []
         for made, stream in ((one, STREAM), (other, OTHER)):
             await made.send(hello(stream=stream))
             assert isinstance(welcome := await answer(made), protocol.Welcome)
             sizes.append(welcome.max_message)
-        assert sizes == [256 << 10, 128 << 10]
+        assert sizes == [1 << 20, 512 << 10]
 
 
 async def test_what_is_superseded_is_left_out_once_the_other_is_whole(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepscope as sc
+from stepscope.collector.retention import Held, StoragePolicy, ranking
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.storage import Held, Storage, StoragePolicy, choose
+from stepscope.collector.storage import Storage
 from stepscope.collector.store import Store
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch
@@ -132,10 +133,9 @@ def test_the_limit_holds_and_the_newest_stay(tmp_path: Path) -> None:
 def test_what_is_not_copied_yet_goes_last() -> None:
     """Where everything is to be copied elsewhere, the oldest that was not is dearer than the newest that was."""
     held = [Held(STREAM, window, window, 100, window, 1.0, copied=window not in (1, 4)) for window in range(8)]
-    policy = StoragePolicy(max_bytes=300, newest=2, slowest=0)
-    assert [one.window for one in choose(held, policy, 800)] == [0, 2, 3, 5, 6]
-    policy = StoragePolicy(max_bytes=100, newest=2, slowest=0)
-    assert [one.window for one in choose(held, policy, 800)] == [0, 2, 3, 5, 6, 1, 4]
+    found = ranking(held, StoragePolicy(newest=2, slowest=0))
+    assert [one.window for group in found.given_up for one in group] == [0, 2, 3, 5, 6, 1, 4]
+    assert [one.window for one in found.last] == [7] and not found.trimmed
 
 
 def test_what_was_given_up_is_shown(tmp_path: Path) -> None:
@@ -195,25 +195,31 @@ windows = st.lists(
 )
 
 
-@given(windows, st.integers(1, 5000), st.integers(0, 4), st.integers(0, 4))
-def test_what_is_chosen(rows: list[tuple[int, int, int, int, bool]], limit: int, newest: int, slowest: int) -> None:
-    """The limit is met if that is possible; windows go on all ranks or on none; nothing open goes, nor the last one."""
+@given(windows, st.integers(0, 4), st.integers(0, 4))
+def test_what_is_chosen(rows: list[tuple[int, int, int, int, bool]], newest: int, slowest: int) -> None:
+    """Each window is in one place, on all ranks; what is dear goes after what is not, and of equals the oldest first."""
     held = [
         Held(str(stream), window, window, nbytes, 1000 * window + stream, float(pace), closed)
         for stream, window, nbytes, pace, closed in rows
     ]
-    used = sum(one.nbytes for one in held)
-    policy = StoragePolicy(max_bytes=limit, newest=newest, slowest=slowest)
-    chosen = choose(held, policy, used)
-    assert len(chosen) == len({(one.stream, one.window) for one in chosen})
-    gone = {one.window for one in chosen}
+    found = ranking(held, StoragePolicy(newest=newest, slowest=slowest))
+    order = [group[0].window if group else None for group in found.given_up]
     opened = {one.window for one in held if not one.closed}
-    assert not gone & opened
-    assert all(one in chosen for one in held if one.window in gone and one.nbytes)
+    assert {one.window for one in found.trimmed} == opened
+    assert all(one in found.trimmed for one in held if one.window in opened)
     closed = sorted({one.window for one in held} - opened)
-    left = used - sum(one.nbytes for one in chosen)
-    if left > limit:
-        kept = [window for window in closed if window not in gone and any(o.nbytes for o in held if o.window == window)]
-        assert len(kept) <= 1
-    if newest and closed and gone:
-        assert closed[-1] not in gone
+    last = {one.window for one in found.last}
+    assert last == (set(closed[-1:]) if newest else set())
+    everything = [*(one for group in found.given_up for one in group), *found.trimmed, *found.last]
+    whole = [one for one in held if one.nbytes or one in found.trimmed or one in found.last]
+    assert sorted(everything, key=repr) == sorted(whole, key=repr)
+    assert len(found.given_up) == len(set(closed) - last)
+    pace = {window: max(one.step_ns for one in held if one.window == window) for window in closed}
+    dear = set(closed[max(len(closed) - newest, 0) :])
+    slow = [window for window in sorted(closed, key=lambda window: pace[window])][max(len(closed) - slowest, 0) :]
+    others = [window for window in closed if window not in dear and window not in slow]
+    known = [window for window in order if window is not None]
+    assert [window for window in known if window in others] == [window for window in others if window in known]
+    assert known == [window for window in known if window in others] + [
+        window for window in known if window not in others
+    ]

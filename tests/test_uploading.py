@@ -180,6 +180,20 @@ async def test_one_that_ends_in_the_middle_goes_on(store: Store, url: str, tmp_p
         assert (tmp_path / f"back{number}").read_bytes() == data
 
 
+async def test_nothing_is_written_there_when_it_has_ended(store: Store, tmp_path: Path) -> None:
+    """Else it could put an older manifest in the place of that of the next one, which goes on from there."""
+    streams(store, 1)
+    remote = tmp_path / "remote"
+    uploading = Uploading(store, f"file://{remote}", every=0.05)
+    store.rewriting.acquire()
+    task = asyncio.create_task(uploading.run())
+    await poll(lambda: remote.exists() and any(remote.iterdir()))  # it waits for the lock now
+    task.cancel()
+    asyncio.get_running_loop().call_later(0.1, store.rewriting.release)
+    await asyncio.wait([task])
+    assert not store.rewriting.locked() and not list(remote.rglob(MANIFEST))
+
+
 def test_ranks_that_train_are_uploaded(tmp_path: Path) -> None:
     """What was streamed is in the store when the ranks have ended; Prometheus is told, too."""
     remote = tmp_path / "remote"

@@ -56,6 +56,8 @@ class FrameReader:
         """What was passed over so far."""
         self._number = 0
         self._at = fmt.FILE_HEADER.size
+        self.head = (0, 0, 0)
+        """(where it begins, its number as it stands there, bytes of its payload) of the frame that `passed` is shown."""
         # Non-blocking, so that a FIFO of this name is refused below instead of waited for.
         links = 0 if follow else os.O_NOFOLLOW
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | links)
@@ -154,6 +156,7 @@ class FrameReader:
         body = at + len(head)
         if body + length > os.fstat(self._fd).st_size:
             return None
+        self.head = (at, number, length)
         if kind == fmt.FrameType.DISCARDED:
             # Nothing but its header is left; on disk it takes no room, and reading it would.
             payload = os.pread(self._fd, min(length, fmt.MAX_EVENTS_HEADER), body)

@@ -39,7 +39,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="take streams from NATS as well, as nats://host:4222; several collectors share them; may be repeated",
     )
     parser.add_argument(
-        "--disk", metavar="BYTES", type=int, default=0, help="above so many, events of the oldest windows are given up"
+        "--disk",
+        metavar="BYTES",
+        type=int,
+        default=0,
+        help="bytes on disk that are not exceeded: events of the oldest windows are given up",
     )
     parser.add_argument("--keep-newest", metavar="N", type=int, default=8, help="windows given up last; default 8")
     parser.add_argument(
@@ -50,6 +54,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "max-streams": ("connections of exporters at once", 4096),
         "max-kept-streams": ("streams in the directory", 65_536),
         "max-message": ("bytes of one message", 16 << 20),
+        "max-intake": ("bytes of messages in memory that are not written yet", 256 << 20),
         "max-bytes": ("bytes of all streams together; 0: as much as the disk holds", 0),
         "max-stream-bytes": ("bytes of one stream; 0: no limit of its own", 0),
     }
@@ -96,6 +101,7 @@ def collect(given: argparse.Namespace) -> int:
         max_streams=given.max_streams,
         max_kept_streams=given.max_kept_streams,
         max_message=given.max_message,
+        max_intake=given.max_intake,
         max_bytes=given.max_bytes,
         max_stream_bytes=given.max_stream_bytes,
         upload=given.upload,

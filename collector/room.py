@@ -1,0 +1,105 @@
+"""Room on the disk: what streams may write until it is looked at again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+from stepscope.collector.errors import FullError
+
+PATIENCE = 15.0
+"""Seconds that a write waits for room."""
+
+
+class Room:
+    """Bounds what is written between two looks at the disk, so that no writer, however fast, runs past a limit.
+
+    There is no limit at first. Who looks says when a look begins and what it found; what was written meanwhile may not be in that, and is taken off. A
+    write for which there is no room waits for a look that begins after it came. Methods are for the loop.
+    """
+
+    def __init__(self) -> None:
+        self._limit = self._slack = self._left = 0
+        self._writing = 0
+        """Bytes for which there was room and that are not written yet."""
+        self._since = 0
+        """Bytes that a look may have missed, which goes on or was the last."""
+        self._begun = self._ended = self._offered = 0
+        self._busy = ""
+        self._waiting: list[int] = []
+        self._looked = asyncio.Condition()
+        self.due = asyncio.Event()
+        """Somebody wants a look."""
+
+    def bound(self, limit: int, slack: int) -> None:
+        """From now on there is a limit; there is no room before the first look.
+
+        Args:
+            limit: bytes on disk of all that is written; 0: none.
+            slack: bytes that are usually left after a look; when half of them are used up another one is due.
+        """
+        self._limit, self._slack = limit, slack
+
+    @property
+    def wanted(self) -> int:
+        """Bytes that writes wait for: of all together, as far as that is a quarter of the limit, and of each in any case."""
+        return max(*self._waiting, min(sum(self._waiting), self._limit // 4)) if self._waiting else 0
+
+    @contextlib.asynccontextmanager
+    async def writing(self, size: int) -> AsyncGenerator[None]:
+        """There is room for so many bytes, which are written inside.
+
+        Raises:
+            FullError: if there is none, and none can be made.
+        """
+        if not self._limit:
+            yield
+            return
+        if self._left < size:
+            await self._wait(size)
+        self._left -= size
+        self._since += size
+        self._writing += size
+        if self._left < self._slack // 2:
+            self.due.set()
+        try:
+            yield
+        finally:
+            self._writing -= size
+
+    def begin(self) -> None:
+        """A look begins."""
+        self.due.clear()
+        self._begun += 1
+        self._since = self._writing
+
+    async def end(self, used: int, busy: str = "") -> None:
+        """A look has ended.
+
+        Args:
+            used: bytes on disk.
+            busy: what has to end before some of them can be given up; empty if nothing has.
+        """
+        self._ended = self._begun
+        self._left = self._offered = self._limit - used - self._since
+        self._busy = busy
+        async with self._looked:
+            self._looked.notify_all()
+
+    async def _wait(self, size: int) -> None:
+        awaited = self._begun + 1
+        self._waiting.append(size)
+        try:
+            async with asyncio.timeout(PATIENCE), self._looked:
+                # What a look has found for it others may have taken.
+                while self._left < size and (self._ended < awaited or self._busy or self._offered >= size):
+                    self.due.set()
+                    await self._looked.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting.remove(size)
+        if self._left < size:
+            why = self._busy or "nothing that is left can be given up"
+            raise FullError(f"the collector's limit of {self._limit} bytes on disk is met: {why}")

@@ -1,0 +1,84 @@
+"""Streams of windows, made by hand: how much each takes is known to the byte."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from stepscope.collector.store import Store
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.events import EventBatch, empty_block
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.records import EndRecord, RunRecord, WindowRecord, encode_record
+from tests.streams import SYNC
+
+SECOND = 10**9
+START = 1_700_000_000 * SECOND
+
+Frame = tuple[int, int, bytes]
+"""Type, flags, payload."""
+
+
+def run_of(rank: int | None = 0, began: int = 0) -> Frame:
+    """Whose stream it is: a process that began so many seconds after the first, whose clock is Unix time."""
+    at = START + began * SECOND
+    run = RunRecord(name="job", anchor=ClockAnchor(at, at, 0), rank=rank, world_size=2, host="host", pid=began + 1)
+    return int(fmt.FrameType.RUN), 0, encode_record(run)
+
+
+def events(window: int, nbytes: int, second: int) -> Frame:
+    """Events of a window, of so many bytes in all, at one second."""
+    block = empty_block(nbytes // 64)
+    block["ts"] = START + second * SECOND
+    ((_, flags, parts, _),) = fmt.encode_events(EventBatch("recorder", window, block, b""), "")
+    return int(fmt.FrameType.EVENTS), flags, b"".join(parts)
+
+
+def closed(window: int, first: int, second: int, seconds: float = 1.0) -> Frame:
+    """The end of a window of two steps, the first of this number."""
+    start, end = START + second * SECOND, START + int((second + seconds) * SECOND)
+    middle = (start + end) // 2
+    steps = struct.pack("<6q", first, start, middle, first + 1, middle, end)
+    record = WindowRecord(index=window, start_ns=start, end_ns=end, steps=steps, complete=True)
+    return int(fmt.FrameType.WINDOW_CLOSED), 0, encode_record(record)
+
+
+def windows(
+    numbers: range, nbytes: int, *, began: int = 0, first: int = 0, frames: int = 4, ended: bool = True
+) -> Iterator[Frame]:
+    """Windows of two steps and a second each, one after the other; their events are in several frames.
+
+    Args:
+        numbers: their indices in the stream.
+        nbytes: of events, of each.
+        began: second of the first.
+        first: number of its first step.
+        frames: of each.
+        ended: whether the last one is closed.
+    """
+    for at, window in enumerate(numbers):
+        for _ in range(frames):
+            yield events(window, nbytes // frames, began + at)
+        if ended or window != numbers[-1]:
+            yield closed(window, first + 2 * at, began + at)
+
+
+END: Frame = (int(fmt.FrameType.END), 0, encode_record(EndRecord(events=0, windows=0)))
+
+
+def encoded(frames: list[Frame], first: int = 0) -> bytes:
+    """Frames as they stand in a file, and are sent."""
+    return b"".join(
+        bytes(part)
+        for number, (kind, flags, payload) in enumerate(frames, first)
+        for part in fmt.encode_frame(SYNC, kind, number, [payload], flags)
+    )
+
+
+def stored(store: Store, id: str, frames: list[Frame]) -> Path:
+    """The file of a stream with these frames."""
+    path = store.path(id)
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(fmt.encode_file_header(SYNC) + encoded(frames))
+    return path
