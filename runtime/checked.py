@@ -12,7 +12,7 @@ from stepscope.runtime.misfit import default_of, find_misfit, struct_fields, unk
 _MISSING = re.compile(r"Missing required argument '(\w+)'")
 
 
-class _CheckedMeta(DocumentedMeta):
+class _CheckedMeta(DocumentedMeta):  # pyright: ignore[reportIncompatibleMethodOverride]  # every class has a __doc__
     # Says whose keyword is wrong or missing, and what is the nearest; msgspec names the keyword only.
 
     if not TYPE_CHECKING:  # for type checkers, calls take the fields
