@@ -11,7 +11,7 @@ from stepscope.backends.host import chosen
 from stepscope.backends.nvml_library import LIBRARY, Device, Nvml, NvmlError
 from stepscope.runtime.errors import BackendError
 
-NvmlPart = Literal["utilization", "memory", "pcie", "power"]
+NvmlPart = Literal["utilization", "memory", "pcie", "nvlink", "power"]
 PARTS: tuple[NvmlPart, ...] = get_args(NvmlPart)
 
 
@@ -21,7 +21,7 @@ class NvmlBackend(CountingBackend):
 
     Args:
         what: which figures: `utilization` (shares in % of the time in which kernels ran, and the memory was used), `memory`
-            (bytes), `pcie` (bytes in a second, as the device sees it), `power` (watts).
+            (bytes), `pcie` and `nvlink` (bytes in a second, as the device sees it), `power` (watts).
         interval: seconds between two samples. `pcie` takes 40 ms for each device.
         devices: numbers of the devices, by their places on the PCI bus; `None` for all.
         library: name or file of the library.
@@ -44,7 +44,7 @@ class NvmlBackend(CountingBackend):
     ) -> None:
         super().__init__(name, interval)
         self._parts = chosen("what", what, PARTS)
-        self._wanted = None if devices is None else tuple(devices)
+        self._asked_for = None if devices is None else tuple(devices)
         self._library = library
         self._nvml: Nvml | None = None
         self._devices: list[Device] = []
@@ -69,7 +69,7 @@ class NvmlBackend(CountingBackend):
         super().open(sink)
 
     def _numbers(self, count: int) -> Sequence[int]:
-        wanted = range(count) if self._wanted is None else self._wanted
+        wanted = range(count) if self._asked_for is None else self._asked_for
         for number in wanted:
             if not 0 <= number < count:
                 raise ValueError(f"there is no device {number}; known: {', '.join(map(str, range(count)))}")
@@ -91,8 +91,8 @@ class NvmlBackend(CountingBackend):
 
     def _read_part(self, device: Device, part: str) -> Iterator[Reading]:
         try:
-            for name, value in getattr(device, part)():
-                yield Reading(f"gpu{device.number} {name}", value)
+            for reading in getattr(device, part)():
+                yield reading._replace(name=f"gpu{device.number} {reading.name}")
         except NvmlError as error:
             self._missing.add((device.number, part))
             self._note(f"{part} of gpu{device.number} is not told: {error.strerror or error}")

@@ -45,3 +45,21 @@ int nvmlDeviceGetPcieThroughput(void *device, int counter, unsigned int *value)
     *value = counter ? 2500 : 1500;
     return 0;
 }
+
+typedef struct {
+    unsigned int field, scope;
+    long long timestamp, latency;
+    unsigned int type;
+    int result;
+    union { double number; unsigned long long count; } value;
+} Field;
+
+int nvmlDeviceGetFieldValues(void *device, int count, Field *fields)
+{
+    static unsigned long long kib;
+    for (int i = 0; i < count; i++) {
+        fields[i].result = *(int *)device == 1 || fields[i].scope != 0xffffffffu ? 3 : 0;
+        fields[i].value.count = fields[i].field == 138 ? (kib += 4096) : fields[i].field == 139 ? 7 : 0;
+    }
+    return 0;
+}

@@ -110,6 +110,31 @@ def test_only_what_was_asked_for(output_dir: Path) -> None:
         sc.PerfBackend([])
 
 
+def test_a_window_that_is_shorter_than_the_interval(output_dir: Path) -> None:
+    """It has its levels at its begin, and its rates over the whole of it; nothing is measured across a pause."""
+    memory = sc.MemoryExporter()
+    with sc.trace(
+        schedule=sc.schedule(wait=1, warmup=0, active=1, repeat=2),
+        backends=[sc.HostBackend(["cpu", "memory"], 3600)],
+        exporters=[memory],
+        output_dir=output_dir,
+        options=sc.Options(journal=False),
+    ) as profiler:
+        for _ in range(4):
+            ending = time.monotonic() + 0.3
+            while time.monotonic() < ending:
+                pass
+            profiler.step()
+    profiler.raise_errors()
+    assert len(memory.windows) == 2
+    for window in memory.windows:
+        events = memory.events(window.index, sc.Kind.COUNTER)
+        found = {strings.name_of(event): float(event["value"]) for event in events}
+        assert len(events) == len(found) and {"host memory used", "process cpu %", "host cpu %"} <= set(found)
+        assert found["process cpu %"] > 0
+        assert all(window.start_ns <= at < window.end_ns for at in events["ts"].tolist())
+
+
 def write(root: Path, files: dict[str, str]) -> None:
     """Writes files below a directory."""
     for name, text in files.items():
@@ -279,10 +304,12 @@ def test_counters_of_devices(library: str, begun: Callable[[], int], output_dir:
     assert set(found["gpu0 pcie sent B/s"]) == {1.5e6} and set(found["gpu0 pcie received B/s"]) == {2.5e6}
     used = found["gpu0 memory used"]
     assert used == sorted(set(used)) and used[0] > 10 << 30
-    assert "gpu1 pcie sent B/s" not in found and "gpu1 memory busy %" in found
+    assert max(found["gpu0 nvlink sent B/s"]) > 4 << 20 and set(found["gpu0 nvlink received B/s"]) == {0}
+    assert "gpu1 pcie sent B/s" not in found and "gpu1 nvlink sent B/s" not in found and "gpu1 memory busy %" in found
     assert backend.report().notes == (
         "power of gpu0 is not told: nvmlDeviceGetPowerUsage: this driver does not have it",
         "pcie of gpu1 is not told: nvmlDeviceGetPcieThroughput: Not Supported",
+        "nvlink of gpu1 is not told: nvmlDeviceGetFieldValues: Not Supported",
         "power of gpu1 is not told: nvmlDeviceGetPowerUsage: this driver does not have it",
     )
 

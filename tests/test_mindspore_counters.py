@@ -115,7 +115,7 @@ from stepscope.compat.mindspore.capabilities import limits
 from stepscope.compat.mindspore.counters import counter_backends
 from stepscope.compat.mindspore.options import read_options
 from stepscope.compat.mindspore.target import Target
-options, target = read_options({"pcie": True, "hbm_ddr": True}, "test"), Target(device="GPU")
+options, target = read_options({"pcie": True, "hbm_ddr": True, "sys_interconnection": True}, "test"), Target(device="GPU")
 print(len(limits(options.asked(), target)))
 memory = sc.MemoryExporter()
 with sc.trace(backends=counter_backends(options, target), exporters=[memory], options=sc.Options(journal=False)):
@@ -124,8 +124,8 @@ print(*sorted(set(memory.names(kind=sc.Kind.COUNTER))), sep=",")
 """
     nvml.build(tmp_path)
     names = [f"gpu{number} {what}busy %" for number in (0, 1) for what in ("", "memory ")]
-    names += ["gpu0 pcie received B/s", "gpu0 pcie sent B/s"]
-    for path, said in ((str(tmp_path), f"0\n{','.join(sorted(names))}\n"), ("", "2\n\n")):
+    names += [f"gpu0 {link} {way} B/s" for link in ("pcie", "nvlink") for way in ("received", "sent")]
+    for path, said in ((str(tmp_path), f"0\n{','.join(sorted(names))}\n"), ("", "3\n\n")):
         if not path and not refusal():
             continue  # this machine has a driver of its own
         environment = {**os.environ, "LD_LIBRARY_PATH": path}

@@ -100,7 +100,11 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
         Capability(False, "MS_PROFILER_OPTIONS is followed when stepscope.mindspore is imported, whatever this says")
     ),
     "sys_io": _same(Capability(True, "bytes in a second of network cards and InfiniBand, as counters")),
-    "sys_interconnection": _same(Capability(False, "counters of links between devices are not read")),
+    "sys_interconnection": {
+        "CPU": Capability(False, "sys_interconnection counts what goes between devices; there are none"),
+        "GPU": Capability(True, "bytes in a second over NVLink to and from each device, by NVML"),
+        "Ascend": Capability(False, "links between devices are read by CANN's msprof, which stepscope does not drive"),
+    },
     "host_sys": _same(
         Capability(
             True,

@@ -37,7 +37,11 @@ HOST: Final[Mapping[HostSystem, HostPart]] = {
     HostSystem.OSRT: "scheduling",
 }
 
-DEVICE: Final[Mapping[str, NvmlPart]] = {"pcie": "pcie", "hbm_ddr": "utilization"}
+DEVICE: Final[Mapping[str, NvmlPart]] = {
+    "pcie": "pcie",
+    "hbm_ddr": "utilization",
+    "sys_interconnection": "nvlink",
+}
 
 
 def counter_backends(options: ProfilerOptions, target: Target) -> list[Backend]:
@@ -82,4 +86,5 @@ _REFUSALS: Mapping[tuple[str, str], Callable[[], str]] = {
     ("l2_cache", "CPU"): _no_processor_counters,
     ("pcie", "GPU"): nvml_refusal,
     ("hbm_ddr", "GPU"): nvml_refusal,
+    ("sys_interconnection", "GPU"): nvml_refusal,
 }
