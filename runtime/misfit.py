@@ -7,7 +7,7 @@ import math
 import re
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -16,6 +16,13 @@ from stepscope.runtime.nearest import Show, nearest, nearest_value, parts, plain
 _PATH = re.compile(r" - at `[^`]*`(?: in `[^`]*`)?$")
 _LONGEST = 60
 """Characters of a value in a message."""
+
+
+class _Walk(NamedTuple):
+    """What stays the same on the way through a value."""
+
+    show: Show
+    strict: bool
 
 
 class Misfit(msgspec.Struct, frozen=True):
@@ -50,6 +57,7 @@ def find_misfit(
     *,
     default: object = msgspec.NODEFAULT,
     at: tuple[str | int, ...] = (),
+    strict: bool = True,
 ) -> Misfit | None:
     """Looks for the first part of a value that does not fit a type; `None` if all do.
 
@@ -59,15 +67,16 @@ def find_misfit(
         show: writes values, in the language of who reads the message.
         default: what is taken where nothing is given.
         at: the way to the value, for messages.
+        strict: whether a text is no number, as in what a URL says it is.
     """
     try:
-        msgspec.convert(value, hint)
+        msgspec.convert(value, hint, strict=strict)
     except msgspec.ValidationError as error:
         reason = _PATH.sub("", str(error))
     else:
         return None
     kinds = [plain(part) for part in parts(hint)]
-    inside = _inside(value, kinds, show, at)
+    inside = _inside(value, kinds, _Walk(show, strict), at)
     if inside is not None:
         return inside
     if _is_object(value) and any(map(_is_struct, kinds)):
@@ -103,7 +112,7 @@ def unknown_field(name: str, kind: type[msgspec.Struct], inside: str = "") -> st
     return f"unknown field {name!r}{place}{nearest(name, kind.__struct_encode_fields__)}"
 
 
-def _inside(value: object, kinds: list[Any], show: Show, at: tuple[str | int, ...]) -> Misfit | None:
+def _inside(value: object, kinds: list[Any], walk: _Walk, at: tuple[str | int, ...]) -> Misfit | None:
     """What does not fit inside of a value whose own type is one of these."""
     for kind in kinds:
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -111,30 +120,30 @@ def _inside(value: object, kinds: list[Any], show: Show, at: tuple[str | int, ..
         if isinstance(value, Mapping):
             fields = cast("Mapping[Any, object]", value)
             if _is_struct(kind):
-                found = _in_struct(fields, kind, show, at)
+                found = _in_struct(fields, kind, walk, at)
             elif isinstance(origin, type) and issubclass(origin, Mapping):
-                found = _first(((str(key), item, arguments[1]) for key, item in fields.items()), show, at)
+                found = _first(((str(key), item, arguments[1]) for key, item in fields.items()), walk, at)
         elif isinstance(value, list | tuple) and origin in (list, tuple, set, frozenset) and arguments:
             entries = cast("list[object] | tuple[object, ...]", value)
             uniform = origin is not tuple or arguments[-1] is ...
             hints = [arguments[0]] * len(entries) if uniform else list(arguments)
-            found = _first(zip(range(len(entries)), entries, hints, strict=False), show, at)
+            found = _first(zip(range(len(entries)), entries, hints, strict=False), walk, at)
         if found is not None:
             return found
     return None
 
 
-def _first(items: Iterable[tuple[str | int, object, Any]], show: Show, at: tuple[str | int, ...]) -> Misfit | None:
+def _first(items: Iterable[tuple[str | int, object, Any]], walk: _Walk, at: tuple[str | int, ...]) -> Misfit | None:
     """The first of several that does not fit; each with its key, and the type that it should have."""
     for key, item, hint in items:
-        found = find_misfit(item, hint, show, at=(*at, key))
+        found = find_misfit(item, hint, walk.show, at=(*at, key), strict=walk.strict)
         if found is not None:
             return found
     return None
 
 
 def _in_struct(
-    fields: Mapping[Any, object], kind: type[msgspec.Struct], show: Show, at: tuple[str | int, ...]
+    fields: Mapping[Any, object], kind: type[msgspec.Struct], walk: _Walk, at: tuple[str | int, ...]
 ) -> Misfit | None:
     known = {field.encode_name: field for field in struct_fields(kind)}
     for name, value in fields.items():
@@ -143,7 +152,7 @@ def _in_struct(
             if kind.__struct_config__.forbid_unknown_fields:
                 return Misfit((*at, str(name)), unknown_field(str(name), kind, path_text(at)), unknown=True)
             continue
-        found = find_misfit(value, field.type, show, default=default_of(field), at=(*at, name))
+        found = find_misfit(value, field.type, walk.show, default=default_of(field), at=(*at, name), strict=walk.strict)
         if found is not None:
             return found
     missing = [name for name, field in known.items() if field.required and name not in fields]
