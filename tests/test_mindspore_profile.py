@@ -160,6 +160,7 @@ def test_products_in_the_background(tmp_path: Path) -> None:
     assert output.steps_of(recording.directories[0]) == [0, 1]
 
 
+@pytest.mark.checklist("F14")
 def test_the_programs_own_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets the profiler, or nothing if it takes nothing; when it raises, that is kept, and nothing else suffers."""
     monkeypatch.chdir(tmp_path)

@@ -7,6 +7,7 @@ import contextvars
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import uvloop
 
 from stepscope.runtime import _core, tracks
@@ -39,6 +40,7 @@ async def pause(turns: int = 1) -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.checklist("F18")
 async def test_interleaved_tasks_do_not_mix() -> None:
     """Fifty tasks that give way inside their spans: self times and parents are exact in each."""
 
