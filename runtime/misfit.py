@@ -81,7 +81,11 @@ def find_misfit(
         return inside
     if _is_object(value) and any(map(_is_struct, kinds)):
         return Misfit(at, reason)  # a rule over several fields, which names them
-    return Misfit(at, reason, short(show(value)), nearest_value(value, hint, default, show))
+
+    def shown(one: object) -> str:
+        return _shown(one, show)
+
+    return Misfit(at, reason, shown(value), nearest_value(value, hint, default, shown))
 
 
 def path_text(keys: tuple[str | int, ...]) -> str:
@@ -172,8 +176,12 @@ def default_of(field: msgspec.structs.FieldInfo) -> object:
     return field.default
 
 
-def short(text: str) -> str:
-    """A text as long as a message has room for."""
+def _shown(value: object, show: Show) -> str:
+    """A value, as long as a message has room for."""
+    try:
+        text = show(value)
+    except Exception as error:  # of the program's own object, or because it is too long a number
+        text = f"<{type(value).__name__}, which cannot be shown: {type(error).__name__}>"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 

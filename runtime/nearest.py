@@ -83,7 +83,7 @@ def _candidates(value: Any, alternatives: list[Any]) -> Iterator[object]:
     kinds = {kind if isinstance(kind, type) else typing.get_origin(kind) for kind in map(plain, alternatives)}
     if isinstance(value, str):
         yield from _of_text(value[:_LONGEST], alternatives, kinds)
-    elif isinstance(value, int | float) and math.isfinite(value):
+    elif isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         yield from _of_number(value, alternatives, kinds)
     elif isinstance(value, float) and not math.isnan(value):
         yield from (bound for part in alternatives for bound in _bounds(value, part))
@@ -115,7 +115,7 @@ def _of_text(text: str, alternatives: list[Any], kinds: set[Any]) -> Iterator[ob
 
 
 def _of_number(value: float, alternatives: list[Any], kinds: set[Any]) -> Iterator[object]:
-    if str in kinds and not kinds & {int, float}:
+    if str in kinds and not kinds & {int, float} and abs(value) < 1 << 64:  # Python refuses to write any digits
         yield str(value)
     numbers = {int, float} & kinds
     if numbers:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import stepscope as sc
 from stepscope.collector.clocks.limits import ClockLimits
@@ -26,7 +30,7 @@ STRANGE = object()
 """A value that fits no annotation."""
 
 
-def settings() -> Iterator[type[Checked]]:
+def kinds() -> Iterator[type[Checked]]:
     """Every kind of settings that there is."""
     waiting: list[type[Checked]] = [Checked]
     while waiting:
@@ -35,7 +39,7 @@ def settings() -> Iterator[type[Checked]]:
         yield from found
 
 
-SETTINGS = sorted(settings(), key=lambda kind: kind.__name__)
+SETTINGS = sorted(kinds(), key=lambda kind: kind.__name__)
 FIELDS = [(kind, name) for kind in SETTINGS for name in kind.__struct_fields__]
 CHECKED = [
     (kind, field.name)
@@ -46,7 +50,7 @@ CHECKED = [
 """Fields that do not hold objects of the program; settings check those themselves."""
 
 
-def given(kind: type[Checked], **changed: Any) -> dict[str, Any]:
+def keywords(kind: type[Checked], **changed: Any) -> dict[str, Any]:
     """Keywords that a kind of settings must have, and others."""
     needed: dict[type[Checked], dict[str, Any]] = {
         sc.FlightRecorder: {"steps": 3},
@@ -67,7 +71,7 @@ def test_a_keyword_that_is_misspelt(kind: type[Checked], name: str) -> None:
     """The nearest is named, for each field of all settings."""
     wrong = f"{name}_"
     with pytest.raises(TypeError) as caught:
-        kind(**given(kind, **{wrong: 1}))
+        kind(**keywords(kind, **{wrong: 1}))
     assert str(caught.value) == f"{kind.__name__}: unknown field {wrong!r}; did you mean {name!r}?"
 
 
@@ -83,7 +87,7 @@ def test_a_name_that_is_misspelt_in_a_file(kind: type[Checked], name: str) -> No
 def test_a_value_of_a_strange_type(kind: type[Checked], name: str) -> None:
     """Field and value are named, for each field of all settings whose type is known."""
     with pytest.raises((TypeError, ValueError)) as caught:
-        kind(**given(kind, **{name: STRANGE}))
+        kind(**keywords(kind, **{name: STRANGE}))
     assert f"{name} is <object object at" in str(caught.value)
 
 
@@ -192,6 +196,53 @@ def test_values_of_any_size() -> None:
     with pytest.raises(ControlError) as refused:
         decode_json(b'{"window": {"steps": [%s]}}' % b",".join([b"1"] * 100_000), EnvironmentOptions)
     assert len(str(refused.value)) < 300
+    with pytest.raises(
+        ValueError, match="Options.linger is <int, which cannot be shown: ValueError>: Number out of range"
+    ):
+        sc.Options(linger=10**5000)
+    with pytest.raises(ValueError, match=r"Options.session_dir is <int, .*the default is None"):
+        sc.Options(session_dir=10**5000)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="Options.ring_slots is <int, .*the nearest is 16777216"):
+        sc.Options(ring_slots=10**5000)
+
+
+def test_a_value_that_does_not_show_itself() -> None:
+    """An object of the program whose `repr` raises is named by its type."""
+
+    class Silent:
+        def __repr__(self) -> str:
+            raise RuntimeError("no words")
+
+    with pytest.raises(
+        ValueError, match="Options.linger is <Silent, which cannot be shown: RuntimeError>: Expected `float`"
+    ):
+        sc.Options(linger=Silent())  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+
+NAMES = st.sampled_from(
+    ["window", "control", "options", "schedule", "steps", "ranks", "poll", "linger", "shed", "active"]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.integers(1 << 62, 1 << 80) | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES | st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(JSON)
+def test_any_json_is_followed_or_refused(value: Any) -> None:
+    """With a place, and never with another error; the same values given by a program likewise."""
+    text = (
+        json.dumps(value).replace("NaN", "1e999").replace("-Infinity", "-1e999").replace("Infinity", "1e999").encode()
+    )
+    try:
+        decode_json(text, EnvironmentOptions)
+    except ControlError as error:
+        assert error.line >= 1 and str(error).startswith(f"line {error.line}, column {error.column}: ")
+    for name in ("poll", "path", "job", "create"):
+        with contextlib.suppress(ValueError):
+            sc.Control(**{name: value})
 
 
 def test_names_that_are_no_fields_for_a_reason() -> None:
