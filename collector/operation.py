@@ -10,6 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stepscope.collector.problems import ProblemError
+from stepscope.runtime.control.decoding import decode_json
+from stepscope.runtime.errors import ControlError
+from stepscope.runtime.misfit import find_misfit
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -48,13 +51,14 @@ def parameters(request: Request, kind: type[T]) -> T:
     """What follows the question mark, checked.
 
     Raises:
-        ProblemError: 400, naming the parameter.
+        ProblemError: 400, naming the parameter, its value and the nearest that would do.
     """
     given = {name: value for name, value in request.query_params.items() if name != "ticket"}
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise ProblemError(400, f"a parameter is wrong: {error}") from error
+        misfit = find_misfit(given, kind, strict=False)
+        raise ProblemError(400, f"a parameter is wrong: {misfit.in_file() if misfit else error}") from error
 
 
 async def body(request: Request, kind: type[T], most: int = 4096) -> T:
@@ -69,8 +73,8 @@ async def body(request: Request, kind: type[T], most: int = 4096) -> T:
         if len(found) > most:
             raise ProblemError(413, f"more than {most} bytes were sent")
     try:
-        return msgspec.json.decode(found, type=kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return decode_json(bytes(found), kind)
+    except ControlError as error:
         raise ProblemError(400, f"what was sent cannot be read: {error}") from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypedDict
@@ -14,6 +13,7 @@ from stepscope.exporters.base import Exporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.flight.settings import FlightRecorder
+from stepscope.runtime.nearest import nearest
 from stepscope.runtime.options import Options
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.profiler import Profiler
@@ -120,8 +120,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         known = cls.__struct_fields__
         for name in arguments:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                raise TypeError(f"unknown setting {name!r}: {f'did you mean {near[0]!r}?' if near else _all(known)}")
+                raise TypeError(f"unknown setting {name!r}{nearest(name, known)}")
         return cls(**arguments)
 
     def build(
@@ -172,7 +171,3 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def ready_made(self) -> list[str]:
         """Names of the exporters that serve one run only."""
         return [item.name for item in (*self.exporters, self.on_trace_ready) if isinstance(item, Exporter)]
-
-
-def _all(known: Sequence[str]) -> str:
-    return f"known are {', '.join(sorted(known))}"

@@ -46,7 +46,15 @@ CHAPTERS: dict[str, tuple[Callable[..., Any], ...]] = {
         sc.NatsExporter,
         sc.ParquetExporter,
     ),
-    "Backends": (sc.TorchBackend, sc.ReplayBackend, sc.SimulatedDevice, sc.ScriptedBackend),
+    "Backends": (
+        sc.TorchBackend,
+        sc.HostBackend,
+        sc.PerfBackend,
+        sc.NvmlBackend,
+        sc.ReplayBackend,
+        sc.SimulatedDevice,
+        sc.ScriptedBackend,
+    ),
     "Code without annotations": (sc.instrument,),
     "For users of mxnet.profiler": (MXNetSettings,),
     "A collector": (CollectorSettings,),
@@ -60,7 +68,8 @@ same, and so does an editor that shows docstrings. This page is made of those te
 compares them.
 
 Settings are values: they are checked when they are made, cannot be changed, and refuse names that they do not know. An
-error names the field, the value and what it should be. Commands list theirs with `stepscope <command> --help`.
+error names the field, the value, what it should be, and the nearest name or value that would do; the same in a program and
+in JSON. Commands list theirs with `stepscope <command> --help`.
 
 | variable of the environment | |
 | --- | --- |

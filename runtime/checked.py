@@ -1,33 +1,55 @@
-"""The base of settings that users write in code: every value is checked when they are made."""
+"""The base of settings that users write in code: every name and value is checked when they are made."""
 
 from __future__ import annotations
 
-import typing
-from typing import ClassVar
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import msgspec
+from stepscope.runtime.documented import Documented, DocumentedMeta
+from stepscope.runtime.misfit import default_of, find_misfit, struct_fields, unknown_field
 
-from stepscope.runtime.documented import Documented
+_MISSING = re.compile(r"Missing required argument '(\w+)'")
 
 
-class Checked(Documented, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _CheckedMeta(DocumentedMeta):  # pyright: ignore[reportIncompatibleMethodOverride]  # every class has a __doc__
+    # Says whose keyword is wrong or missing, and what is the nearest; msgspec names the keyword only.
+
+    if not TYPE_CHECKING:  # for type checkers, calls take the fields
+        __doc__ = vars(DocumentedMeta)["__doc__"]  # which a text of its own would hide
+
+        def __call__(cls, *args, **kwargs):
+            for name in kwargs:
+                if name not in cls.__struct_fields__:
+                    raise TypeError(f"{cls.__name__}: {unknown_field(name, cls)}")
+            try:
+                return super().__call__(*args, **kwargs)
+            except TypeError as error:
+                missing = _MISSING.match(str(error))
+                if missing is None:
+                    raise
+                raise TypeError(f"{cls.__name__}: {missing[1]} must be given") from error
+
+
+class Checked(Documented, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=_CheckedMeta):
     """Settings whose fields are checked against their annotations, which msgspec does only for what it decodes."""
 
     __unchecked__: ClassVar[tuple[str, ...]] = ()
     """Fields that hold objects; the settings check these themselves."""
+    __fixed__: ClassVar[Mapping[str, str]] = {}
+    """Names that people may look for here, each with the reason why it is none."""
 
     def __post_init__(self) -> None:
         """Checks every value.
 
         Raises:
-            ValueError: naming the field, the value and what it should be.
+            ValueError: naming the field, the value, what it should be, and the nearest that would do.
         """
-        hints = typing.get_type_hints(type(self), include_extras=True)
-        for name in self.__struct_fields__:
-            if name in self.__unchecked__:
+        for field in struct_fields(type(self)):
+            if field.name in self.__unchecked__:
                 continue
-            value = getattr(self, name)
-            try:
-                msgspec.convert(value, hints[name])
-            except msgspec.ValidationError as error:
-                raise ValueError(f"{type(self).__name__}.{name} is {value!r}: {error}") from error
+            value: Any = getattr(self, field.name)
+            at = (type(self).__name__, field.name)
+            misfit = find_misfit(value, field.type, default=default_of(field), at=at)
+            if misfit is not None:
+                raise ValueError(misfit.in_program())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class _ToldOnDemand(msgspec.StructMeta):
+class DocumentedMeta(msgspec.StructMeta):
     """Completes `__doc__` when it is asked for, so that import reads no source, and imports nothing that would."""
 
     @property
@@ -15,5 +15,5 @@ class _ToldOnDemand(msgspec.StructMeta):
         return documented(cls)
 
 
-class Documented(msgspec.Struct, frozen=True, metaclass=_ToldOnDemand):
+class Documented(msgspec.Struct, frozen=True, metaclass=DocumentedMeta):
     """A struct whose `__doc__` ends with its fields."""

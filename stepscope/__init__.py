@@ -61,6 +61,9 @@ from stepscope.runtime.window import Window
 from stepscope.trace import trace
 
 if TYPE_CHECKING:
+    from stepscope.backends.host import HostBackend
+    from stepscope.backends.nvml import NvmlBackend
+    from stepscope.backends.perf import PerfBackend
     from stepscope.exporters.collector.exporter import CollectorExporter
     from stepscope.exporters.collector.settings import LinkSettings
     from stepscope.exporters.nats.exporter import NatsExporter
@@ -69,6 +72,9 @@ if TYPE_CHECKING:
     from stepscope.exporters.parquet import ParquetExporter
 
 _LATER = {
+    "HostBackend": "stepscope.backends.host",
+    "NvmlBackend": "stepscope.backends.nvml",
+    "PerfBackend": "stepscope.backends.perf",
     "OtlpExporter": "stepscope.exporters.otlp.exporter",
     "OtlpOptions": "stepscope.exporters.otlp.options",
     "CollectorExporter": "stepscope.exporters.collector.exporter",
@@ -111,6 +117,7 @@ __all__ = [
     "ExporterError",
     "Finding",
     "FlightRecorder",
+    "HostBackend",
     "Instrumentation",
     "JournalExporter",
     "Kind",
@@ -120,6 +127,7 @@ __all__ = [
     "NatsExporter",
     "News",
     "NotFinite",
+    "NvmlBackend",
     "Options",
     "OtlpExporter",
     "OtlpOptions",
@@ -127,6 +135,7 @@ __all__ = [
     "OverheadBudget",
     "OverheadStatistics",
     "ParquetExporter",
+    "PerfBackend",
     "PerfettoExporter",
     "Profiler",
     "ProfilerAction",

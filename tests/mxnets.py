@@ -65,11 +65,11 @@ def begin(**settings: Any) -> None:
     mxnet.set_state("run")
 
 
-def run(program: str, directory: Path, **environment: str) -> str:
-    """Runs a program with warnings as errors; what it printed."""
+def run(program: str, directory: Path, *, errors: bool = False, **environment: str) -> str:
+    """Runs a program with warnings as errors; what it printed, with `errors` what it logged as well."""
     command = [sys.executable, "-W", "error", "-c", program]
     done = subprocess.run(
         command, cwd=directory, env={**os.environ, **environment}, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout + (done.stderr if errors else "")

@@ -124,7 +124,7 @@ def test_windows_in_the_past(output_dir: Path) -> None:
         ({"seconds": 0}, "WindowRequest.seconds is 0: "),
         ({"steps": 1, "granularity": 0}, "WindowRequest.granularity is 0: "),
         ({"steps": 1, "ranks": ()}, "WindowRequest.ranks is empty"),
-        ({"steps": 1, "ranks": (-1,)}, r"WindowRequest.ranks is \(-1,\): "),
+        ({"steps": 1, "ranks": (-1,)}, r"WindowRequest.ranks\[0\] is -1: "),
         ({"steps": 1, "run_id": "../x"}, "WindowRequest.run_id is '../x': "),
         ({"steps": 1, "past": "later"}, "WindowRequest.past is 'later': "),
     ],

@@ -168,6 +168,20 @@ def test_problems(finished: CollectorProcess, path: str, status: int) -> None:
     assert told["status"] == status and told["title"] and told["detail"]
 
 
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("limit=0", "limit: Expected `int` >= 1 ('0'); the nearest is 1"),
+        ("limit=many", "limit: Expected `int`, got `str` ('many'); the default is "),
+        ("limt=1", "unknown field 'limt'; did you mean 'limit'?"),
+    ],
+)
+def test_wrong_parameters(finished: CollectorProcess, query: str, said: str) -> None:
+    """They are named with their value and the nearest that would do."""
+    told: str = ask(f"{finished.url}/v1/windows?{query}").json()["detail"]
+    assert told.startswith(f"a parameter is wrong: {said}")
+
+
 def test_a_window_that_is_not_there_cannot_be_downloaded(finished: CollectorProcess) -> None:
     """What goes wrong before the first byte is told, not hidden in a file."""
     stream = finished.ranks()[0]["stream"]

@@ -376,9 +376,9 @@ def test_name_place_and_facts_from_the_environment(tmp_path: Path) -> None:
         ('{"keep_last": 0}', "keep_last: Expected `int` >= 1 (0)"),
         ('{"keep_last": 3, "window": {"steps": 1}}', "keep_last and window exclude each other"),
         ('{"window": {"steps": 0}}', "window.steps: Expected `int` >= 1"),
-        ('{"control": {"pol": 1}}', "unknown field 'pol' in control"),
+        ('{"control": {"pol": 1}}', "unknown field 'pol' in control; did you mean 'poll'?"),
         ('{"schedule": {"active": 0}}', "active must be a whole number, 1 or more, got 0"),
-        ('{"options": {"linger": -1}}', "options: Expected `float` >= 0"),
+        ('{"options": {"linger": -1}}', "options.linger: Expected `float` >= 0.0 (-1); the nearest is 0.0"),
     ],
 )
 def test_options_that_cannot_be_followed(tmp_path: Path, options: str, message: str) -> None:

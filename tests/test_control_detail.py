@@ -326,8 +326,8 @@ def test_by_the_file_the_socket_and_the_environment(output_dir: Path) -> None:
             work_until(profiler, partial(ended, memory, number + 1))
         wrong: list[tuple[Any, str]] = [
             ({"stack": True}, "unknown field 'stack' in detail; did you mean 'stacks'?"),
-            ({"every": -2}, "detail.every: Expected `int` >= 0; the nearest is 0"),
-            ({"stacks": "yes"}, "detail.stacks: Expected `bool | null`, got `str`; write true or false"),
+            ({"every": -2}, "detail.every: Expected `int` >= 0 (-2); the nearest is 0"),
+            ({"stacks": "yes"}, 'detail.stacks: Expected `bool | null`, got `str` ("yes"); the nearest is true'),
             ({"mode": "kineto"}, "mode in detail cannot be changed at run time: a backend chooses how it records"),
             ("stack", "'stack' is nothing that a window can have; did you mean 'stacks'?"),
         ]

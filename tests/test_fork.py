@@ -25,6 +25,7 @@ def run(program: str) -> list[object]:
     return run_program(FORKING + OWN_RECORDER + program.replace("\n    ", "\n"), flags=FLAGS)
 
 
+@pytest.mark.checklist("F18")
 def test_a_child_is_inert() -> None:
     """It records nothing, writes nothing to its parent's files, and the parent's accounts go on as if alone."""
     (result,) = run("""

@@ -202,7 +202,7 @@ def test_a_callback_that_raises_is_kept(tmp_path: Path) -> None:
     ("given", "message"),
     [
         ({"shedule": None}, "did you mean 'schedule'"),
-        ({"bananas": 1}, "known are backends, exporters"),
+        ({"bananas": 1}, "known: backends, exporters"),
         ({"unit": "batch"}, "LoopSettings.unit is 'batch'"),
         ({"ranks": [-1]}, "ranks must be whole numbers from 0, got -1"),
         ({"exporters": sc.MemoryExporter()}, r"write exporters=\[...\]"),

@@ -24,6 +24,7 @@ from tests.test_stack import stacks
 THREADS = 64
 
 
+@pytest.mark.checklist("F18")
 def test_many_threads_at_once(output_dir: Path) -> None:
     """Each has its row, with all of its spans, nested."""
     together = threading.Barrier(THREADS)

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from stepscope.compat.mindspore.counters import why_not
 from stepscope.compat.mindspore.target import DEVICES, Target
 
 
@@ -24,12 +25,13 @@ def _same(capability: Capability) -> Mapping[str, Capability]:
     return dict.fromkeys(DEVICES, capability)
 
 
-def _cores(what: str) -> Mapping[str, Capability]:
-    return {
-        "CPU": Capability(False, f"{what} are counters of Ascend cores; a CPU has none of them"),
-        "GPU": Capability(False, f"{what} are counters of Ascend cores; a GPU has none of them"),
-        "Ascend": Capability(False, f"{what} are read by CANN's msprof, which stepscope does not drive"),
-    }
+def _cores(what: str, cpu: Capability, gpu: Capability) -> Mapping[str, Capability]:
+    msprof = Capability(False, f"{what} are read by CANN's msprof, which stepscope does not drive")
+    return {"CPU": cpu, "GPU": gpu, "Ascend": msprof}
+
+
+_ALLOWED = "where perf_event_open is allowed"
+_CUPTI = Capability(False, "counters of a GPU's cores are read by CUPTI, which stepscope does not drive")
 
 
 _STACKS = Capability(
@@ -64,12 +66,29 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
         Capability(True, "waiting for the next batch: in callbacks, around `watch_data(loader)`, and torch's DataLoader")
     ),
     "mstx": _same(Capability(True, "marks and ranges, as instants and spans of the host")),
-    "aicore_metrics": _cores("aicore_metrics"),
-    "l2_cache": _cores("hits and misses of the L2 cache"),
-    "hbm_ddr": _cores("rates of HBM and DDR"),
+    "aicore_metrics": _cores(
+        "aicore_metrics",
+        Capability(
+            True,
+            "counters of the processor for this process in place of an Ascend core's: instructions and cycles for "
+            "PipeUtilization and ArithmeticUtilization, branches and their misses for ResourceConflictRatio, references "
+            f"and misses of the caches for the others; {_ALLOWED}",
+        ),
+        _CUPTI,
+    ),
+    "l2_cache": _cores(
+        "hits and misses of the L2 cache",
+        Capability(True, f"references and misses of the processor's last cache, for this process; {_ALLOWED}"),
+        _CUPTI,
+    ),
+    "hbm_ddr": _cores(
+        "rates of HBM and DDR",
+        Capability(False, "rates of DDR are counters of memory controllers, which do not know of processes"),
+        Capability(True, "the share of the time in which each device's memory was read or written, by NVML"),
+    ),
     "pcie": {
         "CPU": Capability(False, "pcie counts what goes to a device; there is none"),
-        "GPU": Capability(False, "pcie is not read from NVML"),
+        "GPU": Capability(True, "bytes in a second to and from each device, by NVML"),
         "Ascend": Capability(False, "pcie is read by CANN's msprof, which stepscope does not drive"),
     },
     "sync_enable": {
@@ -80,9 +99,19 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
     "env_enable": _same(
         Capability(False, "MS_PROFILER_OPTIONS is followed when stepscope.mindspore is imported, whatever this says")
     ),
-    "sys_io": _same(Capability(False, "counters of network cards are not read")),
-    "sys_interconnection": _same(Capability(False, "counters of links between devices are not read")),
-    "host_sys": _same(Capability(False, "of the host only the process's own memory is read: profile_memory=True")),
+    "sys_io": _same(Capability(True, "bytes in a second of network cards and InfiniBand, as counters")),
+    "sys_interconnection": {
+        "CPU": Capability(False, "sys_interconnection counts what goes between devices; there are none"),
+        "GPU": Capability(True, "bytes in a second over NVLink to and from each device, by NVML"),
+        "Ascend": Capability(False, "links between devices are read by CANN's msprof, which stepscope does not drive"),
+    },
+    "host_sys": _same(
+        Capability(
+            True,
+            "counters of /proc, of the host and of this process: use of processors, memory, disks and network; for `osrt`, "
+            "how often the process was preempted, waited, and found a page missing",
+        )
+    ),
     "export_type": _same(Capability(False, "ExportType.Db is not written; `stepscope convert` makes Parquet files")),
     "gpu": {
         "CPU": Capability(False, "no GPU is in use"),
@@ -115,6 +144,8 @@ def limits(asked: Iterable[str], target: Target) -> tuple[str, ...]:
             said.append(f"{name} gives nothing on {target.device}: {capability.text}")
         elif capability.needs and not set(capability.needs) & set(target.frameworks):
             said.append(f"{name} gives nothing without {' or '.join(capability.needs)}, which is not imported yet")
+        elif why := why_not(name, target):
+            said.append(f"{name} gives nothing on {target.device}: {why}")
     return tuple(said)
 
 

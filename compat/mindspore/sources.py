@@ -7,6 +7,7 @@ from stepscope.backends.mindspore import MindSporeBackend
 from stepscope.backends.process_memory import ProcessMemoryBackend
 from stepscope.backends.python_stacks import PythonStacksBackend
 from stepscope.backends.torch import TorchBackend
+from stepscope.compat.mindspore.counters import counter_backends
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.target import Target
 
@@ -29,4 +30,4 @@ def choose(options: ProfilerOptions, target: Target) -> list[Backend]:
         chosen.append(ProcessMemoryBackend())
     if options.stacks:
         chosen.append(PythonStacksBackend())
-    return chosen
+    return [*chosen, *counter_backends(options, target)]

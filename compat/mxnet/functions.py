@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from stepscope.compat.mxnet.capabilities import Capability, capabilities_of
 from stepscope.compat.mxnet.durations import FRAMES, Frame
@@ -17,7 +20,10 @@ from stepscope.compat.mxnet.series import FramePass
 from stepscope.compat.mxnet.settings import settings_of
 from stepscope.compat.mxnet.tables import FORMATS, SORT_KEYS, render
 from stepscope.runtime.join import join
+from stepscope.runtime.nearest import nearest_value
 from stepscope.runtime.profiler import Profiler
+
+log = logging.getLogger("stepscope")
 
 STATES = ("run", "stop")
 
@@ -185,15 +191,33 @@ MODES = {1: "profile_symbolic", 2: "profile_imperative", 4: "profile_api", 8: "p
 """Bits of `MXNET_PROFILER_MODE`."""
 
 
+_Mode = Annotated[int, msgspec.Meta(ge=0, le=sum(MODES))]
+
+
 def start_if_told(environment: Mapping[str, str]) -> bool:
-    """Begins to record if `MXNET_PROFILER_AUTOSTART` is 1, as `MXNET_PROFILER_MODE` says (a sum of `MODES`, 13 by default)."""
-    if environment.get("MXNET_PROFILER_AUTOSTART", "").strip() != "1":
+    """Begins to record if `MXNET_PROFILER_AUTOSTART` is 1, as `MXNET_PROFILER_MODE` says (a sum of `MODES`, 13 by default).
+
+    A value that cannot be followed is an error in the log, with the nearest that could; the default is taken.
+    """
+    if not _variable(environment, "MXNET_PROFILER_AUTOSTART", bool, False):
         return False
-    mode = environment.get("MXNET_PROFILER_MODE", "13").strip()
-    chosen = int(mode) if mode.isdigit() else 13
+    chosen = _variable(environment, "MXNET_PROFILER_MODE", _Mode, 13)
     _recording.configure(settings_of({name: bool(chosen & bit) for bit, name in MODES.items()}), frozenset())
     _recording.run()
     return True
+
+
+def _variable(environment: Mapping[str, str], name: str, kind: Any, default: int) -> int:
+    """The value of a variable of the environment, a default if it is not set, empty or wrong."""
+    text = environment.get(name, "").strip().lower()
+    if not text:
+        return default
+    try:
+        return int(msgspec.convert(text, kind, strict=False))
+    except msgspec.ValidationError as error:
+        near = nearest_value(text, kind, default, lambda value: f"{value:d}")
+        log.error("%s is %r: %s%s; %d is taken", name, environment[name], error, near, default)
+        return default
 
 
 def _forked() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
@@ -15,6 +14,7 @@ from stepscope.compat.mxnet.forwarding import Forward
 from stepscope.exporters.base import Exporter
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.control.settings import Control
+from stepscope.runtime.nearest import nearest
 from stepscope.runtime.options import Options, PositiveFloat
 from stepscope.runtime.schedule import ScheduleFunction
 
@@ -102,9 +102,7 @@ def settings_of(given: Mapping[str, Any]) -> MXNetSettings:
     values: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
-            nearest = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else f"; there are {', '.join(known)}"
-            raise MXNetValueError(f"set_config() has no setting {name!r}{hint}")
+            raise MXNetValueError(f"set_config() has no setting {name!r}{nearest(name, known)}")
         values[name] = _value(name, value)
     try:
         settings = MXNetSettings(**values)

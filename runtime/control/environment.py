@@ -12,6 +12,7 @@ from stepscope.runtime.control.decoding import decode_json
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.errors import ControlError
+from stepscope.runtime.misfit import as_json, find_misfit
 from stepscope.runtime.options import Options
 from stepscope.runtime.schedule import Schedule
 
@@ -87,10 +88,10 @@ class EnvironmentOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fiel
         """
         if not self.options:
             return options
-        try:
-            return msgspec.convert({**msgspec.structs.asdict(options), **self.options}, Options)
-        except msgspec.ValidationError as error:
-            raise ValueError(f"options: {error}") from error
+        misfit = find_misfit(self.options, Options, as_json, at=("options",))
+        if misfit is not None:
+            raise ValueError(misfit.in_file())
+        return msgspec.convert({**msgspec.structs.asdict(options), **self.options}, Options)
 
 
 def options_from_environment() -> EnvironmentOptions | None:

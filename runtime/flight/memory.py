@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+
+from stepscope.runtime.cgroups import field, groups, number
 
 _UNLIMITED = 1 << 60
 """Limits above this mean that there is none: cgroup v1 says 2^63 rounded down to a page."""
@@ -55,53 +58,18 @@ class ProcessMemory:
         if soft != resource.RLIM_INFINITY and size:
             found.append(Usage("address space (RLIMIT_AS)", size, soft))
         for directory, used_name, limit_name, cache_name in self._cgroups:
-            limit = _number(directory / limit_name)
-            used = _number(directory / used_name)
+            limit = number(directory / limit_name)
+            used = number(directory / used_name)
             if limit is not None and used is not None and 0 < limit < _UNLIMITED:
                 # Pages of files that were not used lately are given back before anything is killed.
-                cache = _field(directory / "memory.stat", cache_name)
+                cache = field(directory / "memory.stat", cache_name)
                 found.append(Usage(f"memory of the cgroup {directory}", max(used - cache, 0), limit))
         return found
 
 
-def _cgroups(root: Path) -> list[tuple[Path, str, str, bytes]]:
-    """(directory, file of the usage, file of the limit, key of the cache) of each group that this process is in.
-
-    A container sees its own group as the root of the file system; a limit further up holds as well.
-    """
-    found: list[tuple[Path, str, str, bytes]] = []
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return found
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        mount = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
-        use, limit, cache = _V1 if controllers else _V2
-        parts = [part for part in path.split("/") if part not in ("", ".", "..")]
-        for depth in range(len(parts), -1, -1):
-            directory = mount.joinpath(*parts[:depth])
-            if (directory / limit).is_file():
-                found.append((directory, use, limit, cache))
-    return found
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_bytes())
-    except (OSError, ValueError):
-        return None  # `max`: no limit
-
-
-def _field(path: Path, key: bytes) -> int:
-    try:
-        for line in path.read_bytes().splitlines():
-            name, _, value = line.partition(b" ")
-            if name == key:
-                return int(value)
-    except (OSError, ValueError):
-        return 0
-    return 0
+def _cgroups(root: Path) -> Iterator[tuple[Path, str, str, bytes]]:
+    """(directory, file of the usage, file of the limit, key of the cache) of each group that this process is in."""
+    for directory, first_version in groups("memory", root):
+        use, limit, cache = _V1 if first_version else _V2
+        if (directory / limit).is_file():
+            yield directory, use, limit, cache

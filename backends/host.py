@@ -1,0 +1,95 @@
+"""How busy the machine is, and this process on it, as counters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from stepscope.backends.base import Sink
+from stepscope.backends.counting import CountingBackend, Reading
+from stepscope.backends.host_readings import HostReadings
+from stepscope.runtime.errors import BackendError
+from stepscope.runtime.nearest import nearest
+
+HostPart = Literal["cpu", "memory", "disk", "network", "scheduling"]
+PARTS: tuple[HostPart, ...] = get_args(HostPart)
+
+
+class HostBackend(CountingBackend):
+    """Records how busy the machine is, and this process on it, as counters of category `host`. It reads /proc, on a thread
+    of its own. Where a cgroup limits the process, there are counters of that as well.
+
+    Args:
+        what: which figures: `cpu` (shares in %), `memory` (bytes), `disk` and `network` (bytes in a second), `scheduling`
+            (how often in a second the process was preempted, waited, and found a page missing).
+        interval: seconds between two samples. The kernel counts the time of processors in hundredths of a second.
+        root: where /proc and /sys of the machine are, if that is elsewhere, as in a container.
+        name: of this source.
+
+    Raises:
+        ValueError: for a part that there is none of, with the nearest; if the interval is not above 0.
+    """
+
+    category = "host"
+
+    def __init__(
+        self,
+        what: Sequence[HostPart] = PARTS,
+        interval: float = 0.1,
+        *,
+        root: str | os.PathLike[str] = "/",
+        name: str = "host",
+    ) -> None:
+        super().__init__(name, interval)
+        self._parts = chosen("what", what, PARTS)
+        self._readings = HostReadings(Path(root))
+
+    def open(self, sink: Sink) -> None:
+        """Starts the thread.
+
+        Raises:
+            BackendError: if the system tells none of the figures.
+        """
+        problems = [problem for part in self._parts if (problem := self._problem_of(part))]
+        if len(problems) == len(self._parts):
+            raise BackendError(f"backend {self.name!r} can read nothing here: {problems[0]}")
+        super().open(sink)
+
+    def _read(self) -> Iterator[Reading]:
+        for part in self._parts:
+            try:
+                yield from self._readings.parts[part]()
+            except (OSError, ValueError, KeyError, IndexError) as error:
+                self._note(_text(part, error))
+
+    def _rates(self, rates: Mapping[str, float]) -> Mapping[str, float]:
+        # Ticks of the kernel and our interval are not cut at the same moment.
+        return {name: min(rate, 100.0) if name.startswith("host") else rate for name, rate in rates.items()}
+
+    def _problem_of(self, part: str) -> str:
+        try:
+            found = list(self._readings.parts[part]())
+        except (OSError, ValueError, KeyError, IndexError) as error:
+            return _text(part, error)
+        return "" if found else f"{part}: nothing is told"
+
+
+def chosen(argument: str, given: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+    """The names that were given, once each.
+
+    Raises:
+        ValueError: for one that is not known, with the nearest; if there is none.
+    """
+    names = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{argument} has {name!r}, which there is not{nearest(str(name), known)}")
+    if not names:
+        raise ValueError(f"{argument} is empty; known: {', '.join(sorted(known))}")
+    return names
+
+
+def _text(part: str, error: Exception) -> str:
+    return f"{part} cannot be read: {error}" if isinstance(error, OSError) else f"{part} cannot be read: {error!r}"

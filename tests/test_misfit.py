@@ -1,0 +1,265 @@
+"""Whoever writes settings that cannot be is told the field, the value, and the nearest that can: in programs and in files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stepscope as sc
+from stepscope.collector.clocks.limits import ClockLimits
+from stepscope.collector.settings import CollectorSettings
+from stepscope.compat.loop_settings import LoopSettings
+from stepscope.compat.mxnet.settings import MXNetSettings
+from stepscope.runtime.checked import Checked
+from stepscope.runtime.control.control_file import ControlFile
+from stepscope.runtime.control.decoding import decode_json
+from stepscope.runtime.control.environment import EnvironmentOptions, ScheduleOptions
+from stepscope.runtime.errors import ControlError
+from stepscope.runtime.nearest import nearest_value
+
+STRANGE = object()
+"""A value that fits no annotation."""
+
+
+def kinds() -> Iterator[type[Checked]]:
+    """Every kind of settings that there is."""
+    waiting: list[type[Checked]] = [Checked]
+    while waiting:
+        found = [each for each in waiting.pop().__subclasses__() if each.__module__.startswith("stepscope.")]
+        waiting += found
+        yield from found
+
+
+SETTINGS = sorted(kinds(), key=lambda kind: kind.__name__)
+FIELDS = [(kind, name) for kind in SETTINGS for name in kind.__struct_fields__]
+CHECKED = [
+    (kind, field.name)
+    for kind in SETTINGS
+    for field in msgspec.structs.fields(kind)
+    if field.name not in kind.__unchecked__ and field.type is not Any
+]
+"""Fields that do not hold objects of the program; settings check those themselves."""
+
+
+def keywords(kind: type[Checked], **changed: Any) -> dict[str, Any]:
+    """Keywords that a kind of settings must have, and others."""
+    needed: dict[type[Checked], dict[str, Any]] = {
+        sc.FlightRecorder: {"steps": 3},
+        sc.WindowRequest: {"steps": 3},
+        CollectorSettings: {"directory": Path("streams")},
+        ScheduleOptions: {"active": 3},
+    }
+    return {**needed.get(kind, {}), **changed}
+
+
+def label(value: object) -> str | None:
+    """Names a case after a kind."""
+    return value.__name__ if isinstance(value, type) else None
+
+
+@pytest.mark.parametrize(("kind", "name"), FIELDS, ids=label)
+def test_a_keyword_that_is_misspelt(kind: type[Checked], name: str) -> None:
+    """The nearest is named, for each field of all settings."""
+    wrong = f"{name}_"
+    with pytest.raises(TypeError) as caught:
+        kind(**keywords(kind, **{wrong: 1}))
+    assert str(caught.value) == f"{kind.__name__}: unknown field {wrong!r}; did you mean {name!r}?"
+
+
+@pytest.mark.parametrize(("kind", "name"), FIELDS, ids=label)
+def test_a_name_that_is_misspelt_in_a_file(kind: type[Checked], name: str) -> None:
+    """The same in JSON, with its place."""
+    with pytest.raises(ControlError) as caught:
+        decode_json(b'{\n  "%s_": 1}' % name.encode(), kind)
+    assert str(caught.value) == f"line 2, column 3: unknown field '{name}_'; did you mean {name!r}?"
+
+
+@pytest.mark.parametrize(("kind", "name"), CHECKED, ids=label)
+def test_a_value_of_a_strange_type(kind: type[Checked], name: str) -> None:
+    """Field and value are named, for each field of all settings whose type is known."""
+    with pytest.raises((TypeError, ValueError)) as caught:
+        kind(**keywords(kind, **{name: STRANGE}))
+    assert f"{name} is <object object at" in str(caught.value)
+
+
+def test_what_must_be_given() -> None:
+    """It is named, with the settings that it belongs to."""
+    with pytest.raises(TypeError, match=r"^FlightRecorder: steps must be given$"):
+        sc.FlightRecorder()  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
+
+
+PROGRAMS: list[tuple[type[Checked], dict[str, Any], str]] = [
+    (sc.Options, {"ring_slots": 7}, "Options.ring_slots is 7: Expected `int` >= 64; the nearest is 64"),
+    (sc.Options, {"ring_slots": 1 << 30}, "Options.ring_slots is 1073741824: Expected `int` <= 16777216; the nearest is 16777216"),
+    (sc.Options, {"linger": "3.5"}, "Options.linger is '3.5': Expected `float`, got `str`; the nearest is 3.5"),
+    (sc.Options, {"linger": math.nan}, "Options.linger is nan: Expected `float` >= 0.0; the default is 5.0"),
+    (sc.Options, {"linger": []}, "Options.linger is []: Expected `float`, got `array`; the default is 5.0"),
+    (sc.Options, {"drain_interval": 0}, "Options.drain_interval is 0: Expected `float` > 0.0; the nearest is any number above 0"),
+    (sc.Options, {"small_ns": 1 << 62}, "Options.small_ns is 4611686018427387904: Expected `int` <= 4611686018427387903; the nearest is 4611686018427387903"),
+    (sc.Options, {"overflow": "drop_old"}, "Options.overflow is 'drop_old': Invalid enum value 'drop_old'; did you mean 'drop_oldest'?"),
+    (sc.Options, {"overflow": "x"}, "Options.overflow is 'x': Invalid enum value 'x'; known: block, drop_newest, drop_oldest, sample"),
+    (sc.Options, {"overflow": 3}, "Options.overflow is 3: Expected `str`, got `int`; known: block, drop_newest, drop_oldest, sample"),
+    (sc.Options, {"journal": "yes"}, "Options.journal is 'yes': Expected `bool`, got `str`; the nearest is True"),
+    (sc.Options, {"journal": 1}, "Options.journal is 1: Expected `bool`, got `int`; the nearest is True"),
+    (sc.Options, {"shed": "cpu_op"}, "Options.shed is 'cpu_op': Expected `array`, got `str`; the nearest is ('cpu_op',)"),
+    (sc.Options, {"shed": ("a", "x" * 41)}, f"Options.shed[1] is '{'x' * 41}': Expected `str` of length <= 40; the nearest is '{'x' * 40}'"),
+    (sc.Options, {"session_dir": 3}, "Options.session_dir is 3: Expected `str | null`, got `int`; the nearest is '3'"),
+    (sc.Control, {"poll": True}, "Control.poll is True: Expected `float`, got `bool`; the nearest is 1.0"),
+    (sc.Control, {"job": "a/b c"}, "Control.job is 'a/b c': Expected `str` matching regex '^[A-Za-z0-9._@:+-]*$'; the nearest is 'abc'"),
+    (sc.WindowRequest, {"steps": 2.6}, "WindowRequest.steps is 2.6: Expected `int | null`, got `float`; the nearest is 3"),
+    (sc.WindowRequest, {"past": "later"}, "WindowRequest.past is 'later': Invalid enum value 'later'; known: clip, refuse"),
+    (sc.WindowRequest, {"start_step": "nxt"}, "WindowRequest.start_step is 'nxt': Invalid enum value 'nxt'; did you mean 'next'?"),
+    (sc.WindowRequest, {"steps": 3, "ranks": (0, -2)}, "WindowRequest.ranks[1] is -2: Expected `int` >= 0; the nearest is 0"),
+    (sc.WindowRequest, {"steps": 3, "ranks": 2}, "WindowRequest.ranks is 2: Expected `array | null`, got `int`; the nearest is (2,)"),
+    (sc.FlightRecorder, {"steps": 0}, "FlightRecorder.steps is 0: Expected `int` >= 1; the nearest is 1"),
+    (sc.SlowStep, {"factor": 0.5}, "SlowStep.factor is 0.5: Expected `float` >= 1.0; the nearest is 1.0"),
+    (sc.SlowStep, {"quantile": 1}, "SlowStep.quantile is 1: Expected `float` < 1.0; the nearest is any number below 1"),
+    (sc.OverheadBudget, {"fraction": 2}, "OverheadBudget.fraction is 2: Expected `float` <= 1.0; the nearest is 1.0"),
+    (sc.OtlpOptions, {"compression": "zstd"}, "OtlpOptions.compression is 'zstd': Invalid enum value 'zstd'; known: gzip, none"),
+    (sc.OtlpOptions, {"resource": {"a": 1, "b": [2]}}, "OtlpOptions.resource.b is [2]: Expected `bool | int | float | str`, got `array`; the nearest is 2"),
+    (sc.LinkSettings, {"sync_interval": math.inf}, "LinkSettings.sync_interval is inf: Expected `float` <= 15.0; the nearest is 15.0"),
+    (ClockLimits, {"drift_ppm": -1}, "ClockLimits.drift_ppm is -1: Expected `float` >= 0.0; the nearest is 0.0"),
+    (CollectorSettings, {"directory": "data"}, "CollectorSettings.directory is 'data': Expected `Path`, got `str`; the nearest is PosixPath('data')"),
+    (CollectorSettings, {"directory": Path(), "port": 70_000}, "CollectorSettings.port is 70000: Expected `int` <= 65535; the nearest is 65535"),
+    (MXNetSettings, {"profile_process": "sever"}, "MXNetSettings.profile_process is 'sever': Invalid enum value 'sever'; did you mean 'server'?"),
+    (LoopSettings, {"unit": "epochs"}, "LoopSettings.unit is 'epochs': Invalid enum value 'epochs'; did you mean 'epoch'?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "wrong", "message"), PROGRAMS)
+def test_wrong_values_in_programs(kind: type[Checked], wrong: dict[str, Any], message: str) -> None:
+    """Field, value, what it should be, and the nearest that would do; which does."""
+    with pytest.raises(ValueError) as caught:
+        kind(**wrong)
+    assert str(caught.value) == message
+
+
+FILES: list[tuple[str, str]] = [
+    ('{"control": {"pol": 1}}', "unknown field 'pol' in control; did you mean 'poll'?"),
+    ('{"window": {"steps": 0}}', "window.steps: Expected `int` >= 1 (0); the nearest is 1"),
+    ('{"window": {"steps": 2, "ranks": [1, -1]}}', "window.ranks[1]: Expected `int` >= 0 (-1); the nearest is 0"),
+    ('{"window": {"steps": 2, "past": "late"}}', "window.past: Invalid enum value 'late' (\"late\"); known: clip, refuse"),
+    ('{"window": {"start_step": 3}}', "window: WindowRequest takes one of steps, stop_step and seconds, got none of them"),
+    ('{"window": []}', "window: Expected `object | null`, got `array` ([]); the default is null"),
+    ('{"control": {"path": ""}}', 'control.path: Expected `str` of length >= 1 (""); the default is null'),
+    ('{"schedule": {"activ": 2}}', "unknown field 'activ' in schedule; did you mean 'active'?"),
+    ('{"schedule": {}}', "schedule.active: it must be given"),
+    ('{"schedule": {"active": "2"}}', 'schedule.active: Expected `int`, got `str` ("2"); the nearest is 2'),
+    ('{"options": {"lingr": 1}}', "unknown field 'lingr' in options; did you mean 'linger'?"),
+    ('{"options": {"linger": -1}}', "options.linger: Expected `float` >= 0.0 (-1); the nearest is 0.0"),
+    ('{"options": {"overflow": "blok"}}', "options.overflow: Invalid enum value 'blok' (\"blok\"); did you mean 'block'?"),
+    ('{"enabled": "off"}', 'enabled: Expected `bool`, got `str` ("off"); the nearest is false'),
+    ('{"overhead_budget": 1}', "overhead_budget: Expected `float` < 1.0 (1); the nearest is any number below 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), FILES)
+def test_wrong_values_in_files(text: str, message: str) -> None:
+    """The way to the field, whatever it is inside of, the value as it would be written there, and the nearest."""
+    with pytest.raises(ControlError) as caught:
+        decode_json(text.encode(), EnvironmentOptions)
+    assert str(caught.value).partition(": ")[2] == message
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (b'{"steps": 2, "start_step": 1,\n\n  "ranks": [1, "a"]}', (3, 3)),
+        (b'{"run_id": "steps", "steps": 0}', (1, 21)),
+        (b'{"st\\u0065ps": 0}', (1, 1)),
+        (b'{"steps": 0, "steps": 2}', (1, 2)),
+        (b'{"steps": 0, nonsense', (1, 2)),
+    ],
+)
+def test_the_place_in_a_file(text: bytes, place: tuple[int, int]) -> None:
+    """Line and column of the name; of the begin, if the name is not found as it is."""
+    with pytest.raises(ControlError) as caught:
+        decode_json(text, ControlFile)
+    assert (caught.value.line, caught.value.column) == place
+    assert str(caught.value).startswith(f"line {place[0]}, column {place[1]}: ")
+
+
+def test_values_of_any_size() -> None:
+    """What is long is shortened in messages, and nothing is searched for ever."""
+    with pytest.raises(ValueError) as caught:
+        sc.Control(job="/" * 10_000_000)
+    assert len(str(caught.value)) < 300
+    with pytest.raises(ControlError) as refused:
+        decode_json(b'{"window": {"steps": [%s]}}' % b",".join([b"1"] * 100_000), EnvironmentOptions)
+    assert len(str(refused.value)) < 300
+    with pytest.raises(
+        ValueError, match="Options.linger is <int, which cannot be shown: ValueError>: Number out of range"
+    ):
+        sc.Options(linger=10**5000)
+    with pytest.raises(ValueError, match=r"Options.session_dir is <int, .*the default is None"):
+        sc.Options(session_dir=10**5000)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="Options.ring_slots is <int, .*the nearest is 16777216"):
+        sc.Options(ring_slots=10**5000)
+
+
+def test_a_value_that_does_not_show_itself() -> None:
+    """An object of the program whose `repr` raises is named by its type."""
+
+    class Silent:
+        def __repr__(self) -> str:
+            raise RuntimeError("no words")
+
+    with pytest.raises(
+        ValueError, match="Options.linger is <Silent, which cannot be shown: RuntimeError>: Expected `float`"
+    ):
+        sc.Options(linger=Silent())  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+
+NAMES = st.sampled_from(
+    ["window", "control", "options", "schedule", "steps", "ranks", "poll", "linger", "shed", "active"]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.integers(1 << 62, 1 << 80) | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES | st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(JSON)
+def test_any_json_is_followed_or_refused(value: Any) -> None:
+    """With a place, and never with another error; the same values given by a program likewise."""
+    text = (
+        json.dumps(value).replace("NaN", "1e999").replace("-Infinity", "-1e999").replace("Infinity", "1e999").encode()
+    )
+    try:
+        decode_json(text, EnvironmentOptions)
+    except ControlError as error:
+        assert error.line >= 1 and str(error).startswith(f"line {error.line}, column {error.column}: ")
+    for name in ("poll", "path", "job", "create"):
+        with contextlib.suppress(ValueError):
+            sc.Control(**{name: value})
+
+
+def test_names_that_are_no_fields_for_a_reason() -> None:
+    """Who looks for one of them is told the reason, in a program and in a file."""
+
+    class Gear(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+        __fixed__ = {"wheels": "they are mounted in the factory"}
+        teeth: int = 12
+
+    with pytest.raises(TypeError, match="Gear: wheels cannot be changed at run time: they are mounted in the factory"):
+        Gear(wheels=3)  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
+    with pytest.raises(ControlError, match="wheels cannot be changed at run time: they are mounted in the factory"):
+        decode_json(b'{"wheels": 3}', Gear)
+
+
+def test_what_is_near_fits() -> None:
+    """Nothing is proposed that would be refused as well."""
+    assert nearest_value("80 000", int, 7788, repr) == "; the default is 7788"
+    assert nearest_value(None, int, msgspec.NODEFAULT, repr) == ""
+    assert nearest_value("", bool, msgspec.NODEFAULT, repr) == ""
