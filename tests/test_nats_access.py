@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import NamedTuple
@@ -244,6 +245,13 @@ def test_others_must_not_listen() -> None:
     for url in ("tls://head", "wss://head", "nats://127.0.0.1", "nats://localhost:1", "nats://[::1]:4222"):
         assert NatsExporter(url).url == url
     assert Servers("nats://head", NatsAccess(ca=Path("ca.pem"))).urls == ["nats://head"]
+
+
+def test_credentials_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said at once how to get it, not when the first server asks."""
+    monkeypatch.setitem(sys.modules, "nkeys", None)
+    with pytest.raises(ImportError, match="pip install"):
+        NatsExporter("nats://127.0.0.1", access=NatsAccess(credentials=Path("user.creds")))
 
 
 def test_what_does_not_go_together() -> None:
