@@ -40,11 +40,13 @@ from stepscope.collector.streams import Streams
 from stepscope.collector.tickets import Tickets
 from stepscope.exporters import formats as formats
 from stepscope.exporters.collector import protocol
+from stepscope.exporters.nats.servers import Servers
 from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.formats import known
 from stepscope.runtime.loop_thread import DaemonExecutor
 
 if TYPE_CHECKING:
+    from stepscope.collector.nats_source import NatsSource
     from stepscope.collector.uploading import Uploading
 
 log = logging.getLogger("stepscope.collector")
@@ -70,7 +72,8 @@ class Collector:
             ExposureError: if others could reach it without a token and TLS.
             OutputError: if its directory cannot be made, is to be kept within a limit and the file system cannot do that, or
                 nothing can be uploaded to where it should.
-            ImportError: if the package that uploads need is missing; says how to get it.
+            ValueError: for a server of NATS that is none, or to which others could listen.
+            ImportError: if a package is missing that uploads or NATS need; says how to get it.
         """
         settings.check_exposure()
         self.settings = settings
@@ -86,6 +89,7 @@ class Collector:
         self.downloads.of_rank.update({kind.name: kind for kind in _of_rank()})
         self.downloads.of_all.update({kind.name: kind for kind in _of_all()})
         self.uploading = _uploading(self.store, settings)
+        self.nats = self._nats_source()
         policy = StoragePolicy(
             max_bytes=settings.disk_bytes, newest=settings.keep_newest, slowest=settings.keep_slowest
         )
@@ -97,6 +101,7 @@ class Collector:
             exposed=settings.exposed,
             storage=self.storage.view,
             upload=lambda: None if self.uploading is None else self.uploading.view(),
+            nats=lambda: None if self.nats is None else self.nats.view(),
         )
         self.events = LiveEvents(self.live)
         self._lock = DirectoryLock(settings.directory)
@@ -147,10 +152,20 @@ class Collector:
         yield self.storage.run()
         if self.uploading is not None:
             yield self.uploading.run()
-        if self.settings.nats:
-            from stepscope.collector.nats_source import NatsSource
+        if self.nats is not None:
+            yield self.nats.run()
 
-            yield NatsSource(list(self.settings.nats), self.store, self.streams, self.reference).run()
+    def _nats_source(self) -> NatsSource | None:
+        if not self.settings.nats:
+            return None
+        servers = Servers(self.settings.nats, self.settings.nats_access)
+        try:
+            from stepscope.collector.nats_source import NatsSource
+        except ImportError as error:
+            raise ImportError(f"NATS needs packages: pip install 'stepscope[nats]' ({error})") from error
+        return NatsSource(
+            servers, self.store, self.streams, self.reference, self.audit, limits=self.settings.nats_limits
+        )
 
     async def run(self, listening: Callable[[str], object]) -> None:
         """Serves until SIGTERM or SIGINT comes; on the main thread. A second signal does not wait for anybody.

@@ -28,7 +28,7 @@ class Leases:
         """Takes a stream that nobody has; false if somebody does."""
         try:
             await self._bucket.create(stream, self._name)
-        except KeyWrongLastSequenceError:
+        except (KeyWrongLastSequenceError, KeyNotFoundError):  # somebody has it, or let go of it at this moment
             return False
         return True
 

@@ -18,6 +18,7 @@ from stepscope.collector.streams import Rank, Streams
 from stepscope.collector.stretches import Times
 from stepscope.collector.views import (
     JobView,
+    NatsView,
     RankDetail,
     RankView,
     RankWindow,
@@ -48,10 +49,11 @@ class Live:
         exposed: bool,
         storage: Callable[[], StorageView | None] = lambda: None,
         upload: Callable[[], UploadView | None] = lambda: None,
+        nats: Callable[[], NatsView | None] = lambda: None,
     ) -> None:
         """Args: what to look at; what can be downloaded; whether the collector is reachable by others unprotected; what is
-        known of its disk, and of what it uploads."""
-        self._storage, self._upload = storage, upload
+        known of its disk, of what it uploads, and of what it takes from NATS."""
+        self._storage, self._upload, self._nats = storage, upload, nats
         self._streams, self._downloads = streams, downloads
         self._exposed = exposed
         self._started_ns = time.time_ns()
@@ -121,6 +123,7 @@ class Live:
             exposed=self._exposed,
             storage=self._storage(),
             upload=self._upload(),
+            nats=self._nats(),
         )
 
 

@@ -49,6 +49,12 @@ class _Views(Collector):
             yield GaugeMetricFamily(
                 "stepscope_upload_waiting_bytes", "Bytes still to be copied", job.upload.waiting_bytes
             )
+        if job.nats is not None:
+            yield GaugeMetricFamily("stepscope_nats_up", "Whether NATS is connected", int(job.nats.connected))
+            yield GaugeMetricFamily("stepscope_nats_streams", "Streams taken from NATS", job.nats.streams)
+            yield CounterMetricFamily(
+                "stepscope_nats_malformed_messages", "Messages given up as unreadable", job.nats.malformed_messages
+            )
         yield CounterMetricFamily("stepscope_refused_requests", "Requests refused", self._refused)
         for name, help, value in _OF_RANKS:
             family = GaugeMetricFamily(name, help, labels=_LABELS)

@@ -3,178 +3,183 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
+import re
+from collections.abc import Callable
 
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig
-from nats.js.errors import Error as JetStreamError
-from nats.js.kv import KeyValue
+from nats.js.errors import NotFoundError
 
+from stepscope.collector.audit import Audit
 from stepscope.collector.lease import Leases
+from stepscope.collector.nats_intake import GAP_SECONDS, Intake
+from stepscope.collector.nats_taking import Place, Taking
+from stepscope.collector.nats_troubles import Troubles
 from stepscope.collector.reference import Reference
 from stepscope.collector.store import Store
-from stepscope.collector.stream import Stream
-from stepscope.collector.stream_file import StreamFile
 from stepscope.collector.streams import Streams
+from stepscope.collector.views import NatsView
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats import layout
+from stepscope.exporters.nats.connection import connect
+from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.servers import Servers
 from stepscope.runtime.ending_tasks import end_tasks
-from stepscope.runtime.errors import FormatError
-
-log = logging.getLogger("stepscope.collector")
 
 LOOK_SECONDS = 1.0
 """Between two looks for streams that nobody takes."""
-FETCH = 64
-"""Messages taken at once, and held out of order at most."""
-ACK_SECONDS = 10.0
-"""Seconds after which JetStream sends again what was not confirmed. Less than `GAP_SECONDS`: what a collector that was killed
-had in hand has come by the time it would be given up."""
-GAP_SECONDS = 30.0
-"""How long frames that came out of order wait for those before them, which JetStream may have thrown away."""
+FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0
+"""Seconds until it is begun anew, doubled each time."""
+
+_STREAM = re.compile("[0-9a-f]{32}")
 
 
 class NatsSource:
-    """Finds streams that nobody takes, leases them, and writes what they hold into the collector's files."""
+    """Finds streams that nobody takes, leases them, and writes what they hold into the collector's files.
+
+    Whatever goes wrong is shown, and tried again. A stream that has ended is left as soon as all of it is written, and one of
+    which JetStream has nothing any more until it has.
+    """
 
     def __init__(
         self,
-        servers: list[str],
+        servers: Servers,
         store: Store,
         streams: Streams,
         reference: Reference,
+        audit: Audit,
         *,
+        limits: NatsLimits | None = None,
         lease_seconds: float = layout.LEASE_SECONDS,
-        **access: object,
+        gap_seconds: float = GAP_SECONDS,
     ) -> None:
         """
         Args:
-            servers: their URLs.
+            servers: whom to connect to, and how to get in.
             store: where streams are kept.
             streams: is told what was taken.
             reference: the clock that exporters are told.
+            audit: where streams, and messages that are none, are noted.
+            limits: of what JetStream keeps, if this collector is the first to use it.
             lease_seconds: after which a stream goes to another collector when this one is not heard of, if this one is
                 the first to make the bucket of leases.
-            access: how to get in, as `nats.connect` has it.
+            gap_seconds: how long an exporter must be silent until frames are given up that JetStream never had.
         """
-        self._servers, self._store, self._streams, self._access = servers, store, streams, access
-        self._reference, self._lease_seconds = reference, lease_seconds
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._servers, self._store, self._streams, self._audit = servers, store, streams, audit
+        self._reference, self._limits = reference, limits or NatsLimits()
+        self._lease_seconds, self._gap_seconds = lease_seconds, gap_seconds
+        self._taken: dict[str, Taking] = {}
+        self._over: set[str] = set()
+        """Streams in JetStream that are not to be taken, as they have ended or are none."""
+        self._troubles = Troubles(f"NATS at {servers}")
+        self._malformed = 0
+        self._client: Client | None = None
 
     async def run(self) -> None:
         """Takes streams until it is cancelled; the connection is made again whenever it is lost."""
-        client = await layout.connect(self._servers, max_reconnect_attempts=-1, error_cb=_note, **self._access)
+        loop = asyncio.get_running_loop()
+        delay = FIRST_DELAY
+        while True:
+            began = loop.time()
+            try:
+                await self._connection()
+            except Exception as error:
+                # Whatever it is: a server, a file or a permission that is wrong today may be right tomorrow.
+                self._troubles.add("", error)
+            if loop.time() - began > LONGEST_DELAY:
+                delay = FIRST_DELAY
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, LONGEST_DELAY)
+
+    def view(self) -> NatsView:
+        """How it goes."""
+        return NatsView(
+            servers=self._servers.urls,
+            connected=self._client is not None and self._client.is_connected,
+            streams=len(self._taken),
+            malformed_messages=self._malformed,
+            problem=self._troubles.worst,
+        )
+
+    async def _connection(self) -> None:
+        self._client = client = await connect(self._servers, max_reconnect_attempts=-1, error_cb=self._note)
         try:
             jetstream = layout.jetstream(client)
-            await layout.stream(jetstream)
+            max_age = await layout.stream(jetstream, self._limits)
             hellos = await layout.bucket(jetstream, layout.HELLOS)
+            # Nobody need know what has ended once JetStream has nothing of it any more.
+            ended = await layout.bucket(jetstream, layout.ENDED, max_age or None)
             bucket = await layout.bucket(jetstream, layout.LEASES, self._lease_seconds)
-            leases = Leases(bucket, (await bucket.status()).ttl or self._lease_seconds, _note)
-            while True:
-                with contextlib.suppress(NatsError, TimeoutError):  # said by `_note`; looked at again in a moment
-                    await self._look(client, jetstream, hellos, leases)
+            leases = Leases(bucket, (await bucket.status()).ttl or self._lease_seconds, self._note)
+            place = Place(client, jetstream, hellos, ended, leases)
+            while not client.is_closed:
+                try:
+                    await self._look(place)
+                    self._troubles.remove("")
+                except NotFoundError:
+                    raise  # somebody has deleted the stream, or a bucket
+                except (NatsError, TimeoutError) as error:
+                    self._troubles.add("", error)
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
-            await end_tasks(*self._tasks.values())
+            await end_tasks(*(taking.task for taking in self._taken.values()))
+            self._taken.clear()
             await client.close()
 
-    async def _look(self, client: Client, jetstream: JetStreamContext, hellos: KeyValue, leases: Leases) -> None:
-        for stream, task in list(self._tasks.items()):
-            if task.done():
-                del self._tasks[stream]
-                if not task.cancelled() and (error := task.exception()) is not None:
-                    log.error("stream %s is not taken any more: %s", stream, error)
-        info = await jetstream.stream_info(layout.STREAM, subjects_filter=f"{layout.SUBJECTS}.*")
-        for subject in info.state.subjects or {}:
-            stream = subject.rpartition(".")[2]
-            if stream not in self._tasks and await leases.take(stream):
-                self._tasks[stream] = asyncio.create_task(self._take(client, jetstream, hellos, leases, stream))
+    async def _look(self, place: Place) -> None:
+        self._reap()
+        info = await place.jetstream.stream_info(layout.STREAM, subjects_filter=f"{layout.SUBJECTS}.*")
+        streams = {subject.rpartition(".")[2] for subject in info.state.subjects or {}}
+        self._over &= streams
+        self._troubles.keep(streams)
+        for stream in sorted(streams - self._over - self._taken.keys()):
+            if self._troubles.is_waiting(stream):
+                continue
+            if not _STREAM.fullmatch(stream):
+                self._over.add(stream)
+                self._refuse(stream, "the id of a stream is 32 hexadecimal digits")
+            elif await place.leases.take(stream):
+                self._taken[stream] = Taking(
+                    place, stream, self._store.identity(), self._reference, self._intake(place)
+                )
+        for stream in self._taken.keys() - streams:
+            if self._taken[stream].idle:
+                self._taken[stream].task.cancel()
 
-    async def _take(
-        self, client: Client, jetstream: JetStreamContext, hellos: KeyValue, leases: Leases, stream: str
-    ) -> None:
-        answering = await layout.answer(client, f"{layout.CLOCKS}.{stream}", self._answer)
-        try:
-            hello, _ = protocol.decode((await hellos.get(stream)).value or b"")
-            if not isinstance(hello, protocol.Hello) or hello.stream != stream:
-                raise FormatError("what stands for its Hello is none")
-            taking = asyncio.create_task(self._write(jetstream, hello))
-            holding = asyncio.create_task(leases.hold(stream))
-            try:
-                await asyncio.wait({taking, holding}, return_when=asyncio.FIRST_COMPLETED)
-                if taking.done():
-                    taking.result()
-                else:
-                    holding.result()
-                    log.warning("stream %s is taken by another collector now", stream)
-            finally:
-                await end_tasks(taking, holding)
-        finally:
-            with contextlib.suppress(NatsError, TimeoutError):  # the connection may be lost
-                await answering.unsubscribe()
-            await leases.give_back(stream)
+    def _reap(self) -> None:
+        """Forgets streams that are not taken any more; those that something is wrong with are taken again later."""
+        for stream, taking in list(self._taken.items()):
+            if taking.works:
+                self._troubles.remove(stream)
+            if taking.task.done():
+                del self._taken[stream]
+                if taking.ended:
+                    self._over.add(stream)
+                if not taking.task.cancelled() and (error := taking.task.exception()) is not None:
+                    self._troubles.add(stream, error)
 
-    async def _answer(self, message: Msg) -> None:
-        """Tells an exporter the clock."""
-        arrived = self._reference.now()
-        try:
-            header, _ = protocol.decode(message.data)
-            if isinstance(header, protocol.Ping):
-                pong = protocol.Pong(header.sent, arrived, self._reference.now(), self._reference.id)
-                await message.respond(protocol.encode(pong))
-        except (FormatError, NatsError) as error:
-            await _note(error)
+    def _intake(self, place: Place) -> Callable[[protocol.Hello], Intake]:
+        def made(hello: protocol.Hello) -> Intake:
+            run = hello.run
+            self._audit.line(
+                "stream", "NATS", stream=hello.stream, name=run.name, rank=str(run.rank), supersedes=hello.supersedes
+            )
+            return Intake(
+                place.jetstream,
+                self._store,
+                self._streams,
+                hello,
+                lambda why: self._refuse(hello.stream, why),
+                gap_seconds=self._gap_seconds,
+            )
 
-    async def _write(self, jetstream: JetStreamContext, hello: protocol.Hello) -> None:
-        config = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=ACK_SECONDS, max_ack_pending=4 * FETCH)
-        subscription = await jetstream.pull_subscribe(
-            f"{layout.SUBJECTS}.{hello.stream}",
-            durable=f"collect-{self._store.identity()}-{hello.stream}",
-            stream=layout.STREAM,
-            config=config,
-        )
-        task = asyncio.current_task()
-        assert task is not None
-        async with self._store.stream(hello, task.cancel) as file:
-            with self._streams.connected(hello, self) as stream:
-                held: dict[int, Msg] = {}
-                waiting_since: float | None = None
-                while True:
-                    try:
-                        messages = await subscription.fetch(FETCH, timeout=1.0)
-                    except (NatsError, TimeoutError, JetStreamError):
-                        messages = []
-                    for message in messages:
-                        header, _ = protocol.decode(message.data)
-                        if isinstance(header, protocol.Frames):
-                            held[header.first] = message
-                    now = asyncio.get_running_loop().time()
-                    await self._append(file, stream, hello, held)
-                    waiting_since = None if not held else waiting_since or now
-                    if held and waiting_since is not None and now - waiting_since > GAP_SECONDS:
-                        first = min(held)
-                        stream.missed(first - file.next)
-                        file.skip(first)
-                        await self._append(file, stream, hello, held)
+        return made
 
-    async def _append(self, file: StreamFile, stream: Stream, hello: protocol.Hello, held: dict[int, Msg]) -> None:
-        """Writes those that follow what is there, and confirms them; what is there already is only confirmed."""
-        while held:
-            first = min(held)
-            if first > file.next:
-                return
-            message = held.pop(first)
-            header, payload = protocol.decode(message.data)
-            assert isinstance(header, protocol.Frames)
-            addition = file.check(header.first, header.count, payload)
-            await self._store.write(file, addition, hello)
-            stream.took(addition.frames, len(addition.data), file.next)
-            await message.ack()
+    def _refuse(self, stream: str, why: str) -> None:
+        """Counts what was given up, and says so, once for each stream."""
+        self._malformed += 1
+        self._troubles.mention(stream, f"what cannot be read of it is given up: {why}")
+        self._audit.refuse(ascii(why[:300])[1:-1], "NATS", f"{layout.SUBJECTS}.{stream}")
 
-
-async def _note(error: Exception) -> None:
-    log.warning("NATS: %s: %s", type(error).__name__, error)
+    async def _note(self, error: Exception) -> None:
+        self._troubles.add("", error)

@@ -10,6 +10,8 @@ import msgspec
 
 from stepscope.collector.errors import ExposureError
 from stepscope.exporters.collector.protocol import MAX_MESSAGE, MIN_MAX_MESSAGE
+from stepscope.exporters.nats.access import NatsAccess
+from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.options import PositiveFloat
 
@@ -56,7 +58,11 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     upload_part_bytes: Annotated[int, msgspec.Meta(ge=1 << 12)] = 64 << 20
     """Most bytes of an object there."""
     nats: tuple[str, ...] = ()
-    """Servers of NATS from which streams are taken as well."""
+    """Servers of NATS from which streams are taken as well; others than this machine want TLS."""
+    nats_access: NatsAccess = NatsAccess()
+    """How to get in there."""
+    nats_limits: NatsLimits = NatsLimits()
+    """Of what JetStream keeps, if this collector is the first to use it."""
     fsync: bool = False
     """Whether to wait for the disk before frames are confirmed: a machine that loses power keeps them then."""
     hello_timeout: PositiveFloat = 10.0

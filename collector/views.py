@@ -105,6 +105,19 @@ class StorageView(msgspec.Struct, frozen=True, kw_only=True):
     """Why the limit cannot be kept, or what is wrong with the first of those; empty if nothing is."""
 
 
+class NatsView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the collector takes from NATS."""
+
+    servers: list[str]
+    connected: bool
+    streams: int
+    """That this collector takes now."""
+    malformed_messages: int
+    """That could not be read and were given up, since the collector was started."""
+    problem: str
+    """Why not everything can be taken now; it is tried again. Empty if it can."""
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """All ranks together."""
 
@@ -143,6 +156,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Null until the collector has looked."""
     upload: UploadView | None
     """Null if it uploads nothing."""
+    nats: NatsView | None
+    """Null if it takes nothing from there."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,6 +44,8 @@ CHAPTERS: dict[str, tuple[Callable[..., Any], ...]] = {
         sc.CollectorExporter,
         sc.LinkSettings,
         sc.NatsExporter,
+        sc.NatsAccess,
+        sc.NatsLimits,
         sc.ParquetExporter,
     ),
     "Backends": (

@@ -66,7 +66,9 @@ if TYPE_CHECKING:
     from stepscope.backends.perf import PerfBackend
     from stepscope.exporters.collector.exporter import CollectorExporter
     from stepscope.exporters.collector.settings import LinkSettings
+    from stepscope.exporters.nats.access import NatsAccess
     from stepscope.exporters.nats.exporter import NatsExporter
+    from stepscope.exporters.nats.limits import NatsLimits
     from stepscope.exporters.otlp.exporter import OtlpExporter
     from stepscope.exporters.otlp.options import OtlpOptions
     from stepscope.exporters.parquet import ParquetExporter
@@ -78,7 +80,9 @@ _LATER = {
     "OtlpExporter": "stepscope.exporters.otlp.exporter",
     "OtlpOptions": "stepscope.exporters.otlp.options",
     "CollectorExporter": "stepscope.exporters.collector.exporter",
+    "NatsAccess": "stepscope.exporters.nats.access",
     "NatsExporter": "stepscope.exporters.nats.exporter",
+    "NatsLimits": "stepscope.exporters.nats.limits",
     "ParquetExporter": "stepscope.exporters.parquet",
     "LinkSettings": "stepscope.exporters.collector.settings",
 }
@@ -124,7 +128,9 @@ __all__ = [
     "LinkSettings",
     "MemoryExporter",
     "MemoryHigh",
+    "NatsAccess",
     "NatsExporter",
+    "NatsLimits",
     "News",
     "NotFinite",
     "NvmlBackend",

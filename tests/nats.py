@@ -14,31 +14,41 @@ from tests.support import missing
 class NatsServer:
     """Listens on a port of its own on loopback; what it stores outlives it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, config: str = "", *, start: bool = True) -> None:
+        """Args: where it stores; more of its configuration; whether to start it at once."""
         program = shutil.which("nats-server")
         if program is None:
             missing("nats-server", "Install it (on Debian: apt-get install nats-server).")
         self._program, self._directory = program, directory
+        self._config = directory.with_name(f"{directory.name}.conf")
+        self.configure(config)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+            self.port: int = free.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
-        self.start()
+        if start:
+            self.start()
 
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"nats://127.0.0.1:{self._port}"
+        return f"nats://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
+    def configure(self, config: str) -> None:
+        """Gives it another configuration, for the next start."""
+        self._config.write_text(config)
+
+    def start(self, *, jetstream: bool = True) -> None:
         """Starts it, and waits until it listens."""
-        command = [self._program, "-a", "127.0.0.1", "-p", str(self._port), "-js", "-sd", str(self._directory)]
+        command = [self._program, "-c", str(self._config), "-a", "127.0.0.1", "-p", str(self.port)]
+        if jetstream:
+            command += ["-js", "-sd", str(self._directory)]
         with (self._directory.parent / "nats.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + 30
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self._port), 1).close()
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
                 return
             except OSError:
                 assert self._process.poll() is None and time.monotonic() < deadline, "nats-server does not listen"

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,7 +19,10 @@ import stepscope as sc
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.collector import delivery
 from stepscope.exporters.collector.address import Address
+from stepscope.exporters.collector.backlog import Backlog
 from stepscope.exporters.collector.exporter import CollectorExporter
+from stepscope.exporters.collector.link import Link
+from stepscope.exporters.collector.protocol import Hello
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.collector.spool import DIRECTORY, NOTE, StreamNote
 from stepscope.exporters.conformance import check_exporter
@@ -50,6 +53,11 @@ def ended(directory: Path) -> None:
         path.write_bytes(msgspec.json.encode(msgspec.structs.replace(note, pid=0)))
 
 
+def connecting(url: str) -> Callable[[Backlog, Callable[[], Hello]], Link]:
+    """What delivers to a collector."""
+    return lambda backlog, hello: Link(Address(url), QUICK, None, backlog, hello)
+
+
 def delivered(directory: Path, url: str) -> int:
     """Delivers what a run's directory has, from another thread; how many streams that were."""
     ended(directory)
@@ -57,7 +65,7 @@ def delivered(directory: Path, url: str) -> int:
 
     def run() -> None:
         for parcel in found:
-            asyncio.run(delivery.deliver(parcel, Address(url), QUICK, None, 20.0))
+            asyncio.run(delivery.deliver(parcel, connecting(url), 20.0))
             parcel.close()
 
     thread = threading.Thread(target=run)
@@ -214,7 +222,7 @@ async def test_delivery_goes_on_where_the_stream_ended(tmp_path: Path) -> None:
     async with collecting(tmp_path / "c", port=port) as running:
         for _ in range(2):
             (parcel,) = delivery.parcels(tmp_path / "run")
-            await delivery.deliver(parcel, Address(running.url), QUICK, None, 20.0)
+            await delivery.deliver(parcel, connecting(running.url), 20.0)
             parcel.close()
             assert not (tmp_path / "run" / DIRECTORY).exists()
             (journal,) = journals(tmp_path / "c")

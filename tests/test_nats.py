@@ -22,7 +22,9 @@ from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch
+from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.reader import JournalReader
+from tests.jetstreams import Publisher, jetstream
 from tests.nats import NatsServer
 from tests.support import ROOT
 
@@ -30,13 +32,19 @@ COLLECTOR = """
 import asyncio, sys
 from pathlib import Path
 from typing import Any
+from stepscope.collector.audit import Audit
 from stepscope.collector.nats_source import NatsSource
 from stepscope.collector.reference import Reference
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.store import Store
 from stepscope.collector.streams import Streams
-store = Store(CollectorSettings(directory=Path(sys.argv[2])))
-asyncio.run(NatsSource([sys.argv[1]], store, Streams(100), Reference(), lease_seconds=float(sys.argv[3])).run())
+from stepscope.exporters.nats.servers import Servers
+directory = Path(sys.argv[2])
+store = Store(CollectorSettings(directory=directory))
+source = NatsSource(
+    Servers(sys.argv[1]), store, Streams(100), Reference(), Audit(directory), lease_seconds=float(sys.argv[3])
+)
+asyncio.run(source.run())
 """
 
 LEASE_SECONDS = 3.0
@@ -105,17 +113,13 @@ def stored(server: NatsServer) -> tuple[int, int]:
     """Messages in the stream, and how many different ids they have."""
 
     async def read() -> tuple[int, int]:
-        client = await layout.connect([server.url])
-        try:
-            jetstream = layout.jetstream(client)
-            info = await jetstream.stream_info(layout.STREAM)
+        async with jetstream(server.url) as context:
+            info = await context.stream_info(layout.STREAM)
             ids: list[str] = []
             for number in range(1, info.state.messages + 1):
-                message: Any = await jetstream.get_msg(layout.STREAM, number)
+                message: Any = await context.get_msg(layout.STREAM, number)
                 ids.append(message.headers["Nats-Msg-Id"])
             return len(ids), len(set(ids))
-        finally:
-            await client.close()
 
     return asyncio.run(read())
 
@@ -167,6 +171,58 @@ def test_collectors_share_the_streams(server: NatsServer, collect: Start, tmp_pa
     found = wait_for(tmp_path, 4)
     assert sorted(found.values()) == sorted(counts)
     assert all((tmp_path / "other" / "streams" / stream).exists() for stream in left_over)
+
+
+def test_one_of_several_is_killed_while_they_catch_up(server: NatsServer, collect: Start, tmp_path: Path) -> None:
+    """Everything that was published is stored once: by the others, or by the one that was killed when it is back."""
+    count = 1500
+
+    async def publish() -> list[str]:
+        async with jetstream(server.url) as context:
+            publishers = [Publisher(context) for _ in range(4)]
+            for publisher in publishers:
+                await publisher.begin()
+                await asyncio.gather(*(publisher.publish(4 * n, 4, size=400) for n in range(count)))
+                await publisher.end(4 * count)
+            return [publisher.stream for publisher in publishers]
+
+    streams = asyncio.run(publish())
+    collectors = {tmp_path / name: collect(tmp_path / name) for name in ("one", "two", "three")}
+    deadline = time.monotonic() + 60
+    begun, much = 10_000, 4 * count * 400 // 2
+    while not (partial := [p for p in tmp_path.glob("*/streams/*/journal") if begun < p.stat().st_size < much]):
+        assert time.monotonic() < deadline
+    directory = partial[0].parents[2]
+    collectors[directory].kill()
+    collectors[directory].wait()
+    assert 0 < frames_in(partial[0]) < 4 * count, "it was killed while it caught up"
+    collect(directory)
+    found: dict[str, list[Path]] = {}
+    while len(found) < len(streams):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        found = {}
+        for path in tmp_path.glob("*/streams/*/journal"):
+            if frames_in(path) == 4 * count + 1:
+                found.setdefault(path.parent.name, []).append(path)
+    assert found.keys() == set(streams)
+    # But for what the killed one may have had whole, and not said yet, nobody has taken anything twice.
+    assert all(len([path for path in paths if path.parents[2] != directory]) <= 1 for paths in found.values())
+    whole = {path for paths in found.values() for path in paths}
+    assert all(path in whole for path in tmp_path.glob("*/streams/*/journal") if path.parents[2] != directory)
+
+
+def frames_in(journal: Path) -> int:
+    """Frames of a journal; none is there twice, and none is missing between others."""
+    reader = FrameReader(journal)
+    try:
+        count = 0
+        while reader.next() is not None:
+            count += 1
+            assert reader.position[0] == count
+        return count
+    finally:
+        reader.close()
 
 
 def test_a_collector_that_was_paused_lets_go(server: NatsServer, collect: Start, tmp_path: Path) -> None:

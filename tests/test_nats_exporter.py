@@ -21,6 +21,7 @@ from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
 from tests.collectors import spans
+from tests.jetstreams import jetstream
 from tests.nats import NatsServer
 
 QUICK = LinkSettings(timeout=5.0, first_delay=0.01, longest_delay=0.05)
@@ -35,14 +36,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[NatsServer]:
 
 async def stored(url: str, stream: str) -> tuple[bytes, dict[int, bytes]]:
     """The sync word of a stream in JetStream, and its frames by number; each is there once."""
-    client = await layout.connect([url])
-    try:
-        jetstream = layout.jetstream(client)
-        hello, _ = protocol.decode((await (await layout.bucket(jetstream, layout.HELLOS)).get(stream)).value or b"")
+    async with jetstream(url) as context:
+        hello, _ = protocol.decode((await (await layout.bucket(context, layout.HELLOS)).get(stream)).value or b"")
         assert isinstance(hello, protocol.Hello)
         frames: dict[int, bytes] = {}
-        consumer = await jetstream.subscribe(f"{layout.SUBJECTS}.{stream}", ordered_consumer=True)
-        info: Any = await jetstream.stream_info(layout.STREAM, subjects_filter=f"{layout.SUBJECTS}.{stream}")
+        consumer = await context.subscribe(f"{layout.SUBJECTS}.{stream}", ordered_consumer=True)
+        info: Any = await context.stream_info(layout.STREAM, subjects_filter=f"{layout.SUBJECTS}.{stream}")
         for _ in range(info.state.subjects[f"{layout.SUBJECTS}.{stream}"]):
             message = await consumer.next_msg(timeout=30)
             header, payload = protocol.decode(message.data)
@@ -51,8 +50,6 @@ async def stored(url: str, stream: str) -> tuple[bytes, dict[int, bytes]]:
             assert not set(numbers) & set(frames)
             frames.update(zip(numbers, encoded(hello.sync, payload), strict=True))
         return hello.sync, frames
-    finally:
-        await client.close()
 
 
 def encoded(sync: bytes, data: memoryview) -> Iterable[bytes]:

@@ -87,7 +87,7 @@ function disk(storage) {
 }
 
 function stored() {
-  const { storage, upload } = job;
+  const { storage, upload, nats } = job;
   const told = [];
   if (storage?.problem) told.push(`${storage.problem}.`);
   if (upload) {
@@ -96,9 +96,14 @@ function stored() {
     told.push(`Uploads to ${upload.url}: ${whole(upload.complete)} of ${whole(upload.streams)} streams complete${behind}${at}.`);
     if (upload.problem) told.push(`The upload fails, and is tried again: ${upload.problem}.`);
   }
+  if (nats) {
+    const given = nats.malformed_messages ? `, ${whole(nats.malformed_messages)} messages given up as unreadable` : "";
+    told.push(`Takes ${whole(nats.streams)} streams from ${nats.servers.join(", ")}${given}.`);
+    if (nats.problem) told.push(`Not everything can be taken from NATS, and it is tried again: ${nats.problem}.`);
+  }
   say(byId("stored"), told.join(" "));
   byId("stored").hidden = !told.length;
-  byId("stored").classList.toggle("bad", Boolean(storage?.problem || upload?.problem));
+  byId("stored").classList.toggle("bad", Boolean(storage?.problem || upload?.problem || nats?.problem));
 }
 
 function verdict() {

@@ -63,7 +63,9 @@ class Connecting(ABC):
             synced: is given each comparison of the clocks.
             missed: is called when the other end lacks frames that are nowhere any more.
         """
-        self._where, self._settings = where, settings
+        self.where = where
+        """What is connected to, for messages."""
+        self._settings = settings
         self._backlog, self._hello, self._synced, self._missed = backlog, hello, synced, missed
         self._news, self._changed = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -137,7 +139,7 @@ class Connecting(ABC):
         """Says that something is wrong, once until it is right again."""
         if refused and not self._refused or error and not self._last_error:
             level = logging.ERROR if refused else logging.WARNING
-            log.log(level, "%s is tried again later: %r", self._where, error)
+            log.log(level, "%s is tried again later: %r", self.where, error)
         self._last_error, self._refused = error or self._last_error, refused
         self._changed.set()
 

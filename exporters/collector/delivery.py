@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import ssl
 import stat
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from stepscope.exporters.collector import protocol
-from stepscope.exporters.collector.address import Address
 from stepscope.exporters.collector.backlog import MERGED, Backlog
-from stepscope.exporters.collector.link import Link
+from stepscope.exporters.collector.connecting import Connecting
 from stepscope.exporters.collector.piece import Piece, Segment, events_in
-from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.collector.spool import DIRECTORY, NOTE, SUFFIX, StreamNote, remove
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError, RecoveredError
 from stepscope.runtime.journal import format as fmt
@@ -82,22 +79,20 @@ def parcels(place: Path) -> list[Parcel]:
 
 
 async def deliver(
-    parcel: Parcel, address: Address, settings: LinkSettings, tls: ssl.SSLContext | None, patience: float
+    parcel: Parcel, connecting: Callable[[Backlog, Callable[[], protocol.Hello]], Connecting], patience: float
 ) -> None:
-    """Sends a parcel; returns when the collector has written all of it. May be repeated: nothing is written twice.
+    """Sends a parcel; returns when the other end has all of it. May be repeated: nothing is written twice.
 
     Args:
         parcel: what to send.
-        address: of the collector.
-        settings: times and sizes.
-        tls: how to check the collector's certificate; `None`: as usual.
+        connecting: makes the connection that sends a backlog, and says which stream it is.
         patience: seconds without any progress after which it is given up.
 
     Raises:
-        OutputError: if the collector refuses it, or there is no progress.
+        OutputError: if the other end refuses it, or there is no progress.
     """
     backlog = Backlog.of(parcel.pieces)
-    link = Link(address, settings, tls, backlog, lambda: msgspec.structs.replace(parcel.hello, oldest=backlog.oldest))
+    link = connecting(backlog, lambda: msgspec.structs.replace(parcel.hello, oldest=backlog.oldest))
     link.start()
     try:
         while True:
@@ -111,7 +106,7 @@ async def deliver(
             break
         if len(backlog) or not link.statistics().connections:
             error = link.statistics().last_error or f"nothing was confirmed for {patience:g} s"
-            raise OutputError(f"the collector at {address.url} does not take {parcel.what}: {error}")
+            raise OutputError(f"{link.where} does not take {parcel.what}: {error}")
         await link.close()
     finally:
         link.abort()

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.exporter import CollectorExporter
 from stepscope.exporters.collector.settings import LinkSettings
+from stepscope.exporters.nats.access import NatsAccess
+from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.servers import Servers
 
 if TYPE_CHECKING:
     from stepscope.exporters.nats.link import NatsLink
@@ -25,27 +27,29 @@ class NatsExporter(CollectorExporter):
     it has stored by the ids of messages, collectors by the numbers of frames.
 
     Args:
-        servers: one or more, such as `nats://host:4222`.
+        servers: one or more, such as `nats://host:4222` or `tls://host`. Others than this machine want TLS.
+        access: credentials and certificates, in files.
+        limits: of what JetStream keeps, if this exporter is the first to use it.
         settings: times and sizes. Messages are no larger than the server takes (1 MB unless it is told otherwise).
-        access: how to get in, as `nats.connect` has it: `user_credentials="file"`, `token=…`, `tls=…`.
 
     Raises:
-        ValueError: for a URL that is none of NATS, or that holds a password.
+        ValueError: for a URL that is none of NATS or holds a secret, and for one that leads to another machine without TLS.
         ImportError: if the packages that it needs are not installed; says how to get them.
     """
 
     name = "nats"
     max_frame = MAX_FRAME
 
-    def __init__(self, servers: str | Sequence[str], *, settings: LinkSettings | None = None, **access: object) -> None:
-        self._servers = [servers] if isinstance(servers, str) else list(servers)
-        for server in self._servers:
-            parts = urlsplit(server)
-            if parts.scheme not in ("nats", "tls", "ws", "wss") or not parts.hostname:
-                raise ValueError("a NATS server must be such as nats://host:4222; what was given is not")
-            if parts.password:
-                raise ValueError("the server's url must not hold a password; give user=..., password=...")
-        self._access = access
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        access: NatsAccess | None = None,
+        limits: NatsLimits | None = None,
+        settings: LinkSettings | None = None,
+    ) -> None:
+        self._servers = Servers(servers, access)
+        self._limits = limits or NatsLimits()
         try:
             self._nats = import_module("stepscope.exporters.nats.link")
         except ImportError as error:
@@ -55,10 +59,10 @@ class NatsExporter(CollectorExporter):
     @property
     def url(self) -> str:
         """The servers."""
-        return ",".join(self._servers)
+        return str(self._servers)
 
     def _make_link(self, hello: Callable[[], protocol.Hello]) -> NatsLink:
         link: NatsLink = self._nats.NatsLink(
-            self._servers, self._settings, self._backlog, hello, synced=self._synced, **self._access
+            self._servers, self._limits, self._settings, self._backlog, hello, synced=self._synced
         )
         return link

@@ -2,7 +2,8 @@
 
 Messages are those of `exporters/collector/protocol.py`: `Frames` with their payload, on a subject for each stream. The
 `Hello` of a stream is a value in a bucket, as those who come later need it as well. Which collector takes a stream is a
-lease in another bucket: a value that vanishes if it is not renewed.
+lease in another bucket: a value that vanishes if it is not renewed. A third one says which streams have ended, and are
+written.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import KeyValueConfig, StorageType, StreamConfig
-from nats.js.errors import BadRequestError, BucketNotFoundError, NotFoundError
+from nats.js.api import ConsumerConfig, DiscardPolicy, KeyValueConfig, StorageType, StreamConfig
+from nats.js.errors import APIError, BadRequestError, BucketNotFoundError, NotFoundError, ServiceUnavailableError
 from nats.js.kv import KeyValue
+
+from stepscope.exporters.nats.limits import NatsLimits
 
 STREAM = "STEPSCOPE"
 SUBJECTS = "stepscope.frames"
@@ -27,17 +30,21 @@ CLOCKS = "stepscope.clock"
 HELLOS = "stepscope-hellos"
 LEASES = "stepscope-leases"
 LEASE_SECONDS = 15.0
+ENDED = "stepscope-ended"
+"""Streams of which a collector has everything up to the end: which one, by the identity of its directory."""
+OLDEST = "Stepscope-Oldest"
+"""Header of a message: number of the oldest frame that the exporter still had when it was composed. What is older was stored,
+or is nowhere."""
+IN_FLIGHT = 64
+"""Messages that an exporter may have published without knowing whether they are stored: so far they may be out of order."""
 DUPLICATES_SECONDS = 600.0
-"""How long JetStream knows what it has stored: longer than an exporter tries without a restart of the server."""
+"""How long JetStream knows what it has stored: longer than an exporter tries without a restart of the server. No longer than
+it keeps anything."""
 OVERHEAD = 1024
 """Bytes of a message beside its frames: headers, and the protocol's."""
 
-
-async def connect(servers: list[str], **options: Any) -> Client:
-    """A connection, as `nats.connect` makes it."""
-    module: Any = nats  # parts of it have no annotations
-    client: Client = await module.connect(servers, **options)
-    return client
+_NO_ROOM = 10047
+"""JetStream's number for a limit that it cannot set aside."""
 
 
 def jetstream(client: Client, timeout: float = 5.0) -> JetStreamContext:
@@ -54,22 +61,52 @@ async def answer(client: Client, subject: str, reply: Callable[[Msg], Awaitable[
     return subscription
 
 
-async def stream(context: JetStreamContext) -> None:
-    """Makes the stream in JetStream, unless there is one: whoever made it decides its limits."""
+async def stream(context: JetStreamContext, limits: NatsLimits) -> float:
+    """Makes the stream in JetStream, unless there is one: whoever made it decides its limits.
+
+    Args:
+        context: JetStream.
+        limits: to make it with.
+
+    Returns:
+        Seconds for which it keeps what is published; 0: for ever.
+
+    Raises:
+        nats.errors.Error: if it is not there and cannot be made.
+    """
     untyped: Any = context
     try:
-        await context.stream_info(STREAM)
+        info = await context.stream_info(STREAM)
+    except ServiceUnavailableError as error:
+        raise NatsError("nats: the server has no JetStream, or it is not ready") from error
     except NotFoundError:
         config = StreamConfig(
             name=STREAM,
             subjects=[f"{SUBJECTS}.*"],
             storage=StorageType.FILE,
-            duplicate_window=DUPLICATES_SECONDS,
+            max_bytes=limits.max_bytes or -1,
+            max_age=limits.max_age,
+            discard=DiscardPolicy(limits.discard),
+            duplicate_window=min(DUPLICATES_SECONDS, limits.max_age or DUPLICATES_SECONDS),
         )
         try:
-            await untyped.add_stream(config)
+            info = await untyped.add_stream(config)
         except BadRequestError:  # another one was quicker
-            await context.stream_info(STREAM)
+            info = await context.stream_info(STREAM)
+        except APIError as error:
+            if error.err_code != _NO_ROOM:
+                raise
+            raise NatsError(
+                f"nats: the server cannot set {limits.max_bytes:,} bytes aside for the stream {STREAM}; give a smaller "
+                "limit (max_bytes, --nats-max-bytes), or the server more room"
+            ) from error
+    return info.config.max_age or 0.0
+
+
+async def consumer(context: JetStreamContext, config: ConsumerConfig) -> None:
+    """Makes a consumer of the stream."""
+    untyped: Any = context
+    await untyped.add_consumer(STREAM, config)
 
 
 async def bucket(context: JetStreamContext, name: str, ttl: float | None = None) -> KeyValue:

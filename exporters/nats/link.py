@@ -9,21 +9,23 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 from nats.aio.client import Client
+from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
+from nats.js.errors import NoStreamResponseError
 
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.backlog import Backlog
 from stepscope.exporters.collector.connecting import Connecting
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.nats import layout
+from stepscope.exporters.nats.connection import connect
+from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.servers import Servers
 from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import ClockSync
-
-IN_FLIGHT = 64
-"""Messages that may be published and not confirmed."""
 
 
 class _Message(msgspec.Struct):
@@ -32,6 +34,12 @@ class _Message(msgspec.Struct):
     next: int
     id: str
     data: bytes
+    oldest: int
+    """The oldest frame that there still was."""
+
+
+class _TooLargeError(Exception):
+    """A frame fits no message that the server takes."""
 
 
 class NatsLink(Connecting):
@@ -39,34 +47,39 @@ class NatsLink(Connecting):
 
     def __init__(
         self,
-        servers: list[str],
+        servers: Servers,
+        limits: NatsLimits,
         settings: LinkSettings,
         backlog: Backlog,
         hello: Callable[[], protocol.Hello],
         *,
         synced: Callable[[ClockSync], object] = lambda _: None,
-        **access: object,
     ) -> None:
         """
         Args:
-            servers: their URLs.
+            servers: whom to connect to, and how to get in.
+            limits: of what JetStream keeps, if nobody has made the stream.
             settings: times and sizes.
             backlog: what to send.
             hello: which stream this is.
             synced: is given each comparison with the clock of the collector that takes the stream.
-            access: how to get in, as `nats.connect` has it.
         """
-        super().__init__(f"NATS at {', '.join(servers)}", settings, backlog, hello, synced=synced)
-        self._servers, self._access = servers, access
+        super().__init__(f"NATS at {servers}", settings, backlog, hello, synced=synced)
+        self._servers, self._limits = servers, limits
+        self._most = 0
+        """Bytes of a message that the server takes."""
 
     def _reason(self, failure: Exception) -> tuple[str, bool]:
+        if isinstance(failure, _TooLargeError):
+            return str(failure), True
         if isinstance(failure, NatsError):
             return f"{type(failure).__name__}: {failure}", False
         return super()._reason(failure)
 
     async def _told(self, error: Exception) -> None:
-        """What the client is up to while it connects again."""
-        self._fail(self._reason(error)[0][:500])
+        """What the client is up to while it connects again. That a call took too long says less than what was said before."""
+        if not (isinstance(error, TimeoutError) and self._last_error):
+            self._fail(self._reason(error)[0][:500])
 
     async def _lost(self) -> None:
         self._connected = False
@@ -75,7 +88,7 @@ class NatsLink(Connecting):
         self._established()
 
     async def _connection(self) -> None:
-        client = await layout.connect(
+        client = await connect(
             self._servers,
             connect_timeout=self._settings.timeout,
             max_reconnect_attempts=-1,
@@ -83,19 +96,19 @@ class NatsLink(Connecting):
             error_cb=self._told,
             disconnected_cb=self._lost,
             reconnected_cb=self._back,
-            **self._access,
         )
         await self._back()
         try:
             jetstream = layout.jetstream(client, self._settings.timeout)
             hello = self._hello()
-            await layout.stream(jetstream)
+            await layout.stream(jetstream, self._limits)
             hellos = await layout.bucket(jetstream, layout.HELLOS)
             await hellos.put(hello.stream, protocol.encode(hello))
             self._backlog.resume(self._backlog.oldest)
+            self._most = client.max_payload - layout.OVERHEAD
             comparing = asyncio.create_task(self._compare_clocks(lambda ping: self._ask(client, hello.stream, ping)))
             try:
-                await self._publish_all(jetstream, hello.stream, client.max_payload - layout.OVERHEAD)
+                await self._publish_all(jetstream, hello.stream)
             finally:
                 await end_tasks(comparing)
         finally:
@@ -109,14 +122,13 @@ class NatsLink(Connecting):
             if isinstance(header, protocol.Pong):
                 self._compared(header)
 
-    async def _publish_all(self, jetstream: JetStreamContext, stream: str, most: int) -> None:
+    async def _publish_all(self, jetstream: JetStreamContext, stream: str) -> None:
         waiting: deque[tuple[_Message, asyncio.Task[bool]]] = deque()
-        most = min(most, self._settings.message_bytes)
         try:
             while True:
                 self._news.clear()
-                while len(waiting) < IN_FLIGHT:
-                    messages = self._compose(stream, most)
+                while len(waiting) < layout.IN_FLIGHT:
+                    messages = self._compose(stream)
                     if not messages:
                         break
                     for message in messages:
@@ -133,8 +145,9 @@ class NatsLink(Connecting):
         finally:
             await end_tasks(*(task for _, task in waiting))
 
-    def _compose(self, stream: str, most: int) -> list[_Message]:
+    def _compose(self, stream: str) -> list[_Message]:
         """What to publish next, in messages that the server takes: divided between frames where need be."""
+        most = min(self._most, self._settings.message_bytes)
         pieces = self._backlog.take(most)
         if not pieces:
             return []
@@ -142,7 +155,12 @@ class NatsLink(Connecting):
         messages: list[_Message] = []
         for part, count in _divided(b"".join(piece.read() for piece in pieces), most):
             data = protocol.encode(protocol.Frames(number, count), part)
-            messages.append(_Message(number + count, f"{stream}:{number}:{number + count}", data))
+            if len(data) > self._most:
+                raise _TooLargeError(
+                    f"a frame takes {len(data):,} bytes, and the server's max_payload allows {self._most:,}"
+                )
+            id = f"{stream}:{number}:{number + count}"
+            messages.append(_Message(number + count, id, data, self._backlog.oldest))
             number += count
         return messages
 
@@ -156,9 +174,11 @@ class NatsLink(Connecting):
                     message.data,
                     timeout=self._settings.timeout,
                     stream=layout.STREAM,
-                    headers={"Nats-Msg-Id": message.id},
+                    headers={"Nats-Msg-Id": message.id, layout.OLDEST: str(message.oldest)},
                 )
                 return True
+            except (ConnectionClosedError, NoStreamResponseError):
+                raise  # a server has ended it for good, or there is no stream any more: it is all begun anew
             except (NatsError, TimeoutError) as error:
                 await self._told(error)
             await asyncio.sleep(delay)

@@ -9,6 +9,7 @@ import resource
 from pathlib import Path
 from typing import Any
 
+from stepscope.cli import nats_options
 from stepscope.runtime.errors import StepscopeError
 
 
@@ -36,7 +37,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="URL",
-        help="take streams from NATS as well, as nats://host:4222; several collectors share them; may be repeated",
+        help="take streams from NATS as well, as nats://host:4222 or tls://host; several collectors share them; may be "
+        "repeated",
     )
     parser.add_argument(
         "--disk",
@@ -70,6 +72,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--upload-every", metavar="SECONDS", type=float, default=30.0, help="between two looks for that; default 30"
     )
+    nats_options.add(parser)
     parser.set_defaults(function=collect, command="collect", parser=parser)
 
 
@@ -94,6 +97,8 @@ def collect(given: argparse.Namespace) -> int:
         key=given.key,
         insecure=given.insecure,
         nats=tuple(given.nats),
+        nats_access=nats_options.access(given),
+        nats_limits=nats_options.limits(given),
         disk_bytes=given.disk,
         keep_newest=given.keep_newest,
         keep_slowest=given.keep_slowest,
@@ -110,7 +115,7 @@ def collect(given: argparse.Namespace) -> int:
     _allow_files()
     try:
         collector = Collector(settings)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         raise StepscopeError(str(error)) from error
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(collector.run(lambda url: print(f"listening on {url}", flush=True)))

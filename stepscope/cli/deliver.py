@@ -1,27 +1,36 @@
-"""`stepscope deliver`: sends to a collector what a run could not."""
+"""`stepscope deliver`: sends to a collector, or into NATS, what a run could not."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import ssl
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from stepscope.cli import nats_options
 from stepscope.runtime.errors import StepscopeError
+
+if TYPE_CHECKING:
+    from stepscope.exporters.collector.backlog import Backlog
+    from stepscope.exporters.collector.connecting import Connecting
+    from stepscope.exporters.collector.protocol import Hello
 
 DESCRIPTION = """\
 Sends to a collector what it has not confirmed of a run: the stream goes on where the collector's copy ends. The journal
 of a process that was killed is recovered first, and takes the place of what the process had streamed. A journal that was
-never streamed can be sent as well. Nothing is written twice, however often this is repeated.
+never streamed can be sent as well. Nothing is written twice, however often this is repeated. What goes into NATS is taken
+from there by `stepscope collect --from`.
 """
 
 EPILOG = """\
 examples:
   stepscope deliver runs/exp1 --url wss://collector.example:7788 --token-file token
   stepscope deliver runs/exp1/journal --url ws://127.0.0.1:7788
+  stepscope deliver runs/exp1 --url tls://nats.example:4222 --nats-credentials user.creds
 
-exit codes: 0 everything is written, 1 nothing to deliver, the process still runs, or the collector does not take it,
+exit codes: 0 everything is written, or stored in NATS, 1 nothing to deliver, the process still runs, or it is not taken,
 2 wrong usage
 """
 
@@ -37,7 +46,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("place", metavar="FILE|DIR", type=Path, help="directory of a run, or a journal")
-    parser.add_argument("--url", required=True, help="of the collector, such as wss://host:7788")
+    parser.add_argument("--url", required=True, help="such as wss://host:7788 or tls://nats:4222")
     parser.add_argument(
         "--token-file", type=Path, metavar="FILE", help="what the collector asks for; else $STEPSCOPE_TOKEN"
     )
@@ -50,6 +59,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="give up after so long without progress; default 60",
     )
+    nats_options.add(parser)
     parser.set_defaults(function=deliver, command="deliver", parser=parser)
 
 
@@ -62,19 +72,13 @@ def deliver(given: argparse.Namespace) -> int:
     """
     try:
         from stepscope.exporters.collector import delivery
-        from stepscope.exporters.collector.address import Address
-        from stepscope.exporters.collector.settings import LinkSettings
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
-    try:
-        address = Address(given.url, given.token_file, insecure=given.insecure)
-    except ValueError as error:
-        raise StepscopeError(str(error)) from error
-    tls = None if given.ca is None else ssl.create_default_context(cafile=given.ca)
+    connecting = _into_nats(given) if given.url.startswith(("nats:", "tls:")) else _to_collector(given)
     found = delivery.parcels(given.place)
     try:
         for parcel in found:
-            asyncio.run(delivery.deliver(parcel, address, LinkSettings(), tls, given.timeout))
+            asyncio.run(delivery.deliver(parcel, connecting, given.timeout))
             print(f"delivered {parcel.what}: {parcel.events:,} events in stream {parcel.hello.stream}")
             if parcel.damaged:
                 print(f"NOT delivered, and left where it is: {parcel.damaged}; and what follows that")
@@ -84,3 +88,37 @@ def deliver(given: argparse.Namespace) -> int:
     if not found:
         print(f"nothing of {given.place} is left to deliver")
     return 1 if any(parcel.damaged for parcel in found) else 0
+
+
+def _to_collector(given: argparse.Namespace) -> Callable[[Backlog, Callable[[], Hello]], Connecting]:
+    from stepscope.exporters.collector.address import Address
+    from stepscope.exporters.collector.link import Link
+    from stepscope.exporters.collector.settings import LinkSettings
+
+    try:
+        address = Address(given.url, given.token_file, insecure=given.insecure)
+    except ValueError as error:
+        raise StepscopeError(str(error)) from error
+    tls = None if given.ca is None else ssl.create_default_context(cafile=given.ca)
+    return lambda backlog, hello: Link(address, LinkSettings(), tls, backlog, hello)
+
+
+def _into_nats(given: argparse.Namespace) -> Callable[[Backlog, Callable[[], Hello]], Connecting]:
+    from stepscope.exporters.collector.settings import LinkSettings
+    from stepscope.exporters.nats.servers import Servers
+
+    if given.token_file or given.ca or given.insecure:
+        raise StepscopeError(
+            "--token-file, --ca and --insecure are for a collector; for NATS there are --nats-token-file, --nats-ca and "
+            "--nats-insecure"
+        )
+    try:
+        from stepscope.exporters.nats.link import NatsLink
+
+        servers = Servers(given.url, nats_options.access(given))
+    except ImportError as error:
+        raise StepscopeError(f"{error}; pip install 'stepscope[nats]'") from error
+    except ValueError as error:
+        raise StepscopeError(str(error)) from error
+    limits = nats_options.limits(given)
+    return lambda backlog, hello: NatsLink(servers, limits, LinkSettings(), backlog, hello)

@@ -1,0 +1,47 @@
+"""How to get into NATS: who one is, and whom one trusts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stepscope.runtime.checked import Checked
+
+
+class NatsAccess(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Credentials and certificates for NATS. Files are read again for each connection. Unknown fields are refused.
+
+    Raises:
+        ValueError: naming what does not go together.
+    """
+
+    credentials: Path | None = None
+    """File with a user's JWT and seed, as `nsc` writes it; needs the package nkeys."""
+    token_file: Path | None = None
+    """File that holds a token."""
+    user: str = ""
+    """Name of a user who has a password."""
+    password_file: Path | None = None
+    """File that holds the password."""
+    ca: Path | None = None
+    """PEM file with the certificates to trust instead of the system's; no server is talked to without TLS then."""
+    certificate: Path | None = None
+    """PEM file with the certificate that servers are shown; no server is talked to without TLS then."""
+    key: Path | None = None
+    """PEM file with its private key; `None`: in the certificate's file."""
+    insecure: bool = False
+    """Whether what is recorded, and what is given here, may go to another machine without TLS."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.user) != (self.password_file is not None):
+            raise ValueError("NatsAccess.user and NatsAccess.password_file must be given together")
+        if self.key is not None and self.certificate is None:
+            raise ValueError("NatsAccess.key is the key of a certificate: NatsAccess.certificate must be given as well")
+        ways = [self.credentials, self.token_file, self.password_file]
+        if sum(way is not None for way in ways) > 1:
+            raise ValueError("NatsAccess takes one of credentials, token_file and user with password_file")
+
+    @property
+    def wants_tls(self) -> bool:
+        """Whether no server may be talked to without TLS, whatever its URL says."""
+        return self.ca is not None or self.certificate is not None

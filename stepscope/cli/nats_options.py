@@ -1,0 +1,81 @@
+"""Options of commands that go to NATS."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from stepscope.exporters.nats.access import NatsAccess
+from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.runtime.errors import StepscopeError
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declares the options, in a group of their own."""
+    group = parser.add_argument_group("NATS", "how to get in there, and what JetStream is to keep")
+    for name, what in (
+        ("credentials", "a user's JWT and seed, as nsc writes them"),
+        ("token-file", "a token"),
+        ("password-file", "the password of --nats-user"),
+        ("ca", "certificates to trust, PEM; default: the system's"),
+        ("certificate", "certificate that servers are shown, PEM"),
+        ("key", "its private key, PEM; default: in the certificate's file"),
+    ):
+        group.add_argument(f"--nats-{name}", type=Path, metavar="FILE", help=what)
+    group.add_argument("--nats-user", default="", metavar="NAME", help="of a user who has a password")
+    group.add_argument("--nats-insecure", action="store_true", help="go to other machines without TLS as well")
+    default = NatsLimits()
+    group.add_argument(
+        "--nats-max-bytes",
+        type=int,
+        metavar="BYTES",
+        default=default.max_bytes,
+        help="of all streams in JetStream, if this command is the first to use it; 0: as much as the server allows; "
+        f"default {default.max_bytes}",
+    )
+    group.add_argument(
+        "--nats-max-age",
+        type=float,
+        metavar="SECONDS",
+        default=default.max_age,
+        help=f"how long it keeps them, likewise; 0: for ever; default {default.max_age:.0f}",
+    )
+    group.add_argument(
+        "--nats-discard",
+        choices=("old", "new"),
+        default=default.discard,
+        help="what goes when it is full, likewise: the oldest, or what comes, which exporters keep then; default old",
+    )
+
+
+def access(given: argparse.Namespace) -> NatsAccess:
+    """Who one is, and whom one trusts.
+
+    Raises:
+        StepscopeError: if what was given does not go together.
+    """
+    try:
+        return NatsAccess(
+            credentials=given.nats_credentials,
+            token_file=given.nats_token_file,
+            user=given.nats_user,
+            password_file=given.nats_password_file,
+            ca=given.nats_ca,
+            certificate=given.nats_certificate,
+            key=given.nats_key,
+            insecure=given.nats_insecure,
+        )
+    except ValueError as error:
+        raise StepscopeError(str(error)) from error
+
+
+def limits(given: argparse.Namespace) -> NatsLimits:
+    """What JetStream is to keep.
+
+    Raises:
+        StepscopeError: if a limit is none.
+    """
+    try:
+        return NatsLimits(max_bytes=given.nats_max_bytes, max_age=given.nats_max_age, discard=given.nats_discard)
+    except ValueError as error:
+        raise StepscopeError(str(error)) from error
