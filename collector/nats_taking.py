@@ -15,10 +15,10 @@ from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError
 from nats.js.kv import KeyValue
 
+from stepscope.collector.errors import FullError
 from stepscope.collector.lease import Leases
 from stepscope.collector.nats_intake import Intake
 from stepscope.collector.reference import Reference
-from stepscope.collector.store import FullError
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats import layout
 from stepscope.runtime.ending_tasks import end_tasks
