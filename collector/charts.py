@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,31 +18,85 @@ from stepscope.collector.views import Chart, Series
 Range = Literal["recent", "all"]
 MOST_SERIES = 32
 """Ranks that are told one by one."""
+FRESH = 0.8
+"""Seconds for which what was laid out is shown to others."""
+_KEPT = 8
+"""Layouts: some megabytes each where there are a thousand ranks."""
+
+Means = NDArray[np.float64]
 
 
-async def chart(streams: Streams, range: Range, ids: Sequence[str]) -> Chart:
-    """The median, lowest and highest step time of all ranks at each time, and the step times of some.
+class _Layout(msgspec.Struct, frozen=True):
+    """Mean step times in ms at each time: a row for each rank, not a number where it had none."""
 
-    Args:
-        streams: of whom.
-        range: the last minutes, or the whole run.
-        ids: of the ranks to tell one by one, the first `MOST_SERIES` of them.
-    """
-    ranks = list(streams)
-    histories = [_histories(rank, range) for rank in ranks]
+    width_ns: int
+    times: list[float]
+    rows: Means
+    index: dict[str, int]
+    """Rows by ranks' ids."""
+    lowest: Means
+    median: Means
+    highest: Means
+
+
+class Charts:
+    """Charts of the streams; those who ask at about the same time are told of the same moment."""
+
+    def __init__(self, streams: Streams) -> None:
+        """Args: of whom."""
+        self._streams = streams
+        self._kept: dict[tuple[Range, str | None], tuple[float, asyncio.Task[_Layout | None]]] = {}
+
+    async def chart(self, range: Range, ids: Sequence[str], job: str | None = None) -> Chart:
+        """The median, lowest and highest step time of all ranks at each time, and the step times of some.
+
+        Args:
+            range: the last minutes, or the whole run.
+            ids: of the ranks to tell one by one, the first `MOST_SERIES` of them.
+            job: of its ranks; default: of all.
+        """
+        found = await self._layout(range, job)
+        if found is None:
+            return Chart(width_s=1e-9, times=[], median=[], lowest=[], highest=[], series=[])
+        chosen = [id for id in dict.fromkeys(ids) if id in found.index][:MOST_SERIES]
+        return Chart(
+            width_s=found.width_ns / 1e9,
+            times=found.times,
+            median=_numbers(found.median),
+            lowest=_numbers(found.lowest),
+            highest=_numbers(found.highest),
+            series=[Series(id=id, step_ms=_numbers(found.rows[found.index[id]])) for id in chosen],
+        )
+
+    async def _layout(self, range: Range, job: str | None) -> _Layout | None:
+        now = time.monotonic()
+        for key, (since, _) in list(self._kept.items()):
+            if now - since >= FRESH:
+                del self._kept[key]
+        if (range, job) not in self._kept:
+            while len(self._kept) >= _KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[range, job] = now, asyncio.create_task(_lay_out(list(self._streams), range, job))
+        return await asyncio.shield(self._kept[range, job][1])
+
+
+async def _lay_out(ranks: list[Rank], range: Range, job: str | None) -> _Layout | None:
+    """`None` if there is no step."""
+    ranks = [rank for rank in ranks if job is None or any(stream.job == job for stream in rank.streams)]
+    histories = [_histories(rank, range, job) for rank in ranks]
     width = max((one.width_ns for several in histories for one in several), default=1)
     while True:
         parts = [[one.means(width) for one in several] for several in histories]
         found = [at for several in parts for at, _ in several if len(at)]
         if not found:
-            return Chart(width_s=width / 1e9, times=[], median=[], lowest=[], highest=[], series=[])
+            return None
         first, last = min(int(at[0]) for at in found), max(int(at[-1]) for at in found)
         if range == "recent":
             first = max(first, last - BUCKETS + 1)
         if last - first < BUCKETS:
             break
         width *= 2  # starts of a rank that lie far apart
-    rows: NDArray[np.float64] = np.full((len(ranks), last - first + 1), np.nan)
+    rows: Means = np.full((len(ranks), last - first + 1), np.nan)
     for number, several in enumerate(parts):
         for at, means in several:  # the latest start last: it is what counts where they overlap
             rows[number, at[at >= first] - first] = means[at >= first] / 1e6
@@ -50,23 +105,23 @@ async def chart(streams: Streams, range: Range, ids: Sequence[str]) -> Chart:
         used[-1] = False  # not all of it is there yet: some ranks would be missing
     rows = rows[:, used]
     low, middle, high = await asyncio.to_thread(_over_ranks, rows)
-    index = {rank.id: number for number, rank in enumerate(ranks)}
-    chosen = [id for id in dict.fromkeys(ids) if id in index][:MOST_SERIES]
-    return Chart(
-        width_s=width / 1e9,
+    return _Layout(
+        width_ns=width,
         times=((np.flatnonzero(used) + first + 0.5) * (width / 1e9)).round(3).tolist(),
-        median=_numbers(middle),
-        lowest=_numbers(low),
-        highest=_numbers(high),
-        series=[Series(id=id, step_ms=_numbers(rows[index[id]])) for id in chosen],
+        rows=rows,
+        index={rank.id: number for number, rank in enumerate(ranks)},
+        lowest=low,
+        median=middle,
+        highest=high,
     )
 
 
-def _histories(rank: Rank, range: Range) -> list[History]:
-    return [stream.steps.recent if range == "recent" else stream.steps.all for stream in rank.streams]
+def _histories(rank: Rank, range: Range, job: str | None) -> list[History]:
+    its = (stream for stream in rank.streams if job is None or stream.job == job)
+    return [stream.steps.recent if range == "recent" else stream.steps.all for stream in its]
 
 
-def _over_ranks(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def _over_ranks(rows: Means) -> tuple[Means, Means, Means]:
     """Lowest, median and highest of each column; each has a number."""
     ordered = np.sort(rows, axis=0)  # what is not a number comes last
     count: NDArray[np.int64] = (~np.isnan(rows)).sum(axis=0)
@@ -75,6 +130,6 @@ def _over_ranks(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray
     return ordered[0], middle, ordered[count - 1, column]
 
 
-def _numbers(values: NDArray[np.float64]) -> list[float | None]:
+def _numbers(values: Means) -> list[float | None]:
     rounded = values.round(3)
     return [None if number != number else number for number in rounded.tolist()]

@@ -53,6 +53,8 @@ class History:
         used: NDArray[np.int64] = np.flatnonzero(self._counts)
         if not len(used):
             return used, np.empty(0)
+        if width_ns == self.width_ns:
+            return used + self.first, self._totals[used] / self._counts[used]
         index = (used + self.first) // (width_ns // self.width_ns)
         first = int(index[0])
         counts = np.bincount(index - first, self._counts[used])

@@ -145,12 +145,11 @@ class Storage:
         """How much there is, as of the last look; `None` before the first."""
         if self._used is None:
             return None
-        streams = self._streams.all.values() if self._streams is not None else ()
         return StorageView(
             used_bytes=self._used,
             limit_bytes=self._policy.max_bytes or None,
             free_bytes=shutil.disk_usage(self._store.directory).free,
-            discarded_events=sum(stream.windows.discarded for stream in streams),
+            discarded_events=0 if self._streams is None else self._streams.totals()[0].discarded,
             problem=self._problem,
         )
 

@@ -30,6 +30,13 @@ export class Changes {
     }
   }
 
+  // Other ranks are shown from now on: what they do first is nothing new.
+  reset() {
+    this.#known.clear();
+    this.#first = true;
+    byId("changes").replaceChildren();
+  }
+
   note(text) {
     this.#say(text, Date.now() * 1e6, "");
   }

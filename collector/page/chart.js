@@ -1,11 +1,12 @@
 // The chart of step times: the spread over all ranks, their median, and the ranks that were chosen.
 
 import { byId, clock, element, milliseconds, rankName, say } from "./format.js";
-import { json } from "./server.js";
+import { json, withQuery } from "./server.js";
 
 export const FEW = 8; // so many ranks are all drawn
 const HEIGHT = 240;
 const ROWS = 30; // of the table
+const LONG = 6; // points without a value, after which a line is broken
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -17,13 +18,16 @@ export class StepChart {
   #asked = 0;
   #busy = false;
   #count = 0;
+  #turn = 0;
 
   constructor() {
     this.range = "recent";
     for (const input of document.querySelectorAll("input[name=range]")) {
       input.addEventListener("change", () => {
         this.range = input.value;
+        this.#turn += 1;
         this.#asked = 0;
+        this.#busy = false;
       });
     }
     new ResizeObserver(() => this.#plot?.setSize(this.#size())).observe(byId("plot"));
@@ -34,16 +38,32 @@ export class StepChart {
     byId("chart-table").addEventListener("toggle", () => this.#table());
   }
 
+  // Other ranks are shown from now on: what was asked for before is not waited for.
+  reset() {
+    this.#turn += 1;
+    this.#asked = 0;
+    this.#busy = false;
+    this.#data = null;
+    this.#key = "";
+    this.#plot?.destroy();
+    this.#plot = null;
+    byId("legend").replaceChildren();
+    say(byId("chart-text"), "");
+    byId("chart-table").querySelectorAll("thead, tbody").forEach((part) => part.replaceChildren());
+  }
+
   // Asks for the step times again, once a second at most; what is hidden asks for nothing.
-  async update(ranks, chosen) {
+  async update(ranks, chosen, job) {
     if (this.#busy || document.hidden || performance.now() - this.#asked < 900) return;
+    const turn = this.#turn;
     this.#busy = true;
     this.#asked = performance.now();
     const few = ranks.length <= FEW;
     const shown = ranks.filter((view) => few || chosen.has(view.id) || view.slow_factor !== null).slice(0, 16);
     try {
       const ids = shown.map((view) => view.id).join(",");
-      const chart = await json(`/v1/steps?range=${this.range}&ranks=${encodeURIComponent(ids)}`);
+      const chart = await json(withQuery("/v1/steps", { range: this.range, ranks: ids, job }));
+      if (turn !== this.#turn) return;
       const slow = new Set(shown.filter((view) => view.slow_factor !== null).map((view) => view.id));
       const names = new Map(shown.map((view) => [view.id, rankName(view)]));
       this.#lines = chart.series.map((one) => ({ id: one.id, name: names.get(one.id) ?? one.id, slow: slow.has(one.id) }));
@@ -51,7 +71,7 @@ export class StepChart {
       this.#count = ranks.length;
       this.#draw();
     } finally {
-      this.#busy = false;
+      if (turn === this.#turn) this.#busy = false;
     }
   }
 
@@ -85,7 +105,7 @@ export class StepChart {
 
   #options() {
     const axis = { stroke: style("--quiet"), grid: { stroke: style("--rule"), width: 1 }, ticks: { show: false } };
-    const line = { width: 1.5, points: { show: (plot) => plot.data[0].length < 12, size: 4 }, spanGaps: true };
+    const line = { width: 1.5, points: { show: (plot) => plot.data[0].length < 12, size: 4 }, gaps: (plot, series) => breaks(plot, series, this.#data.width_s) };
     return {
       ...this.#size(),
       legend: { show: false },
@@ -158,6 +178,21 @@ export class StepChart {
     }
     details.querySelector("tbody").replaceChildren(...rows);
   }
+}
+
+// Where a line is broken, in pixels: between points so far from each other that no step explains it.
+function breaks(plot, series, width) {
+  const times = plot.data[0];
+  const values = plot.data[series];
+  const found = [];
+  let last = -1;
+  for (let at = 0; at < values.length; at += 1) {
+    if (values[at] === null) continue;
+    const usual = last < 0 ? 0 : Math.max(LONG * width, (3 * Math.max(values[at], values[last])) / 1000);
+    if (last >= 0 && times[at] - times[last] > usual) found.push([times[last], times[at]].map((time) => plot.valToPos(time, "x", true)));
+    last = at;
+  }
+  return found;
 }
 
 function seconds(value) {
