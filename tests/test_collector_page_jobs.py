@@ -56,7 +56,7 @@ def test_a_job_is_chosen(tmp_path: Path) -> None:
         jobs = page.get_by_role("combobox", name="Job")
         assert not jobs.is_visible(), "there is nothing to choose"
         trained(collector.url, 0, token=TOKEN, name="small & odd?", world=1, steps=10)
-        is_shown(page, [f"rank 0 of {LARGE}", f"rank 0 of {SMALL}", f"rank 1 of {LARGE}"], 3)
+        is_shown(page, [f"rank 0 of {LARGE}", f"rank 1 of {LARGE}", f"rank 0 of {SMALL}"], 3)
         events = summary(page, "Events", ".quiet")
 
         jobs.focus()
@@ -89,7 +89,7 @@ def test_a_job_is_chosen(tmp_path: Path) -> None:
         page.reload()
         is_shown(page, ["rank 0"], 1)
         page.get_by_role("combobox", name="Job").select_option(label="All 2 jobs")
-        is_shown(page, [f"rank 0 of {LARGE}", f"rank 0 of {SMALL}", f"rank 1 of {LARGE}"], 3)
+        is_shown(page, [f"rank 0 of {LARGE}", f"rank 1 of {LARGE}", f"rank 0 of {SMALL}"], 3)
         assert shown_job(page) == [] and summary(page, "Events", ".quiet") == events
         assert not [address for address in (*addresses, page.url) if TOKEN in address]
 

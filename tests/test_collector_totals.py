@@ -103,8 +103,9 @@ async def test_forgotten_streams_go_on_counting(tmp_path: Path) -> None:
     await poll(lambda: storage.view() is not None)
     await end_tasks(looking)
     watched = Watched(streams, storage)
-    for number in range(100):
-        stream = feed(streams, number, number % 4, 99)
+    stream = feed(streams, 0, 0, 99)
+    for number in range(1, 100):
+        feed(streams, number, number % 4, 99)
         watched.look()
     assert len(streams.all) <= 16
     found = watched.look()
@@ -122,7 +123,7 @@ def test_what_comes_again_counts_once() -> None:
     """The recovered journal of a killed process: as much as that has brought, and what it has beyond."""
     watched = Watched(streams := Streams(8))
     first = feed(streams, 1, 1, 4)
-    before = watched.look()
+    found = before = watched.look()
     life = a_lossy_life()
     with streams.connected(Hello("f" * 32, SYNC, 0, run_of(1, "job1"), first.id), object()) as again:
         for number in range(len(life)):

@@ -134,10 +134,10 @@ function verdict() {
   if (job.slowest.length > 3) told.push(`${job.slowest.length - 3} more are slow.`);
   if (job.absent.length && job.ranks) {
     const some = job.absent.slice(0, 8).join(", ");
-    told.push(`Not seen yet: rank ${some}${job.absent.length > 8 ? ", …" : ""}.`);
+    told.push(`Not seen yet: rank ${some}${job.absent.length > 8 ? " and more" : ""}.`);
   }
   if (job.restoring) told.push(`The files of ${whole(job.restoring)} earlier streams are being read.`);
-  if (!told.length) told.push(job.ranks ? "No rank is slower than by chance." : waiting());
+  if (!told.length && job.ranks !== 1) told.push(job.ranks ? "No rank is slower than by chance." : waiting());
   say(byId("verdict"), told.join(" "));
   byId("verdict").classList.toggle("bad", job.slowest.length > 0);
 }

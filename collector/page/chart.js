@@ -1,6 +1,6 @@
 // The chart of step times: the spread over all ranks, their median, and the ranks that were chosen.
 
-import { byId, clock, element, milliseconds, rankName, say } from "./format.js";
+import { byId, clock, element, milliseconds, rankName, say, whole } from "./format.js";
 import { json, withQuery } from "./server.js";
 
 export const FEW = 8; // so many ranks are all drawn
@@ -86,7 +86,7 @@ export class StepChart {
 
   #draw() {
     if (!this.#data) return;
-    const key = JSON.stringify(this.#lines);
+    const key = JSON.stringify([this.#several, this.#lines]);
     if (key !== this.#key) {
       this.#key = key;
       this.#plot?.destroy();
@@ -99,11 +99,17 @@ export class StepChart {
     this.#table();
   }
 
+  // Of one rank alone there is neither a median nor a spread.
+  get #several() {
+    return this.#count !== 1;
+  }
+
   #colour(index) {
     return this.#lines[index].slow ? style("--bad") : style(`--line-${(index % 8) + 1}`);
   }
 
   #options() {
+    const several = this.#several;
     const axis = { stroke: style("--quiet"), grid: { stroke: style("--rule"), width: 1 }, ticks: { show: false } };
     const line = { width: 1.5, points: { show: (plot) => plot.data[0].length < 12, size: 4 }, gaps: (plot, series) => breaks(plot, series, this.#data.width_s) };
     return {
@@ -112,14 +118,14 @@ export class StepChart {
       cursor: { points: { size: 5 }, drag: { x: true, y: false } },
       scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.08, 1e-3)] } },
       axes: [
-        { ...axis, size: 30, values: [[1, "{HH}:{mm}:{ss}", null, null, null, null, null, null, 1]] },
+        { ...axis, size: 30, space: (plot) => (plot.width < 600 ? 56 : 80), values: [[1, "{HH}:{mm}:{ss}", null, null, null, null, null, null, 1]] },
         { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick ? milliseconds(tick) : "0")) },
       ],
       series: [
         {},
-        { ...line, stroke: style("--band-edge"), width: 1, points: { show: false } },
-        { ...line, stroke: style("--band-edge"), width: 1, points: { show: false } },
-        { ...line, stroke: style("--median"), width: 2, dash: [6, 4] },
+        { ...line, show: several, stroke: style("--band-edge"), width: 1, points: { show: false } },
+        { ...line, show: several, stroke: style("--band-edge"), width: 1, points: { show: false } },
+        { ...line, show: several, stroke: style("--median"), width: 2, dash: [6, 4] },
         ...this.#lines.map((one, index) => ({ ...line, stroke: this.#colour(index), width: one.slow ? 2.5 : 1.5 })),
       ],
       bands: [{ series: [1, 2], fill: style("--band") }],
@@ -133,9 +139,9 @@ export class StepChart {
       swatch.style.color = colour;
       return element("li", {}, swatch, element("span", {}, name), element("output", {}));
     };
+    const spread = [item("median", style("--median"), "dashed"), item("all ranks", style("--band"), "area")];
     byId("legend").replaceChildren(
-      item("median", style("--median"), "dashed"),
-      item("all ranks", style("--band"), "area"),
+      ...(this.#several ? spread : []),
       ...this.#lines.map((one, index) => item(one.slow ? `${one.name} (slow)` : one.name, this.#colour(index), "")),
     );
   }
@@ -144,7 +150,7 @@ export class StepChart {
     const [, high, low, median, ...rest] = this.#columns();
     const at = (values) => (index === null || index === undefined ? "" : milliseconds(values[index]));
     const range = index === null || index === undefined ? "" : `${at(low)} to ${at(high)}`;
-    const texts = [at(median), range, ...rest.map(at)];
+    const texts = [...(this.#several ? [at(median), range] : []), ...rest.map(at)];
     byId("legend")
       .querySelectorAll("output")
       .forEach((output, number) => say(output, texts[number] ?? ""));
@@ -154,7 +160,7 @@ export class StepChart {
     const { times, median, lowest, highest, width_s } = this.#data;
     if (!times.length) return say(byId("chart-text"), "No step has ended yet.");
     const last = times.length - 1;
-    const ranks = this.#count === 1 ? "one rank" : `${this.#count} ranks`;
+    const ranks = this.#count === 1 ? "one rank" : `${whole(this.#count)} ranks`;
     const spread = this.#count === 1 ? "" : `, between ${milliseconds(lowest[last])} and ${milliseconds(highest[last])}`;
     say(
       byId("chart-text"),

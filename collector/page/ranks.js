@@ -8,7 +8,7 @@ const BEYOND = 12; // rows that are there above and below those that are seen
 const ORDER = { died: 0, silent: 1, connected: 2, ended: 3 };
 
 const COLUMNS = [
-  { title: "Rank", name: (view) => rankName(view), sort: (view) => [view.rank === null, view.rank ?? view.id] },
+  { title: "Rank", name: (view) => rankName(view), sort: (view) => [view.of ?? "", view.rank === null, view.rank ?? view.id] },
   { title: "State", name: state, sort: (view) => [ORDER[view.state], -view.silent_s] },
   { title: "Host", name: (view) => view.host, sort: (view) => [view.host] },
   { title: "Step", number: true, name: (view) => whole(view.step), sort: (view) => [view.step ?? -1] },
