@@ -80,7 +80,7 @@ def run(ranks: int, rate: int, seconds: float, *, browser: str | None = None) ->
             result, sent = asyncio.run(_stream(collector, ranks, seconds, prepared, before, load, told))
             if page is not None:
                 page.close(min(map(len, sent.values())) - 1)
-                result = msgspec.structs.replace(result, page_delay=_delay(shown.delays(sent, page.shown)))
+                result = msgspec.structs.replace(result, page_delay=_delay(shown.delays(sent, page.shown, whole=False)))
             return result
 
 
@@ -115,13 +115,13 @@ async def _stream(
         collector_seconds=collector.processor_seconds() - before,
         collector_peak_bytes=collector.peak_bytes(),
         load_before=load,
-        events_delay=_delay(shown.delays(sent, told)),
+        events_delay=_delay(shown.delays(sent, told, whole=True)),
     )
     return result, sent
 
 
 def _delay(found: Sequence[float]) -> Delay:
-    return Delay(steps=len(found), median=statistics.median(found), worst=max(found))
+    return Delay(steps=len(found), median=statistics.median(found) if found else 0.0, worst=max(found, default=0.0))
 
 
 def _missing(directory: Path, made: Sequence[_Rank], prepared: tuple[int, int, bytes]) -> int:

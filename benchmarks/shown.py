@@ -34,6 +34,9 @@ _WATCH = """() => {
   look();
 }"""
 """Notes in the page which steps stand there whenever a frame is about to be painted."""
+_DRAWN = """last => [...document.querySelectorAll("#rank-table tbody tr[data-id]")]
+  .every((row) => window.shown[row.dataset.id]?.at(-1)?.[0] >= last)"""
+"""Whether a step stands in all rows that are there now."""
 
 
 class _Rank(msgspec.Struct):
@@ -127,24 +130,25 @@ class Page:
             page.evaluate(_WATCH)
             self._ready.set()
             self._over.wait()
-            drawn = "last => Object.values(window.shown).every((seen) => seen.length && seen.at(-1)[0] >= last)"
-            page.wait_for_function(drawn, arg=self._last, timeout=PATIENCE * 1000)
+            page.wait_for_function(_DRAWN, arg=self._last, timeout=PATIENCE * 1000)
             found = page.evaluate("window.shown")
             self.shown = {id: [(int(step), float(at)) for step, at in seen] for id, seen in found.items()}
             started.close()
 
 
-def delays(sent: Mapping[str, Sequence[float]], shown: Shown) -> list[float]:
-    """Seconds from the sending of each step until it, or a later one, was shown; of ranks that were never shown nothing.
+def delays(sent: Mapping[str, Sequence[float]], shown: Shown, *, whole: bool) -> list[float]:
+    """Seconds from the sending of each step until it, or a later one, was shown.
 
     Args:
         sent: for each rank's id the Unix times at which its steps were sent, the first of which has number 0.
         shown: by whom.
+        whole: whether all ranks were seen all the time. Otherwise what was shown of a rank first is passed over: its row may
+            have come to be seen only then, among a thousand.
     """
     found: list[float] = []
     for id, seen in shown.items():
         times = sent.get(id, ())
-        next_step = 0
+        next_step = 0 if whole or not seen else seen[0][0] + 1
         for step, at in seen:
             found += [at - sent_at for sent_at in times[next_step : step + 1]]
             next_step = max(next_step, step + 1)

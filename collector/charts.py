@@ -85,23 +85,12 @@ async def _lay_out(ranks: list[Rank], range: Range, job: str | None) -> _Layout 
     ranks = [rank for rank in ranks if job is None or any(stream.job == job for stream in rank.streams)]
     histories = [_histories(rank, range, job) for rank in ranks]
     width = max((one.width_ns for several in histories for one in several), default=1)
-    while True:
-        parts = [[one.means(width) for one in several] for several in histories]
-        found = [at for several in parts for at, _ in several if len(at)]
-        if not found:
-            return None
-        first, last = min(int(at[0]) for at in found), max(int(at[-1]) for at in found)
-        if range == "recent":
-            first = max(first, last - BUCKETS + 1)
-        if last - first < BUCKETS:
-            break
-        width *= 2  # starts of a rank that lie far apart
-    rows: Means = np.full((len(ranks), last - first + 1), np.nan)
-    for number, several in enumerate(parts):
-        for at, means in several:  # the latest start last: it is what counts where they overlap
-            rows[number, at[at >= first] - first] = means[at >= first] / 1e6
+    laid = _side_by_side(histories, range) or _over_each_other(histories, width, range)
+    if laid is None:
+        return None
+    width, first, rows = laid
     used = np.atleast_1d(~np.isnan(rows).all(axis=0))
-    if used.sum() > 1 and (last + 1) * width > time.time_ns():
+    if used.sum() > 1 and (first + len(used)) * width > time.time_ns():
         used[-1] = False  # not all of it is there yet: some ranks would be missing
     rows = rows[:, used]
     low, middle, high = await asyncio.to_thread(_over_ranks, rows)
@@ -116,6 +105,53 @@ async def _lay_out(ranks: list[Rank], range: Range, job: str | None) -> _Layout 
     )
 
 
+_Laid = tuple[int, int, Means]
+"""Width of a bucket, index of the first, and a row of means in ms for each rank; the last column has a number."""
+
+
+def _side_by_side(histories: Sequence[Sequence[History]], range: Range) -> _Laid | None:
+    """Of ranks with one history each, all of one width and about the same time, as is usual where there are many; else `None`."""
+    every = [several[0] for several in histories if len(several) == 1 and not several[0].empty]
+    if len(every) != len(histories) or len({one.width_ns for one in every}) != 1:
+        return None
+    first = min(one.first for one in every)
+    size = max(one.first for one in every) + BUCKETS - first
+    if size > 2 * BUCKETS:
+        return None
+    counts: Means = np.zeros((len(every), size))
+    totals: Means = np.zeros((len(every), size))
+    for row, one in enumerate(every):
+        one.lay(counts[row], totals[row], first)
+    used: NDArray[np.int64] = np.flatnonzero(counts.any(axis=0))
+    begin, end = int(used[0]), int(used[-1]) + 1
+    if range == "recent":
+        begin = max(begin, end - BUCKETS)
+    if end - begin > BUCKETS:
+        return None
+    with np.errstate(invalid="ignore"):
+        return every[0].width_ns, first + begin, totals[:, begin:end] / counts[:, begin:end] / 1e6
+
+
+def _over_each_other(histories: Sequence[Sequence[History]], width: int, range: Range) -> _Laid | None:
+    """Of any histories, in buckets of the width or, if their times lie far apart, of a multiple of it."""
+    while True:
+        parts = [[one.means(width) for one in several] for several in histories]
+        found = [at for several in parts for at, _ in several if len(at)]
+        if not found:
+            return None
+        first, last = min(int(at[0]) for at in found), max(int(at[-1]) for at in found)
+        if range == "recent":
+            first = max(first, last - BUCKETS + 1)
+        if last - first < BUCKETS:
+            break
+        width *= 2  # starts of a rank that lie far apart
+    rows: Means = np.full((len(histories), last - first + 1), np.nan)
+    for number, several in enumerate(parts):
+        for at, means in several:  # the latest start last: it is what counts where they overlap
+            rows[number, at[at >= first] - first] = means[at >= first] / 1e6
+    return width, first, rows
+
+
 def _histories(rank: Rank, range: Range, job: str | None) -> list[History]:
     its = (stream for stream in rank.streams if job is None or stream.job == job)
     return [stream.steps.recent if range == "recent" else stream.steps.all for stream in its]
@@ -123,11 +159,11 @@ def _histories(rank: Rank, range: Range, job: str | None) -> list[History]:
 
 def _over_ranks(rows: Means) -> tuple[Means, Means, Means]:
     """Lowest, median and highest of each column; each has a number."""
-    ordered = np.sort(rows, axis=0)  # what is not a number comes last
+    ordered = np.sort(np.ascontiguousarray(rows.T), axis=1)  # what is not a number comes last
     count: NDArray[np.int64] = (~np.isnan(rows)).sum(axis=0)
     column: NDArray[np.int64] = np.arange(len(count))
-    middle = (ordered[(count - 1) // 2, column] + ordered[count // 2, column]) / 2
-    return ordered[0], middle, ordered[count - 1, column]
+    middle = (ordered[column, (count - 1) // 2] + ordered[column, count // 2]) / 2
+    return ordered[:, 0], middle, ordered[column, count - 1]
 
 
 def _numbers(values: Means) -> list[float | None]:
