@@ -1,6 +1,6 @@
-"""Streaming to a collector over loopback: what it costs the training process, and what the collector takes in.
+"""Streaming to a collector over loopback: what it costs the training process, what the collector takes in, and when it shows it.
 
-Both are processor time: of the collector's process for what it takes in, of the training process, less that of the same load
+Costs are processor time: of the collector's process for what it takes in, of the training process, less that of the same load
 without the exporter, for what it costs.
 """
 
@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from benchmarks import shown
 from benchmarks.collecting import collecting, payload
 from benchmarks.ranks import SYNC
 from benchmarks.ranks import run as run_ranks
@@ -115,6 +116,27 @@ def _ranks(scale: Scale) -> Generator[Round]:
     yield once
 
 
+@contextmanager
+def _shown(scale: Scale) -> Generator[Round]:
+    def once() -> Sample:
+        seconds = scale.events / 500_000 * 60
+        if seconds > 1:
+            result = run_ranks(RANKS, 1000, seconds, browser=shown.browser())
+        else:
+            result = run_ranks(10, 1000, seconds)
+        facts = {
+            "live events, median, s": result.events_delay.median,
+            "live events, worst, s": result.events_delay.worst,
+        }
+        worst = result.events_delay.worst
+        if result.page_delay is not None:
+            facts |= {"page, median, s": result.page_delay.median, "page, worst, s": result.page_delay.worst}
+            worst = max(worst, result.page_delay.worst)
+        return Sample(worst, facts=facts)
+
+    yield once
+
+
 ROWS = (
     Row(
         key="collector.ingest",
@@ -140,6 +162,14 @@ ROWS = (
         budget=1000.0,
         heavy=True,
         contenders=(Contender(Tool.STEPSCOPE, "stepscope collect", _ranks, every=5),),
+    ),
+    Row(
+        key="collector.shown",
+        what="from the sending of a step until live events and the page show it, the worst of a minute, 1,000 ranks that stream 1,000 events/s each",
+        unit="s",
+        budget=2.0,
+        heavy=True,
+        contenders=(Contender(Tool.STEPSCOPE, "stepscope collect", _shown, every=5),),
     ),
 )
 """What a collector and its exporter cost."""

@@ -1,13 +1,18 @@
 """Many ranks that stream to one collector at once: python -m benchmarks.ranks [--ranks N] [--rate EVENTS] [--seconds N].
 
-One process plays them all, with frames that were prepared, so that it is the collector that is measured.
+One process plays them all, with frames that were prepared, so that it is the collector that is measured. Each does a step a
+second; how long it takes until that is shown is measured as well, by listening to live events and, with `--page`, on the page
+in a browser.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
+import os
 import random
+import statistics
 import time
 import uuid
 from collections.abc import Sequence
@@ -15,12 +20,21 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks import shown
 from benchmarks.collecting import Collecting, collecting, payload
 from benchmarks.session import scratch
 
 SYNC = b"\xf5rnk"
 MESSAGES = 4
 """A second and rank, as exporters send them."""
+
+
+class Delay(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds from the sending of a step until it is shown."""
+
+    steps: int
+    median: float
+    worst: float
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,27 +53,59 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     collector_seconds: float
     """Processor time of the collector."""
     collector_peak_bytes: int
+    load_before: float
+    """Processes that wanted to run in the minute before."""
+    events_delay: Delay
+    """Until live events tell of a step."""
+    page_delay: Delay | None = None
+    """Until the page shows it, of the ranks whose rows are drawn; `None` if no browser looked."""
 
 
-def run(ranks: int, rate: int, seconds: float) -> Result:
-    """Streams `rate` events a second from each of `ranks` ranks."""
+def run(ranks: int, rate: int, seconds: float, *, browser: str | None = None) -> Result:
+    """Streams `rate` events a second, and a step, from each of `ranks` ranks.
+
+    Args:
+        ranks: how many.
+        rate: events a second and rank.
+        seconds: how long.
+        browser: path of a Chromium in which the page is looked at meanwhile.
+    """
     prepared = payload(max(rate // MESSAGES, 1))
+    load = os.getloadavg()[0]
     with scratch() as directory, collecting(directory) as collector:
-        before = collector.processor_seconds()
-        return asyncio.run(_stream(collector, ranks, seconds, prepared, before))
+        url = collector.url.replace("ws", "http", 1)
+        with shown.listening(url) as told:
+            page = None if browser is None else shown.Page(url, browser)
+            before = collector.processor_seconds()
+            result, sent = asyncio.run(_stream(collector, ranks, seconds, prepared, before, load, told))
+            if page is not None:
+                page.close(min(map(len, sent.values())) - 1)
+                result = msgspec.structs.replace(result, page_delay=_delay(shown.delays(sent, page.shown, whole=False)))
+            return result
 
 
 async def _stream(
-    collector: Collecting, ranks: int, seconds: float, prepared: tuple[int, int, bytes], before: float
-) -> Result:
+    collector: Collecting,
+    ranks: int,
+    seconds: float,
+    prepared: tuple[int, int, bytes],
+    before: float,
+    load: float,
+    told: shown.Shown,
+) -> tuple[Result, dict[str, list[float]]]:
     made = [_Rank(number, ranks, collector.url, prepared) for number in range(ranks)]
     start = time.monotonic()
     async with asyncio.TaskGroup() as group:
         for rank in made:
             group.create_task(rank.stream(seconds))
     lasted = time.monotonic() - start
+    sent = {f"ranks-{number}": rank.steps_at for number, rank in enumerate(made)}
+    while time.monotonic() < start + lasted + shown.PATIENCE and not shown.complete(sent, told):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
     missing = await asyncio.to_thread(_missing, collector.directory, made, prepared)
-    return Result(
+    if not shown.complete(sent, told):
+        raise RuntimeError("live events did not tell of all steps")
+    result = Result(
         ranks=ranks,
         sent=sum(rank.sent for rank in made),
         written=sum(rank.written for rank in made),
@@ -68,7 +114,14 @@ async def _stream(
         slowest_ack=max(rank.slowest for rank in made),
         collector_seconds=collector.processor_seconds() - before,
         collector_peak_bytes=collector.peak_bytes(),
+        load_before=load,
+        events_delay=_delay(shown.delays(sent, told, whole=True)),
     )
+    return result, sent
+
+
+def _delay(found: Sequence[float]) -> Delay:
+    return Delay(steps=len(found), median=statistics.median(found) if found else 0.0, worst=max(found, default=0.0))
 
 
 def _missing(directory: Path, made: Sequence[_Rank], prepared: tuple[int, int, bytes]) -> int:
@@ -78,9 +131,23 @@ def _missing(directory: Path, made: Sequence[_Rank], prepared: tuple[int, int, b
     missing = 0
     for rank in made:
         there = (directory / "streams" / rank.id / "journal").stat().st_size
-        frames = (there - fmt.FILE_HEADER.size - rank.run_bytes) // size
+        frames = (there - fmt.FILE_HEADER.size - rank.other_bytes) // size
         missing += rank.sent - frames * prepared[0]
     return missing
+
+
+@functools.cache
+def _step(number: int) -> tuple[int, bytes]:
+    """A frame's payload of one step of a second, which ends now: (flags, bytes). All ranks send the same."""
+    from stepscope.collector.stream import STEPS
+    from stepscope.runtime.events import EventBatch, Kind, empty_block
+    from stepscope.runtime.journal import format as fmt
+
+    events = empty_block(1)
+    events["kind"], events["step"] = int(Kind.SPAN), number
+    events["ts"], events["dur"] = time.monotonic_ns() - 10**9, 10**9
+    (made,) = fmt.encode_events(EventBatch(STEPS, 0, events, b""), "zstd")
+    return made[1], b"".join(map(bytes, made[2]))
 
 
 class _Rank:
@@ -88,12 +155,14 @@ class _Rank:
 
     def __init__(self, number: int, ranks: int, url: str, prepared: tuple[int, int, bytes]) -> None:
         self.id = uuid.uuid4().hex
-        self.sent = self.written = self.run_bytes = 0
+        self.sent = self.written = self.other_bytes = 0
         self.slowest = 0.0
+        self.steps_at: list[float] = []
+        """Unix times at which its steps were sent."""
         self._number, self._ranks, self._url = number, ranks, url
         self._count, self._flags, self._payload = prepared
         self._next = 0
-        self._sent_at: dict[int, float] = {}
+        self._sent_at: dict[int, tuple[float, int]] = {}
 
     async def stream(self, seconds: float) -> None:
         from websockets.asyncio.client import connect
@@ -116,30 +185,40 @@ class _Rank:
             await socket.send(protocol.encode(protocol.Hello(self.id, SYNC, 0, record)))
             await socket.recv()
 
-            async def send(kind: int, flags: int, data: bytes) -> None:
-                frame = fmt.encode_frame(SYNC, kind, self._next, [data], flags)
-                self._next += 1
-                self._sent_at[self._next] = time.monotonic()
-                await socket.send(protocol.encode(protocol.Frames(self._next - 1, 1), *map(bytes, frame)))
+            async def send(*parts: tuple[int, int, bytes]) -> None:
+                first = self._next
+                data = list[bytes]()
+                for kind, flags, body in parts:
+                    data += map(bytes, fmt.encode_frame(SYNC, kind, self._next, [body], flags))
+                    self._next += 1
+                    if kind != fmt.FrameType.EVENTS or body is not self._payload:
+                        self.other_bytes += len(body) + fmt.FRAME_HEADER.size
+                    else:
+                        self.sent += self._count
+                self._sent_at[self._next] = time.monotonic(), self.sent
+                await socket.send(protocol.encode(protocol.Frames(first, len(parts)), *data))
 
             async def confirmed() -> None:
-                while self.written < self.sent or not self._done:
+                while self._sent_at or not self._done:
                     header, _ = protocol.decode(bytes(await socket.recv(decode=False)))
                     assert isinstance(header, protocol.Ack), header
-                    self.slowest = max(self.slowest, time.monotonic() - self._sent_at.pop(header.next))
-                    self.written = (header.next - 1) * self._count
+                    sent_at, self.written = self._sent_at.pop(header.next)
+                    self.slowest = max(self.slowest, time.monotonic() - sent_at)
 
             self._done = False
             listening = asyncio.ensure_future(confirmed())
-            first = encode_record(record)
-            self.run_bytes = len(first) + fmt.FRAME_HEADER.size
-            await send(fmt.FrameType.RUN, 0, first)
-            begun = time.monotonic()
-            for turn in range(max(int(seconds * MESSAGES), 1)):
+            await send((fmt.FrameType.RUN, 0, encode_record(record)))
+            begun, turns = time.monotonic(), max(int(seconds * MESSAGES), 1)
+            for turn in range(turns):
                 await asyncio.sleep(begun + turn / MESSAGES - time.monotonic())
-                await send(fmt.FrameType.EVENTS, self._flags, self._payload)
-                self.sent += self._count
-                self._done = turn == max(int(seconds * MESSAGES), 1) - 1
+                events = (int(fmt.FrameType.EVENTS), self._flags, self._payload)
+                self._done = turn == turns - 1
+                if turn % MESSAGES:
+                    await send(events)
+                    continue
+                step = (int(fmt.FrameType.EVENTS), *_step(len(self.steps_at)))
+                self.steps_at.append(time.time())
+                await send(events, step)
             await listening
 
 
@@ -149,8 +228,12 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1000)
     parser.add_argument("--rate", type=int, default=1000, help="events a second and rank")
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--page", action="store_true", help="look at the page in Chromium meanwhile")
     given = parser.parse_args()
-    result = run(given.ranks, given.rate, given.seconds)
+    browser = shown.browser() if given.page else None
+    if given.page and browser is None:
+        parser.error("--page needs Chromium and playwright")
+    result = run(given.ranks, given.rate, given.seconds, browser=browser)
     print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
     return int(result.missing != 0 or result.written != result.sent)
 

@@ -14,7 +14,6 @@ from starlette.routing import Route
 from stepscope.collector import charts, metrics, openapi
 from stepscope.collector.downloads import Download, Source
 from stepscope.collector.job_windows import Group
-from stepscope.collector.live import detail
 from stepscope.collector.operation import NoParameters, Operation, answer, body, parameters
 from stepscope.collector.order import OrderResult, WindowOrder
 from stepscope.collector.problems import ProblemError
@@ -24,6 +23,7 @@ from stepscope.collector.tickets import SECONDS
 from stepscope.collector.views import (
     Chart,
     Health,
+    JobEntry,
     JobView,
     RankDetail,
     RankView,
@@ -33,6 +33,7 @@ from stepscope.collector.views import (
     WindowDetail,
     WindowView,
 )
+from stepscope.collector.window_views import window_detail
 from stepscope.runtime.errors import FormatError
 
 if TYPE_CHECKING:
@@ -41,7 +42,13 @@ if TYPE_CHECKING:
 _STREAM = "/v1/streams/{stream}"
 
 
-class ChartQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class JobQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of which job, if the collector has several."""
+
+    job: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
+
+
+class ChartQuery(JobQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which step times to tell."""
 
     range: charts.Range = "recent"
@@ -49,13 +56,7 @@ class ChartQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ids of ranks to tell one by one, with commas between them."""
 
 
-class JobQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of which job, if the collector has several."""
-
-    job: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
-
-
-class WindowsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WindowsQuery(JobQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many windows to tell."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
@@ -68,6 +69,7 @@ class Api:
         """Args: whose state it is."""
         self._collector = collector
         self._tables = Tables()
+        self._charts = charts.Charts(collector.streams)
         self.operations = self._operations()
         self._document = msgspec.json.encode(openapi.document(self.operations))
 
@@ -78,8 +80,25 @@ class Api:
     def _operations(self) -> list[Operation]:
         window = _STREAM + "/windows/{window:int}"
         return [
-            Operation(path="/v1/job", name="job", summary="All ranks together", handler=self._job, answer=JobView),
-            Operation(path="/v1/ranks", name="ranks", summary="Every rank", handler=self._ranks, answer=list[RankView]),
+            Operation(
+                path="/v1/jobs", name="jobs", summary="The jobs, by name", handler=self._jobs, answer=list[JobEntry]
+            ),
+            Operation(
+                path="/v1/job",
+                name="job",
+                summary="The ranks of a job together, or of all jobs",
+                handler=self._job,
+                query=JobQuery,
+                answer=JobView,
+            ),
+            Operation(
+                path="/v1/ranks",
+                name="ranks",
+                summary="Every rank, of a job or of all",
+                handler=self._ranks,
+                query=JobQuery,
+                answer=list[RankView],
+            ),
             Operation(
                 path="/v1/ranks/{rank}",
                 name="rank",
@@ -158,8 +177,9 @@ class Api:
             Operation(
                 path="/v1/events",
                 name="events",
-                summary="The live state once a second: events `snapshot`, whose data are of this type",
+                summary="The live state of a job or of all, once a second: events `snapshot`, whose data are of this type",
                 handler=self._events,
+                query=JobQuery,
                 answer=Snapshot,
                 media_type="text/event-stream",
                 problems=(503,),
@@ -192,13 +212,15 @@ class Api:
             ),
         ]
 
-    async def _job(self, request: Request) -> Response:
+    async def _jobs(self, request: Request) -> Response:
         parameters(request, NoParameters)
-        return answer(self._collector.live.snapshot().job)
+        return answer(self._collector.live.jobs())
+
+    async def _job(self, request: Request) -> Response:
+        return answer(self._collector.live.snapshot(parameters(request, JobQuery).job).job)
 
     async def _ranks(self, request: Request) -> Response:
-        parameters(request, NoParameters)
-        return answer(self._collector.live.snapshot().ranks)
+        return answer(self._collector.live.snapshot(parameters(request, JobQuery).job).ranks)
 
     async def _rank(self, request: Request) -> Response:
         parameters(request, NoParameters)
@@ -210,10 +232,11 @@ class Api:
     async def _steps(self, request: Request) -> Response:
         query = parameters(request, ChartQuery)
         ids = [id for id in query.ranks.split(",") if id]
-        return answer(await charts.chart(self._collector.streams, query.range, ids))
+        return answer(await self._charts.chart(query.range, ids, query.job))
 
     async def _windows(self, request: Request) -> Response:
-        return answer(await self._collector.live.windows(parameters(request, WindowsQuery).limit))
+        query = parameters(request, WindowsQuery)
+        return answer(await self._collector.live.windows(query.limit, query.job))
 
     async def _order(self, request: Request) -> Response:
         if self._collector.settings.exposed:
@@ -235,7 +258,7 @@ class Api:
         return answer(result)
 
     async def _window(self, request: Request) -> Response:
-        return answer(detail(self._group(request)))
+        return answer(window_detail(self._group(request)))
 
     async def _statistics(self, request: Request) -> Response:
         parameters(request, NoParameters)
@@ -289,11 +312,11 @@ class Api:
         return Streamed(chunks, kind.media_type, {"Content-Disposition": disposition})
 
     async def _events(self, request: Request) -> Response:
-        parameters(request, NoParameters)
+        job = parameters(request, JobQuery).job
         events = self._collector.events
         if events.full:
             raise ProblemError(503, "too many listen already", {"Retry-After": "10"})
-        return Streamed(events.listen(), "text/event-stream")
+        return Streamed(events.listen(job), "text/event-stream")
 
     async def _ticket(self, request: Request) -> Response:
         wanted = await body(request, TicketRequest)

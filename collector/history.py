@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 BUCKETS = 512
+_FEW = 4
+"""Samples that are added one by one, which is faster then."""
 WIDTH_NS = 250_000_000
 """Of a bucket at first. All widths are this times a power of two, and borders are multiples of the width: histories
 of several ranks can be laid over each other."""
@@ -26,7 +28,8 @@ class History:
         self.first = 0
         """Index of the first bucket: its time divided by the width."""
         self._rolling = rolling
-        self._empty = True
+        self.empty = True
+        """Whether nothing was added yet."""
         self._counts: NDArray[np.int64] = np.zeros(BUCKETS, np.int64)
         self._totals: NDArray[np.float64] = np.zeros(BUCKETS)
 
@@ -34,8 +37,12 @@ class History:
         """Adds durations, each at a time, both in ns. What is before the first bucket counts in it, or not if it was let go."""
         if not len(times):
             return
-        if self._empty:
-            self.first, self._empty = int(times.min()) // self.width_ns, False
+        if self.empty:
+            self.first, self.empty = int(times.min()) // self.width_ns, False
+        if len(times) <= _FEW:
+            for time, duration in zip(times.tolist(), durations.tolist(), strict=True):
+                self._add_one(time, duration)
+            return
         latest = int(times.max())
         if self._rolling:
             self._shift(latest // self.width_ns - self.first - (BUCKETS - 1))
@@ -48,11 +55,30 @@ class History:
         np.add.at(self._counts, at, 1)
         np.add.at(self._totals, at, durations)
 
+    def _add_one(self, time: int, duration: int) -> None:
+        if self._rolling:
+            self._shift(time // self.width_ns - self.first - (BUCKETS - 1))
+        while time // self.width_ns - self.first >= BUCKETS:
+            self._widen()
+        at = time // self.width_ns - self.first
+        if at >= 0 or not self._rolling:
+            self._counts[max(at, 0)] += 1
+            self._totals[max(at, 0)] += duration
+
+    def lay(self, counts: NDArray[np.float64], totals: NDArray[np.float64], first: int) -> None:
+        """Writes how many samples the buckets have and their sums in ns into rows whose first bucket has this index, and which
+        reach as far as ours."""
+        at = self.first - first
+        counts[at : at + BUCKETS] = self._counts
+        totals[at : at + BUCKETS] = self._totals
+
     def means(self, width_ns: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Indices of the buckets of this width, a multiple of ours, that hold something; their mean durations in ns."""
         used: NDArray[np.int64] = np.flatnonzero(self._counts)
         if not len(used):
             return used, np.empty(0)
+        if width_ns == self.width_ns:
+            return used + self.first, self._totals[used] / self._counts[used]
         index = (used + self.first) // (width_ns // self.width_ns)
         first = int(index[0])
         counts = np.bincount(index - first, self._counts[used])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -21,6 +21,8 @@ class Row(msgspec.Struct, frozen=True):
     """Id of the rank."""
     start: int
     """1: its first."""
+    again: bool
+    """Whether an earlier start is known."""
     stream: Stream
     window: WindowFacts
 
@@ -61,23 +63,25 @@ class Seen(msgspec.Struct):
         placed = places(*self.marks)
         found: dict[int, list[Row]] = {}
         for row in self.rows:
-            found.setdefault(placed[row.start > 1, row.mark], []).append(row)
+            found.setdefault(placed[row.again, row.mark], []).append(row)
         return [Group(job, index, rows) for index, rows in found.items()]
 
 
-def seen(ranks: Iterable[Rank], most: int) -> dict[str, Seen]:
+def seen(ranks: Iterable[Rank], most: int, job: str | None = None) -> dict[str, Seen]:
     """The newest windows of each start of each rank, by job.
 
     Args:
         ranks: in the order in which they are to be told.
         most: of each start.
+        job: of this one only.
     """
     found: dict[str, Seen] = {}
     for rank in ranks:
-        for start, stream in enumerate(rank.streams, 1):
+        for number, again, stream in _starts(rank, job):
             its = found.setdefault(stream.job, Seen())
-            its.marks[start > 1].update(stream.windows.marks())
-            its.rows += [Row(rank.id, start, stream, window) for window in itertools.islice(stream.windows, most)]
+            its.marks[again].update(stream.windows.marks())
+            newest = itertools.islice(stream.windows, most)
+            its.rows += [Row(rank.id, number, again, stream, window) for window in newest]
     return found
 
 
@@ -85,16 +89,22 @@ def find(ranks: Sequence[Rank], index: int, job: str | None) -> list[Group]:
     """The window of an index: of one job, or of each that has it."""
     marks: dict[str, Marks] = {}
     for rank in ranks:
-        for start, stream in enumerate(rank.streams, 1):
-            if job is None or stream.job == job:
-                marks.setdefault(stream.job, (Counter(), Counter()))[start > 1].update(stream.windows.marks())
+        for _, again, stream in _starts(rank, job):
+            marks.setdefault(stream.job, (Counter(), Counter()))[again].update(stream.windows.marks())
     wanted = {name: {mark for mark, place in places(*its).items() if place == index} for name, its in marks.items()}
     groups = {name: Group(name, index, []) for name in marks}
     for rank in ranks:
-        for start, stream in enumerate(rank.streams, 1):
-            these = {mark for later, mark in wanted.get(stream.job, ()) if later == (start > 1)}
+        for number, again, stream in _starts(rank, job):
+            these = {mark for later, mark in wanted[stream.job] if later == again}
             if these.isdisjoint(stream.windows.marks()):
                 continue
-            rows = (Row(rank.id, start, stream, window) for window in stream.windows)
+            rows = (Row(rank.id, number, again, stream, window) for window in stream.windows)
             groups[stream.job].rows.extend(row for row in rows if row.mark in these)
     return [group for group in groups.values() if group.rows]
+
+
+def _starts(rank: Rank, job: str | None) -> Iterator[tuple[int, bool, Stream]]:
+    """The starts of a rank that are of a job: the number of each, and whether an earlier one is known."""
+    for number, stream in rank.starts():
+        if job is None or stream.job == job:
+            yield number, stream is not rank.streams[0], stream

@@ -1,39 +1,47 @@
-"""Live events: the state of all ranks once a second, to everybody who listens (server-sent events)."""
+"""Live events: the state of the ranks once a second, to everybody who listens (server-sent events)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator
 
 import msgspec
 
 from stepscope.collector.live import Live
-from stepscope.collector.views import RankView, Snapshot
+from stepscope.collector.views import RankChange, RankView, Snapshot
 
 INTERVAL = 1.0
 """Seconds between two snapshots."""
 MOST_LISTENERS = 256
 """At once."""
+_QUICK = tuple(name for name in RankChange.__struct_fields__ if name != "id")
+"""Fields that change all the time."""
 
 
 class _Listener:
     """What one connection is to be told next: the changes since the last, or, if it did not take those, everything."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: str | None) -> None:
+        self.job = job
         self.changes: bytes | None = None
         self.behind = True
         self.news = asyncio.Event()
 
 
 class LiveEvents:
-    """Looks once a second while anybody listens. A slow listener costs nobody anything: it is told the latest state only."""
+    """Looks once a second while anybody listens. A slow listener costs nobody anything: it is told the latest state only.
+
+    All who listen to the same job, or to all of them, are told the same bytes.
+    """
 
     def __init__(self, live: Live) -> None:
         self._live = live
         self._listeners: set[_Listener] = set()
         self._task: asyncio.Task[None] | None = None
-        self._latest: Snapshot | None = None
+        self._latest: dict[str | None, Snapshot] = {}
+        """What was told last, by job."""
         self._stopped = False
 
     @property
@@ -46,9 +54,13 @@ class LiveEvents:
         """Whether nobody else can listen."""
         return len(self._listeners) >= MOST_LISTENERS
 
-    async def listen(self) -> AsyncGenerator[bytes]:
-        """Server-sent events: `snapshot`, full at first and with the ranks that have changed then; `end` when the collector stops."""
-        listener = _Listener()
+    async def listen(self, job: str | None = None) -> AsyncGenerator[bytes]:
+        """Server-sent events: `snapshot`, full at first and with what has changed then; `end` when the collector stops.
+
+        Args:
+            job: tells of the ranks of this job only, whether or not it is there yet.
+        """
+        listener = _Listener(job)
         self._listeners.add(listener)
         try:
             if self._task is None and not self._stopped:
@@ -60,8 +72,9 @@ class LiveEvents:
                 if self._stopped:
                     break
                 if listener.behind:
-                    self._latest = self._latest or self._live.snapshot()
-                    data = _event(self._latest)
+                    if job not in self._latest:
+                        self._latest[job] = self._live.snapshot(job)
+                    data = _event(self._latest[job])
                 else:
                     assert listener.changes is not None
                     data = listener.changes
@@ -72,7 +85,8 @@ class LiveEvents:
             self._listeners.discard(listener)
             if not self._listeners and self._task is not None:
                 self._task.cancel()
-                self._task = self._latest = None
+                self._task = None
+                self._latest = {}
 
     async def stop(self) -> None:
         """Ends every stream of events."""
@@ -85,29 +99,54 @@ class LiveEvents:
                 await self._task
 
     async def _tell(self) -> None:
+        due = time.monotonic()
         while True:
-            await asyncio.sleep(INTERVAL)
-            before, self._latest = self._latest, self._live.snapshot()
-            if before is None or before.number == self._latest.number:
-                continue
-            data = _event(changes(before, self._latest))
+            # By the clock, so that looking does not make the seconds longer; without haste after a long break.
+            due = max(due + INTERVAL, time.monotonic() + INTERVAL / 4)
+            await asyncio.sleep(due - time.monotonic())
+            before, age = self._latest, 0.0
+            self._latest = {}
+            for job in {listener.job for listener in self._listeners}:
+                self._latest[job] = self._live.snapshot(job, age=age)
+                age = INTERVAL  # all are told of the same moment
+            told = {job: _event(changes(before[job], now)) for job, now in self._latest.items() if job in before}
             for listener in self._listeners:
                 # One that has not taken the changes before cannot use these.
-                listener.behind = listener.behind or listener.changes is not None
-                listener.changes = None if listener.behind else data
+                listener.behind = listener.behind or listener.changes is not None or listener.job not in told
+                listener.changes = None if listener.behind else told[listener.job]
                 listener.news.set()
 
 
 def changes(before: Snapshot, after: Snapshot) -> Snapshot:
     """What of a snapshot differs from the one before."""
     known: dict[str, RankView] = {view.id: view for view in before.ranks}
-    now = {view.id for view in after.ranks}
+    ranks: list[RankView] = []
+    changed: list[RankChange] = []
+    for view in after.ranks:
+        was = known.pop(view.id, None)
+        if was == view:
+            continue
+        change = None if was is None else _change(was, view)
+        if change is None:
+            ranks.append(view)
+        else:
+            changed.append(change)
     return msgspec.structs.replace(
         after,
         full=False,
-        ranks=[view for view in after.ranks if known.get(view.id) != view],
-        gone=[id for id in known if id not in now],
+        jobs=None if before.jobs == after.jobs else after.jobs,
+        ranks=ranks,
+        changed=changed,
+        gone=list(known),
     )
+
+
+def _change(before: RankView, after: RankView) -> RankChange | None:
+    """What is different, if it is what changes all the time."""
+    different = {name: value for name in _QUICK if (value := getattr(after, name)) != getattr(before, name)}
+    if msgspec.structs.replace(before, **different) != after:
+        return None
+    return RankChange(id=after.id, **different)
 
 
 def _event(snapshot: Snapshot) -> bytes:

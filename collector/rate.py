@@ -28,7 +28,7 @@ class Rate:
         seconds = min(self._second - self._first, _SECONDS)
         if seconds == 0:
             return float(self._counts[self._second % size])
-        return sum(self._counts[(self._second - back) % size] for back in range(1, seconds + 1)) / seconds
+        return (sum(self._counts) - self._counts[self._second % size]) / seconds
 
     def _turn(self, now: float) -> None:
         second = int(now)

@@ -108,14 +108,13 @@ class Storage:
         """How much there is, as of the last look; `None` before the first."""
         if self._used is None:
             return None
-        streams = self._streams.all.values() if self._streams is not None else ()
         unreadable = list(self.unreadable.items())
         said = f"{unreadable[0][0]}: {unreadable[0][1]}"[:500] if unreadable else ""
         return StorageView(
             used_bytes=self._used,
             limit_bytes=self._policy.max_bytes or None,
             free_bytes=shutil.disk_usage(self._store.directory).free,
-            discarded_events=sum(stream.windows.discarded for stream in streams),
+            discarded_events=0 if self._streams is None else self._streams.totals()[0].discarded,
             unreadable=len(unreadable),
             problem=self._problem or said,
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepscope.collector.amounts import Amounts
 from stepscope.collector.clocks.latest import LatestClock
 from stepscope.collector.merge.job import job_of
 from stepscope.collector.rate import Rate
@@ -75,6 +76,8 @@ class Stream:
         self.steps = StepTimes()
         self.waiting = Waiting(_ALLOWANCE)
         self.ended = self.superseded = False
+        self.supersedes = ""
+        """Id of the stream of a killed process, all of which this one holds again."""
         self.restoring = False
         """Whether its file is still being read: frames that arrive meanwhile are found there."""
         self.seen = time.monotonic()
@@ -138,6 +141,16 @@ class Stream:
         if self.connection is not None:
             return State.SILENT if now - self.seen >= SILENT_AFTER else State.CONNECTED
         return State.DIED if self.superseded or now - self.seen >= DIED_AFTER else State.SILENT
+
+    @property
+    def amounts(self) -> Amounts:
+        """What it has brought so far."""
+        return Amounts(self.events, self.bytes, self.lost, self.windows.discarded)
+
+    @property
+    def lost(self) -> int:
+        """The sum of `dropped`."""
+        return (self.windows.dropped if self._dropped is None else self._dropped).total() + self._capped
 
     @property
     def dropped(self) -> Counter[str]:

@@ -9,8 +9,10 @@ import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+from stepscope.collector.amounts import Amounts
 from stepscope.collector.errors import FullError
 from stepscope.collector.stream import State, Stream
+from stepscope.collector.totals import Totals
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import RunRecord
@@ -23,6 +25,22 @@ class Rank:
         self.id = id
         self.streams: list[Stream] = []
         """The latest start last."""
+        self.forgotten = 0
+        """Starts whose streams are not known any more."""
+
+    @property
+    def count(self) -> int:
+        """Times that it was started, as far as the collector saw."""
+        return max((number for number, _ in self.starts()), default=self.forgotten)
+
+    def starts(self) -> Iterator[tuple[int, Stream]]:
+        """Its streams, each with the number of its start; 1: the first. What holds a stream again is of the same start."""
+        ids = {stream.id for stream in self.streams}
+        number = self.forgotten
+        for stream in self.streams:
+            if stream.supersedes not in ids or number == self.forgotten:
+                number += 1
+            yield number, stream
 
     @property
     def latest(self) -> Stream:
@@ -43,6 +61,7 @@ class Streams:
         """Files of streams whose state is not back yet, by their ids."""
         self.connections = 0
         """Made so far."""
+        self._totals = Totals()
 
     @contextlib.contextmanager
     def connected(self, hello: Hello, connection: object) -> Generator[Stream]:
@@ -60,6 +79,9 @@ class Streams:
         if stream is None:
             stream = Stream(hello.stream, hello.run)
             stream.restoring = hello.stream in self.unread
+            if hello.supersedes and hello.supersedes != hello.stream:
+                stream.supersedes = hello.supersedes
+                self._totals.supersedes(stream.id, hello.supersedes)
             self.add(stream)
         stream.connection = connection
         self.connections += 1
@@ -94,6 +116,10 @@ class Streams:
             return stream not in self.unread
         return known.state(time.monotonic()) in (State.ENDED, State.DIED)
 
+    def totals(self) -> tuple[Amounts, dict[str, Amounts]]:
+        """What all streams have brought since the collector was started, over all jobs and by job: it never falls."""
+        return self._totals.look(self.all.values())
+
     def __iter__(self) -> Iterator[Rank]:
         """Ranks in the order of their numbers."""
         return iter(sorted(self.ranks.values(), key=_order))
@@ -108,8 +134,11 @@ class Streams:
 
     def _remove(self, stream: Stream) -> None:
         del self.all[stream.id]
+        self._totals.forget(stream)
         rank = self.ranks[rank_id(stream.run, stream.id)]
+        before = rank.count
         rank.streams.remove(stream)
+        rank.forgotten += before - rank.count
         if rank.streams:
             _mark_latest(rank)
         else:

@@ -57,6 +57,26 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its file is still being read, after a start of the collector."""
 
 
+class RankChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What is different of a rank, of that which changes all the time; fields that are as before are left out."""
+
+    id: str
+    state: StateName | msgspec.UnsetType = msgspec.UNSET
+    silent_s: float | msgspec.UnsetType = msgspec.UNSET
+    step: int | None | msgspec.UnsetType = msgspec.UNSET
+    step_ms: float | None | msgspec.UnsetType = msgspec.UNSET
+    own_ms: float | None | msgspec.UnsetType = msgspec.UNSET
+    last_step_ms: float | None | msgspec.UnsetType = msgspec.UNSET
+    events: int | msgspec.UnsetType = msgspec.UNSET
+    events_per_s: float | msgspec.UnsetType = msgspec.UNSET
+    bytes: int | msgspec.UnsetType = msgspec.UNSET
+    bytes_per_s: float | msgspec.UnsetType = msgspec.UNSET
+    dropped: int | msgspec.UnsetType = msgspec.UNSET
+    clock_bound_us: float | None | msgspec.UnsetType = msgspec.UNSET
+    windows: int | msgspec.UnsetType = msgspec.UNSET
+    slow_factor: float | None | msgspec.UnsetType = msgspec.UNSET
+
+
 class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that holds the others up."""
 
@@ -98,7 +118,7 @@ class StorageView(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: int
     """Of the file system."""
     discarded_events: int
-    """Events that were given up, of the streams that are known."""
+    """Events that were given up, of all streams that were known since the collector was started."""
     unreadable: int
     """Journals of which nothing can be given up, because they cannot be read or written."""
     problem: str
@@ -118,8 +138,25 @@ class NatsView(msgspec.Struct, frozen=True, kw_only=True):
     """Why not everything can be taken now; it is tried again. Empty if it can."""
 
 
+class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that can be chosen."""
+
+    id: str
+    """As `job_id` of its ranks, and as the parameter `job` takes it."""
+    ranks: int
+    """Whose latest start is of it."""
+    connected: int
+    died: int
+    slow: int
+    """Ranks that hold the others up."""
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """All ranks together."""
+    """All ranks of a job together, or of all jobs.
+
+    Events, bytes and losses are sums over all streams since the collector was started: they do not fall when streams are
+    forgotten, and what is delivered again of a killed process counts once.
+    """
 
     jobs: list[str]
     """Names of the runs."""
@@ -128,7 +165,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time at which this collector was started."""
     ranks: int
     world_size: int | None
-    """How many ranks there should be, of all jobs."""
+    """How many ranks there should be."""
     absent: list[int]
     """Ranks below the world size of their job that were never seen, the first hundred."""
     connected: int
@@ -168,9 +205,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     at_ns: int
     """Unix time."""
     full: bool
-    """Whether `ranks` has all ranks, or those that have changed since the snapshot before."""
+    """Whether `ranks` has all ranks, or those that are new, or have changed in what seldom changes, since the snapshot before."""
     job: JobView
+    jobs: list[JobEntry] | None
+    """Jobs that can be chosen, the most recent ones, by their ids; null if they are as in the snapshot before."""
     ranks: list[RankView]
+    changed: list[RankChange]
+    """Of ranks that were in a snapshot before and are not in `ranks`."""
     gone: list[str]
     """Ids of ranks that were forgotten."""
 
@@ -179,6 +220,8 @@ class StreamView(msgspec.Struct, frozen=True, kw_only=True):
     """One start of a rank."""
 
     stream: str
+    start: int
+    """Its number; 1: the first that this collector saw."""
     state: StateName
     host: str
     pid: int

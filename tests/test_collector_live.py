@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collector.charts import chart
+from stepscope.collector.charts import Charts
 from stepscope.collector.clocks.latest import LatestClock
 from stepscope.collector.clocks.timeline import Readings, Timeline
 from stepscope.collector.downloads import Downloads
@@ -328,7 +328,7 @@ async def test_charts_are_bounded() -> None:
         stream.steps.add(steps([SECOND] * 100, START + year * 3 * 10**16), 0, START, 1 << 62)
         streams.add(stream)
     for range in ("recent", "all"):
-        found = await chart(streams, range, ["job-0"])
+        found = await Charts(streams).chart(range, ["job-0"])
         assert 0 < len(found.times) <= BUCKETS
         assert set(found.series[0].step_ms) == {1000.0}
 

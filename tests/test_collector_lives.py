@@ -12,10 +12,11 @@ import msgspec
 import numpy as np
 
 from stepscope.collector.downloads import Downloads
-from stepscope.collector.live import Live, detail
+from stepscope.collector.live import Live
 from stepscope.collector.stream import Stream
 from stepscope.collector.streams import Streams, rank_id
 from stepscope.collector.views import WindowView
+from stepscope.collector.window_views import window_detail
 from stepscope.collector.windows import KEPT, MOST_REASONS, OTHER, StreamWindows, losses
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.clock import ClockAnchor
@@ -76,7 +77,7 @@ def live_of(*lives: Stream) -> tuple[Live, Streams]:
 def rows_of(live: Live, index: int, job: str | None = None) -> list[tuple[str, int, int]]:
     """(rank, start, its index) of a window."""
     (group,) = live.window(index, job)
-    return [(row.rank, row.start, row.window.index) for row in detail(group).ranks]
+    return [(row.rank, row.start, row.window.index) for row in window_detail(group).ranks]
 
 
 async def test_windows_of_all_starts_are_grouped_by_their_steps() -> None:

@@ -3,19 +3,29 @@
 import { Changes } from "./changes.js";
 import { StepChart } from "./chart.js";
 import { byId, bytes, clock, count, element, milliseconds, rankName, say, whole } from "./format.js";
+import { Jobs } from "./jobs.js";
 import { RankTable } from "./ranks.js";
-import { download, hasToken, listen } from "./server.js";
+import { download, hasToken, listen, withQuery } from "./server.js";
 import { Windows } from "./windows.js";
 
 const ranks = new Map();
+const jobs = new Jobs(() => {
+  job = null;
+  ranks.clear();
+  for (const part of [chart, windows, changes, table]) part.reset();
+  for (const id of ["summary", "verdict"]) byId(id).replaceChildren();
+  link("connecting", false);
+  listening.abort();
+});
 const chart = new StepChart();
 const windows = new Windows();
 const changes = new Changes();
 const table = new RankTable(
-  () => chart.update(listed(), table.chosen),
+  () => chart.update(listed(), table.chosen, jobs.chosen),
   (id) => windows.openRank(id),
 );
 let job = null;
+let listening = new AbortController();
 
 const listed = () => [...ranks.values()];
 
@@ -23,17 +33,28 @@ function taken(kind, snapshot) {
   if (kind !== "snapshot") return;
   if (snapshot.full) ranks.clear();
   for (const view of snapshot.ranks) ranks.set(view.id, view);
+  for (const change of snapshot.changed) ranks.set(change.id, { ...ranks.get(change.id), ...change });
   for (const id of snapshot.gone) ranks.delete(id);
   tellJobsApart();
   job = snapshot.job;
+  if (snapshot.jobs) jobs.update(snapshot.jobs);
   link("live", true);
+  changes.update(listed(), snapshot.at_ns);
+  show();
+}
+
+// What nobody sees is not drawn.
+function show() {
+  if (job === null || document.hidden) return;
   const all = listed();
   summary();
   verdict();
   stored();
-  changes.update(all, snapshot.at_ns);
   table.update(all);
-  Promise.all([chart.update(all, table.chosen), windows.update(job, all)]).catch((error) => link(error.message, false));
+  const asked = jobs.chosen;
+  Promise.all([chart.update(all, table.chosen, asked), windows.update(job, all, asked)]).catch((error) => {
+    if (asked === jobs.chosen) link(error.message, false);
+  });
 }
 
 // Ranks of several jobs have the same numbers: then each says whose it is.
@@ -73,8 +94,9 @@ function summary() {
     say(second, more);
   });
   list.lastChild.classList.toggle("bad", job.dropped > 0);
-  say(byId("job"), job.jobs.filter((name) => name !== "stepscope").join(", "));
-  document.title = `${job.slowest.length || job.died ? "⚠ " : ""}${job.jobs.join(", ") || "stepscope"} – stepscope`;
+  const names = jobs.chosen === null ? job.jobs : [jobs.chosen];
+  say(byId("job"), byId("job-choice").hidden ? names.filter((name) => name !== "stepscope").join(", ") : "");
+  document.title = `${job.slowest.length || job.died ? "⚠ " : ""}${names.join(", ") || "stepscope"} – stepscope`;
   byId("exposed").hidden = !job.exposed;
   say(byId("version"), `stepscope ${job.version}, collecting since ${new Date(job.started_ns / 1e6).toLocaleString("en-GB")}`);
 }
@@ -117,29 +139,34 @@ function verdict() {
   if (job.slowest.length > 3) told.push(`${job.slowest.length - 3} more are slow.`);
   if (job.absent.length && job.ranks) {
     const some = job.absent.slice(0, 8).join(", ");
-    told.push(`Not seen yet: rank ${some}${job.absent.length > 8 ? ", …" : ""}.`);
+    told.push(`Not seen yet: rank ${some}${job.absent.length > 8 ? " and more" : ""}.`);
   }
   if (job.restoring) told.push(`The files of ${whole(job.restoring)} earlier streams are being read.`);
-  if (!told.length) told.push(job.ranks ? "No rank is slower than by chance." : "Waiting for the first rank.");
+  if (!told.length && job.ranks !== 1) told.push(job.ranks ? "No rank is slower than by chance." : waiting());
   say(byId("verdict"), told.join(" "));
   byId("verdict").classList.toggle("bad", job.slowest.length > 0);
 }
+
+const waiting = () => (jobs.chosen === null ? "Waiting for the first rank." : `No rank of the job ${jobs.chosen} is here.`);
 
 async function follow() {
   let delay = 500;
   for (;;) {
     const started = performance.now();
+    const { signal } = (listening = new AbortController());
     try {
-      await listen("/v1/events", taken);
-      link("the collector has stopped; trying again", false);
+      await listen(withQuery("/v1/events", { job: jobs.chosen }), taken, signal);
+      if (!signal.aborted) link("the collector has stopped; trying again", false);
     } catch (error) {
-      link(`not connected: ${error.message}; trying again`, false);
+      if (!signal.aborted) link(`not connected: ${error.message}; trying again`, false);
     }
+    if (signal.aborted) continue; // another job was chosen
     delay = performance.now() - started > 5000 ? 500 : Math.min(delay * 2, 5000);
     await new Promise((resolve) => setTimeout(resolve, delay));
   }
 }
 
+document.addEventListener("visibilitychange", show);
 byId("metrics").addEventListener("click", (event) => {
   if (!hasToken()) return;
   event.preventDefault();

@@ -1,6 +1,6 @@
 // What has changed of the ranks, in words: for those who look away, and for those who listen.
 
-import { byId, clock, element, rankName } from "./format.js";
+import { byId, clock, element, rankName, whole } from "./format.js";
 
 const KEPT = 60;
 const EACH = 4; // more changes of a kind at once are told as a number
@@ -25,9 +25,16 @@ export class Changes {
     }
     this.#first = false;
     for (const [what, views] of happened) {
-      if (views.length > EACH) this.#say(`${views.length} ranks: ${what}`, atNs, what);
+      if (views.length > EACH) this.#say(`${whole(views.length)} ranks ${several(what)}`, atNs, what);
       else for (const view of views) this.#say(`${rankName(view)} ${what}`, atNs, what);
     }
+  }
+
+  // Other ranks are shown from now on: what they do first is nothing new.
+  reset() {
+    this.#known.clear();
+    this.#first = true;
+    byId("changes").replaceChildren();
   }
 
   note(text) {
@@ -41,6 +48,8 @@ export class Changes {
     while (list.children.length > KEPT) list.lastChild.remove();
   }
 }
+
+const several = (what) => what.replace(/^(is|was|has) /, (word) => ({ is: "are ", was: "were ", has: "have " })[word.trim()]);
 
 function words(view, before) {
   if (view.state === "connected") return before.state === "silent" ? "is heard again" : "is connected";

@@ -1,11 +1,12 @@
 // The chart of step times: the spread over all ranks, their median, and the ranks that were chosen.
 
-import { byId, clock, element, milliseconds, rankName, say } from "./format.js";
-import { json } from "./server.js";
+import { byId, clock, element, milliseconds, rankName, say, whole } from "./format.js";
+import { json, withQuery } from "./server.js";
 
 export const FEW = 8; // so many ranks are all drawn
 const HEIGHT = 240;
 const ROWS = 30; // of the table
+const LONG = 6; // points without a value, after which a line is broken
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -17,13 +18,16 @@ export class StepChart {
   #asked = 0;
   #busy = false;
   #count = 0;
+  #turn = 0;
 
   constructor() {
     this.range = "recent";
     for (const input of document.querySelectorAll("input[name=range]")) {
       input.addEventListener("change", () => {
         this.range = input.value;
+        this.#turn += 1;
         this.#asked = 0;
+        this.#busy = false;
       });
     }
     new ResizeObserver(() => this.#plot?.setSize(this.#size())).observe(byId("plot"));
@@ -34,16 +38,32 @@ export class StepChart {
     byId("chart-table").addEventListener("toggle", () => this.#table());
   }
 
+  // Other ranks are shown from now on: what was asked for before is not waited for.
+  reset() {
+    this.#turn += 1;
+    this.#asked = 0;
+    this.#busy = false;
+    this.#data = null;
+    this.#key = "";
+    this.#plot?.destroy();
+    this.#plot = null;
+    byId("legend").replaceChildren();
+    say(byId("chart-text"), "");
+    byId("chart-table").querySelectorAll("thead, tbody").forEach((part) => part.replaceChildren());
+  }
+
   // Asks for the step times again, once a second at most; what is hidden asks for nothing.
-  async update(ranks, chosen) {
+  async update(ranks, chosen, job) {
     if (this.#busy || document.hidden || performance.now() - this.#asked < 900) return;
+    const turn = this.#turn;
     this.#busy = true;
     this.#asked = performance.now();
     const few = ranks.length <= FEW;
     const shown = ranks.filter((view) => few || chosen.has(view.id) || view.slow_factor !== null).slice(0, 16);
     try {
       const ids = shown.map((view) => view.id).join(",");
-      const chart = await json(`/v1/steps?range=${this.range}&ranks=${encodeURIComponent(ids)}`);
+      const chart = await json(withQuery("/v1/steps", { range: this.range, ranks: ids, job }));
+      if (turn !== this.#turn) return;
       const slow = new Set(shown.filter((view) => view.slow_factor !== null).map((view) => view.id));
       const names = new Map(shown.map((view) => [view.id, rankName(view)]));
       this.#lines = chart.series.map((one) => ({ id: one.id, name: names.get(one.id) ?? one.id, slow: slow.has(one.id) }));
@@ -51,7 +71,7 @@ export class StepChart {
       this.#count = ranks.length;
       this.#draw();
     } finally {
-      this.#busy = false;
+      if (turn === this.#turn) this.#busy = false;
     }
   }
 
@@ -66,7 +86,7 @@ export class StepChart {
 
   #draw() {
     if (!this.#data) return;
-    const key = JSON.stringify(this.#lines);
+    const key = JSON.stringify([this.#several, this.#lines]);
     if (key !== this.#key) {
       this.#key = key;
       this.#plot?.destroy();
@@ -79,27 +99,33 @@ export class StepChart {
     this.#table();
   }
 
+  // Of one rank alone there is neither a median nor a spread.
+  get #several() {
+    return this.#count !== 1;
+  }
+
   #colour(index) {
     return this.#lines[index].slow ? style("--bad") : style(`--line-${(index % 8) + 1}`);
   }
 
   #options() {
+    const several = this.#several;
     const axis = { stroke: style("--quiet"), grid: { stroke: style("--rule"), width: 1 }, ticks: { show: false } };
-    const line = { width: 1.5, points: { show: (plot) => plot.data[0].length < 12, size: 4 }, spanGaps: true };
+    const line = { width: 1.5, points: { show: (plot) => plot.data[0].length < 12, size: 4 }, gaps: (plot, series) => breaks(plot, series, this.#data.width_s) };
     return {
       ...this.#size(),
       legend: { show: false },
       cursor: { points: { size: 5 }, drag: { x: true, y: false } },
       scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.08, 1e-3)] } },
       axes: [
-        { ...axis, size: 30, values: [[1, "{HH}:{mm}:{ss}", null, null, null, null, null, null, 1]] },
+        { ...axis, size: 30, space: (plot) => (plot.width < 600 ? 56 : 80), values: [[1, "{HH}:{mm}:{ss}", null, null, null, null, null, null, 1]] },
         { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick ? milliseconds(tick) : "0")) },
       ],
       series: [
         {},
-        { ...line, stroke: style("--band-edge"), width: 1, points: { show: false } },
-        { ...line, stroke: style("--band-edge"), width: 1, points: { show: false } },
-        { ...line, stroke: style("--median"), width: 2, dash: [6, 4] },
+        { ...line, show: several, stroke: style("--band-edge"), width: 1, points: { show: false } },
+        { ...line, show: several, stroke: style("--band-edge"), width: 1, points: { show: false } },
+        { ...line, show: several, stroke: style("--median"), width: 2, dash: [6, 4] },
         ...this.#lines.map((one, index) => ({ ...line, stroke: this.#colour(index), width: one.slow ? 2.5 : 1.5 })),
       ],
       bands: [{ series: [1, 2], fill: style("--band") }],
@@ -113,9 +139,9 @@ export class StepChart {
       swatch.style.color = colour;
       return element("li", {}, swatch, element("span", {}, name), element("output", {}));
     };
+    const spread = [item("median", style("--median"), "dashed"), item("all ranks", style("--band"), "area")];
     byId("legend").replaceChildren(
-      item("median", style("--median"), "dashed"),
-      item("all ranks", style("--band"), "area"),
+      ...(this.#several ? spread : []),
       ...this.#lines.map((one, index) => item(one.slow ? `${one.name} (slow)` : one.name, this.#colour(index), "")),
     );
   }
@@ -124,7 +150,7 @@ export class StepChart {
     const [, high, low, median, ...rest] = this.#columns();
     const at = (values) => (index === null || index === undefined ? "" : milliseconds(values[index]));
     const range = index === null || index === undefined ? "" : `${at(low)} to ${at(high)}`;
-    const texts = [at(median), range, ...rest.map(at)];
+    const texts = [...(this.#several ? [at(median), range] : []), ...rest.map(at)];
     byId("legend")
       .querySelectorAll("output")
       .forEach((output, number) => say(output, texts[number] ?? ""));
@@ -134,7 +160,7 @@ export class StepChart {
     const { times, median, lowest, highest, width_s } = this.#data;
     if (!times.length) return say(byId("chart-text"), "No step has ended yet.");
     const last = times.length - 1;
-    const ranks = this.#count === 1 ? "one rank" : `${this.#count} ranks`;
+    const ranks = this.#count === 1 ? "one rank" : `${whole(this.#count)} ranks`;
     const spread = this.#count === 1 ? "" : `, between ${milliseconds(lowest[last])} and ${milliseconds(highest[last])}`;
     say(
       byId("chart-text"),
@@ -158,6 +184,21 @@ export class StepChart {
     }
     details.querySelector("tbody").replaceChildren(...rows);
   }
+}
+
+// Where a line is broken, in pixels: between points so far from each other that no step explains it.
+function breaks(plot, series, width) {
+  const times = plot.data[0];
+  const values = plot.data[series];
+  const found = [];
+  let last = -1;
+  for (let at = 0; at < values.length; at += 1) {
+    if (values[at] === null) continue;
+    const usual = last < 0 ? 0 : Math.max(LONG * width, (3 * Math.max(values[at], values[last])) / 1000);
+    if (last >= 0 && times[at] - times[last] > usual) found.push([times[last], times[at]].map((time) => plot.valToPos(time, "x", true)));
+    last = at;
+  }
+  return found;
 }
 
 function seconds(value) {

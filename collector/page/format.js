@@ -29,7 +29,9 @@ function scaled(value, base, units) {
 
 export const count = (value) => scaled(value, 1000, ["", " k", " M", " G", " T"]);
 export const bytes = (value) => scaled(value, 1024, [" B", " KiB", " MiB", " GiB", " TiB"]);
-export const whole = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en"));
+
+const grouped = new Intl.NumberFormat("en");
+export const whole = (value) => (value === null || value === undefined ? "–" : grouped.format(value));
 
 export function seconds(value) {
   if (value < 60) return `${Math.floor(value)} s`;

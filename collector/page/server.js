@@ -61,17 +61,19 @@ export async function request(path, options = {}) {
 
 export const json = async (path) => (await request(path)).json();
 
-// Server-sent events over fetch, which can send a header; `taken` gets the data of each event.
-export async function listen(path, taken) {
-  const answer = await request(path, { headers: { Accept: "text/event-stream" } });
+// Server-sent events over fetch, which can send a header; `taken` gets the data of each event. Over when `signal` says so.
+export async function listen(path, taken, signal) {
+  const answer = await request(path, { headers: { Accept: "text/event-stream" }, signal });
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
+  let parts = []; // of an event that is not whole yet
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) return;
-    text += value;
-    const events = text.split("\n\n");
-    text = events.pop();
+    if (done || signal.aborted) return;
+    parts.push(value);
+    // A thousand ranks come in many pieces: they are joined once, when the last has come.
+    if (!value.endsWith("\n") && !value.includes("\n\n")) continue;
+    const events = parts.join("").split("\n\n");
+    parts = [events.pop()];
     for (const event of events) {
       const kind = event.match(/^event: (.*)$/m)?.[1];
       const data = event.match(/^data: (.*)$/m)?.[1];
@@ -81,7 +83,11 @@ export async function listen(path, taken) {
   }
 }
 
-export const withQuery = (path, parameters) => `${path}?${new URLSearchParams(parameters)}`;
+// An address with parameters; those that are null are left out.
+export function withQuery(path, parameters) {
+  const given = Object.entries(parameters).filter(([, value]) => value !== null);
+  return given.length ? `${path}?${new URLSearchParams(given)}` : path;
+}
 
 // Has the browser save a file: where there is a token, with a ticket for this one download.
 export async function download(path) {

@@ -21,10 +21,11 @@ function button(text, label, act, said = "window-said") {
 }
 
 export class Windows {
-  #looked = 0;
+  #looked = -Infinity;
   #seen = "";
   #files = { rank: [], merged: [] };
   #several = false; // whether there are windows of several jobs
+  #turn = 0;
 
   constructor() {
     byId("window-table")
@@ -32,14 +33,27 @@ export class Windows {
       .append(...COLUMNS.map((text) => element("th", { scope: "col", className: NUMBERS.has(text) ? "number" : "" }, text)));
   }
 
-  async update(job, ranks) {
+  // Windows of another job are shown from now on.
+  reset() {
+    this.#turn += 1;
+    this.#looked = -Infinity;
+    byId("window-table").querySelector("tbody").replaceChildren();
+    byId("window-table").hidden = true;
+    byId("no-windows").hidden = true;
+    say(byId("windows-said"), "");
+  }
+
+  // `chosen`: the job whose windows are shown, null: of all.
+  async update(job, ranks, chosen) {
     const seen = `${ranks.length} ${ranks.reduce((sum, view) => sum + view.windows, 0)} ${ranks.filter((view) => view.state === "connected").length} ${job.storage?.discarded_events}`;
     const now = performance.now();
     if (document.hidden || now - this.#looked < EVERY || (seen === this.#seen && now - this.#looked < 5 * EVERY)) return;
     this.#looked = now;
     this.#seen = seen;
     this.#files = { rank: job.rank_files, merged: job.merged_files };
-    const windows = await json("/v1/windows?limit=30");
+    const turn = this.#turn;
+    const windows = await json(withQuery("/v1/windows", { limit: 30, job: chosen }));
+    if (turn !== this.#turn) return;
     this.#several = new Set(windows.map((window) => window.job_id)).size > 1;
     byId("no-windows").hidden = windows.length > 0;
     byId("window-table").hidden = windows.length === 0;
@@ -95,12 +109,11 @@ export class Windows {
     try {
       const { rank, streams } = await json(`/v1/ranks/${encodeURIComponent(id)}`);
       say(byId("window-said"), `${rank.host}, process ${rank.pid}`);
-      const parts = streams.flatMap((one, index) => {
+      const parts = streams.flatMap((one) => {
         const lost = Object.entries(one.dropped).map(([why, events]) => `${whole(events)} lost (${why})`);
         const facts = [one.state, `${whole(one.events)} events`, bytes(one.bytes), ...lost];
-        const number = streams.length - index;
-        const head = element("h3", {}, `Start ${number}, ${clock(one.seen_first_ns / 1e9)}: ${facts.join(", ")} `);
-        head.append(button("journal", `Journal of start ${number}`, () => download(`/v1/streams/${one.stream}/journal`)));
+        const head = element("h3", {}, `Start ${one.start}, ${clock(one.seen_first_ns / 1e9)}: ${facts.join(", ")} `);
+        head.append(button("journal", `Journal of start ${one.start}`, () => download(`/v1/streams/${one.stream}/journal`)));
         const rows = one.windows.map((window) => this.#windowRow(id, `${window.index}`, one.stream, window));
         return rows.length ? [head, table(["Window", ...HEAD], rows)] : [head];
       });

@@ -18,7 +18,8 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,12 @@ def collected(directory: Path) -> Counter[tuple[int, int]]:
     return found
 
 
-def picture(url: str, path: Path) -> None:
-    """A picture of the page."""
+@contextmanager
+def watching(url: str, path: Path | None) -> Generator[Callable[[], None]]:
+    """The page in a browser inside, so that it sees what happens; what is given takes a picture of it, if there is a path."""
+    if path is None:
+        yield lambda: None
+        return
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -109,8 +114,12 @@ def picture(url: str, path: Path) -> None:
         )
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.goto(url)
-        page.wait_for_timeout(3000)
-        page.screenshot(path=str(path))
+
+        def take() -> None:
+            page.locator("#verdict").get_by_text("is slow").wait_for()
+            page.screenshot(path=str(path))
+
+        yield take
         browser.close()
 
 
@@ -128,7 +137,7 @@ def _launch(place: Path, url: str, attempt: int) -> list[subprocess.Popen[bytes]
     return [subprocess.Popen(command, env={**environment, "RANK": str(rank)}) for rank in range(RANKS)]
 
 
-def _train(place: Path, collector: _Collector, picture_of_page: Path | None) -> int:
+def _train(place: Path, collector: _Collector, take_picture: Callable[[], None]) -> int:
     """Trains to the end, as a launcher does: when a rank dies all are started again, once.
 
     Returns:
@@ -157,8 +166,7 @@ def _train(place: Path, collector: _Collector, picture_of_page: Path | None) -> 
             print(f"slow, as the page has it: ranks {slow}", flush=True)
             if SLOW not in slow:
                 worst = 1
-            if picture_of_page:
-                picture(collector.url, picture_of_page)
+            take_picture()
         time.sleep(0.1)
     return worst
 
@@ -177,7 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     place.mkdir(parents=True, exist_ok=True)
     collector = _Collector(place / "collected")
     print(f"the collector's page: {collector.url}", flush=True)
-    status = _train(place, collector, given.picture)
+    with watching(collector.url, given.picture) as take_picture:
+        status = _train(place, collector, take_picture)
     for note in sorted((place / "runs").glob("*/*/session")):
         print(f"{note.parent.parent.name} was killed: what it left is delivered", flush=True)
         command = [sys.executable, "-m", "stepscope", "deliver", str(note.parent), "--url", collector.url]
