@@ -11,7 +11,7 @@ import numpy as np
 
 from stepscope.compat.mindspore.mstx import is_wanted_domain
 from stepscope.compat.mindspore.options import ProfilerOptions
-from stepscope.compat.mindspore.products.base import Product
+from stepscope.compat.mindspore.products.base import Holding, Product
 from stepscope.compat.mindspore.products.folded_stacks import FoldedStacks
 from stepscope.compat.mindspore.products.host_info import HostInfo
 from stepscope.compat.mindspore.products.memory_record import MemoryRecord
@@ -201,7 +201,7 @@ class _Maker:
             try:
                 await stage.open(run)
             except Exception as error:
-                self._failed(stage, error)
+                await self._failed(stage, error)
 
     async def export(self, batch: EventBatch) -> None:
         batch = _of_steps(_of_domains(batch, self._request.options), self._request.steps)
@@ -210,7 +210,7 @@ class _Maker:
                 try:
                     await stage.add(batch)
                 except Exception as error:
-                    self._failed(stage, error)
+                    await self._failed(stage, error)
 
     async def close_window(self, window: Window) -> None:
         wanted = self._request.steps
@@ -222,14 +222,20 @@ class _Maker:
             try:
                 self.status.append(ProductStatus(name=stage.name, files=await stage.finish(window)))
             except Exception as error:
-                self._failed(stage, error)
+                await self._failed(stage, error)
 
     async def aclose(self) -> None:
         pass
 
-    def _failed(self, stage: Product, error: Exception) -> None:
+    async def _failed(self, stage: Product, error: Exception) -> None:
         self._working.remove(stage)
-        self.status.append(ProductStatus(name=stage.name, problem=f"{type(error).__name__}: {error}"))
+        problem = f"{type(error).__name__}: {error}"
+        if isinstance(stage, Holding):
+            try:
+                await stage.abandon()
+            except Exception as further:
+                problem = f"{problem}; and as it was closed, {type(further).__name__}: {further}"
+        self.status.append(ProductStatus(name=stage.name, problem=problem))
 
 
 def _of_steps(batch: EventBatch, steps: tuple[int, ...] | None) -> EventBatch:
