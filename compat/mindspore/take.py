@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from stepscope.backends.mindspore import MindSporeBackend
 from stepscope.compat.mindspore import sources
 from stepscope.compat.mindspore.analyses import analyses
 from stepscope.compat.mindspore.analysis import AnalysisRequest, WindowAnalysis, analyse_window, operators_of
@@ -137,9 +138,11 @@ class Take:
         self.windows: list[TakenWindow] = []
         self.ended = False
         self._journal: Path | None = None
+        backends = sources.choose(plan.options, plan.target)
+        self._asynchronous = [backend for backend in backends if isinstance(backend, MindSporeBackend)]
         self.profiler: Profiler = trace(
             schedule=plan.schedule,
-            backends=sources.choose(plan.options, plan.target),
+            backends=backends,
             on_trace_ready=self._ready,
             name="mindspore",
             output_dir=self.directory / RAW,
@@ -161,13 +164,23 @@ class Take:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
 
+    def step(self) -> None:
+        """Ends a step, and has what it launched in it."""
+        self._settle()
+        self.profiler.step()
+
     def end(self) -> None:
         """Ends recording, delivers, and lets go of everything but what was written."""
         if self.ended:
             return
         self.ended = True
+        self._settle()
         self.profiler.stop()
         self.profiler.close()
+
+    def _settle(self) -> None:
+        for backend in self._asynchronous:
+            backend.settle()
 
     @property
     def journal(self) -> Path:
