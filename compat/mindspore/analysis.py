@@ -18,6 +18,7 @@ from stepscope.compat.mindspore.products.memory_record import MemoryRecord
 from stepscope.compat.mindspore.products.operator_files import OperatorFiles
 from stepscope.compat.mindspore.products.operator_table import OperatorTable
 from stepscope.compat.mindspore.products.report_page import ReportPage
+from stepscope.compat.mindspore.products.step_memory import StepMemory
 from stepscope.compat.mindspore.products.step_times import StepTimes
 from stepscope.compat.mindspore.products.trace_view import TraceView
 from stepscope.compat.mindspore.target import Target
@@ -178,6 +179,8 @@ def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
     operators, times = OperatorFiles(place, target.device_id), StepTimes(place)
     memory = MemoryRecord(place, target.device)
     stages: list[Product] = [TraceView(place, options.timeline_limit, request.pretty), operators, times, memory]
+    if options.memory:
+        stages.append(StepMemory(place))
     if options.profile_framework is not None:
         stages.append(HostInfo(place, target.rank))
     if options.stacks:

@@ -75,6 +75,8 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     rank_id: int = 0
     """With `analyse_only`: rank whose data are analysed; recording knows its own."""
     env_enable: bool = False
+    overhead_budget: float | None = None
+    """What recording may cost, as a share of the time, as `stepscope.trace` has it; no option of MindSpore."""
 
     def asked(self) -> tuple[str, ...]:
         """Names of the options that ask for something, also by the level."""
@@ -119,6 +121,7 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 _NO_REQUEST = frozenset(
     ("output_path", "profiler_level", "activities", "start_profile", "sync_enable", "timeline_limit", "export_type")
     + (
+        "overhead_budget",
         "data_simplification",
         "analyse_only",
         "rank_id",
@@ -223,6 +226,16 @@ def _level(value: Any) -> ProfilerLevel | None:
     return None if value is None or value == -1 else member(ProfilerLevel, value, LEVELS)
 
 
+def _budget(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"it must be a share of the time, such as 0.01, got {type(value).__name__}")
+    if not 0 < value < 1:
+        raise ValueError("it must be a share of the time, above 0 and below 1; 0.01 is 1 %")
+    return float(value)
+
+
 def _framework(value: Any) -> str | None:
     if value is not None and value not in ("all", "time"):
         hint = nearest(value, ("all", "time")) if isinstance(value, str) else ""
@@ -279,6 +292,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "timeline_limit": _whole(1),
     "rank_id": _whole(0),
     "profile_framework": _framework,
+    "overhead_budget": _budget,
     "export_type": _several(ExportType),
     "host_sys": _several(HostSystem),
     "mstx_domain_include": _texts,
