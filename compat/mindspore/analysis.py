@@ -12,6 +12,7 @@ import numpy as np
 from stepscope.compat.mindspore.mstx import is_wanted_domain
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.products.base import Holding, Product
+from stepscope.compat.mindspore.products.communication import Communication
 from stepscope.compat.mindspore.products.folded_stacks import FoldedStacks
 from stepscope.compat.mindspore.products.host_info import HostInfo
 from stepscope.compat.mindspore.products.memory_record import MemoryRecord
@@ -181,6 +182,8 @@ def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
     stages: list[Product] = [TraceView(place, options.timeline_limit, request.pretty), operators, times, memory]
     if options.memory:
         stages.append(StepMemory(place))
+    if options.profile_communication:
+        stages.append(Communication(place))
     if options.profile_framework is not None:
         stages.append(HostInfo(place, target.rank))
     if options.stacks:

@@ -18,6 +18,8 @@ class Capability(msgspec.Struct, frozen=True):
     """What is recorded, or why nothing is."""
     needs: tuple[str, ...] = ()
     """It takes one of these frameworks; without, there is nothing."""
+    besides: str = ""
+    """What gives it without them, in words."""
 
 
 def _same(capability: Capability) -> Mapping[str, Capability]:
@@ -36,6 +38,7 @@ _STACKS = Capability(
     True, "stacks of Python functions, sampled 200 times a second: in the timeline, and as folded stacks"
 )
 _OPERATORS = "MindSpore's operators on the host, torch's operators, and what the program marks itself"
+_COLLECTIVES = "when and how long collectives ran in each step, in communication.json"
 
 CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
     "op_time": {
@@ -49,19 +52,35 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
     ),
     "with_stack": _same(_STACKS),
     "profile_memory": {
-        "CPU": Capability(True, "resident memory of the process, and MindSpore's memory pool"),
-        "GPU": Capability(True, "resident memory of the process; memory of the device is missing"),
-        "Ascend": Capability(True, "resident memory of the process; memory of the device is missing"),
+        "CPU": Capability(
+            True, "resident memory of the process, and MindSpore's memory pool: over time, and peak and end of each step"
+        ),
+        "GPU": Capability(
+            True, "resident memory of the process, over time and by step; memory of the device is missing"
+        ),
+        "Ascend": Capability(
+            True, "resident memory of the process, over time and by step; memory of the device is missing"
+        ),
     },
     "profile_communication": {
-        "CPU": Capability(True, "collectives of torch.distributed, as operators", ("torch",)),
-        "GPU": Capability(True, "collectives of torch.distributed, as operators", ("torch",)),
+        "CPU": Capability(
+            True,
+            f"{_COLLECTIVES}: torch.distributed's, and MindSpore's own; neither waiting nor bytes",
+            ("mindspore", "torch"),
+        ),
+        "GPU": Capability(True, f"{_COLLECTIVES}: torch.distributed's only; neither waiting nor bytes", ("torch",)),
         "Ascend": Capability(False, "collectives of HCCL are read by CANN's msprof, which stepscope does not drive"),
     },
     "parallel_strategy": _same(Capability(True, "ranks, launcher and MindSpore's parallel context, as JSON")),
     "profile_framework": _same(Capability(True, "every span of the host as a table in host_info")),
     "data_process": _same(
-        Capability(True, "waiting for the next batch: in callbacks, around `watch_data(loader)`, and torch's DataLoader")
+        Capability(
+            True,
+            "waiting for the next batch: of MindSpore's datasets, of torch's DataLoader, in callbacks, and around "
+            "`watch_data(loader)`",
+            ("mindspore", "torch"),
+            "callbacks and `watch_data(loader)` record it all the same",
+        )
     ),
     "mstx": _same(Capability(True, "marks and ranges, as instants and spans of the host")),
     "aicore_metrics": _cores("aicore_metrics"),
@@ -114,7 +133,9 @@ def limits(asked: Iterable[str], target: Target) -> tuple[str, ...]:
         if not capability.given:
             said.append(f"{name} gives nothing on {target.device}: {capability.text}")
         elif capability.needs and not set(capability.needs) & set(target.frameworks):
-            said.append(f"{name} gives nothing without {' or '.join(capability.needs)}, which is not imported yet")
+            besides = f"; {capability.besides}" if capability.besides else ""
+            needs = " or ".join(capability.needs)
+            said.append(f"{name} gives nothing without {needs}, which is not imported yet{besides}")
     return tuple(said)
 
 
