@@ -172,9 +172,11 @@ def test_the_file_of_mindspore_itself() -> None:
     args = DynamicProfilerArgs(**OWN_FILE)
     assert (args.diagnostics, args.analyse_mode, args.prof_path) == ((), None, "./")
     for mode, meant in ((-1, "sync"), (0, "sync"), (1, "async")):
-        made = DynamicProfilerArgs(**{**OWN_FILE, "analyse": True, "analyse_mode": mode})
+        fields: dict[str, Any] = {**OWN_FILE, "analyse": True, "analyse_mode": mode}
+        made = DynamicProfilerArgs(**fields)
         assert (made.analyse_mode, made.diagnostics) == (meant, ())
-    silent = DynamicProfilerArgs(**{**OWN_FILE, "analyse_mode": 1})
+    contradicting: dict[str, Any] = {**OWN_FILE, "analyse_mode": 1}
+    silent = DynamicProfilerArgs(**contradicting)
     assert silent.analyse_mode is None
     assert silent.diagnostics == ("analyse is False, so analyse_mode 1 makes no products; did you mean analyse true?",)
     assert DynamicProfilerArgs(prof_path="/data").vars["prof_path"] == "/data"

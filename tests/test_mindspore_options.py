@@ -165,6 +165,10 @@ def test_what_a_device_cannot_give() -> None:
         "`watch_data(loader)` record it all the same",
     )
     assert limits(("data_process",), Target(frameworks=("mindspore",))) == ()
+    assert limits(("op_time",), Target(frameworks=("mindspore",))) == ()
+    for device in ("GPU", "Ascend"):
+        (text,) = limits(("op_time",), Target(device=device, frameworks=("mindspore",)))
+        assert text.startswith(f"op_time on {device}: MindSpore is not waited for between steps")
     assert "HCCL" in limits(("profile_communication",), Target(device="Ascend"))[0]
 
 

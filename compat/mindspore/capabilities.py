@@ -20,6 +20,8 @@ class Capability(msgspec.Struct, frozen=True):
     """It takes one of these frameworks; without, there is nothing."""
     besides: str = ""
     """What gives it without them, in words."""
+    caveat: str = ""
+    """What of MindSpore's is not as exact as it looks, where MindSpore is imported."""
 
 
 def _same(capability: Capability) -> Mapping[str, Capability]:
@@ -38,13 +40,17 @@ _STACKS = Capability(
     True, "stacks of Python functions, sampled 200 times a second: in the timeline, and as folded stacks"
 )
 _OPERATORS = "MindSpore's operators on the host, torch's operators, and what the program marks itself"
+_LATE = (
+    "MindSpore is not waited for between steps, so what a graph launches behind its call may lie in the step after, or in "
+    "none where a window ends"
+)
 _COLLECTIVES = "when and how long collectives ran in each step, in communication.json"
 
 CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
     "op_time": {
         "CPU": Capability(True, _OPERATORS),
-        "GPU": Capability(True, f"{_OPERATORS}; kernels through torch"),
-        "Ascend": Capability(True, f"{_OPERATORS}; kernels on the device are missing"),
+        "GPU": Capability(True, f"{_OPERATORS}; kernels through torch", caveat=_LATE),
+        "Ascend": Capability(True, f"{_OPERATORS}; kernels on the device are missing", caveat=_LATE),
     },
     "record_shapes": _same(
         Capability(True, "shapes of inputs, where MindSpore names its operators one by one (graph mode), and torch's",
@@ -136,6 +142,8 @@ def limits(asked: Iterable[str], target: Target) -> tuple[str, ...]:
             besides = f"; {capability.besides}" if capability.besides else ""
             needs = " or ".join(capability.needs)
             said.append(f"{name} gives nothing without {needs}, which is not imported yet{besides}")
+        elif capability.caveat and "mindspore" in target.frameworks:
+            said.append(f"{name} on {target.device}: {capability.caveat}")
     return tuple(said)
 
 
