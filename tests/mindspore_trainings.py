@@ -6,7 +6,10 @@ The arguments are the name of a training and a directory. What was found is prin
 from __future__ import annotations
 
 import json
+import logging
+import logging.handlers
 import os
+import queue
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -184,9 +187,11 @@ def data(directory: Path) -> dict[str, Any]:
         found[str(wanted)] = told(profiler)
     found["restored"] = dataset.engine.iterators.Iterator.__next__ is own
     idle = front.Profiler(output_path=directory / "idle", start_profile=False, data_process=True)
+    said: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    logging.getLogger("stepscope").addHandler(logging.handlers.QueueHandler(said))
     idle.start()
     idle.stop()
-    found["idle"] = str(idle.trust_report())
+    found["idle"] = [said.get().getMessage() for _ in range(said.qsize())]
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from stepscope.backends.base import Backend
 from stepscope.backends.mindspore import MindSporeBackend
-from stepscope.backends.mindspore_data import MindSporeDataBackend
 from stepscope.backends.process_memory import ProcessMemoryBackend
 from stepscope.backends.python_stacks import PythonStacksBackend
 from stepscope.backends.torch import TorchBackend
@@ -24,8 +23,6 @@ def choose(options: ProfilerOptions, target: Target) -> list[Backend]:
         chosen.append(
             MindSporeBackend(operators=options.operators, shapes=options.shapes, profile_memory=options.memory)
         )
-    if "mindspore" in target.frameworks and options.data_process:
-        chosen.append(MindSporeDataBackend())
     if "torch" in target.frameworks and options.operators:
         chosen.append(TorchBackend(record_shapes=options.shapes))
     if options.memory:

@@ -20,6 +20,7 @@ from stepscope.compat.mindspore import sources
 from stepscope.compat.mindspore.analyses import analyses
 from stepscope.compat.mindspore.analysis import AnalysisRequest, WindowAnalysis, analyse_window, operators_of
 from stepscope.compat.mindspore.cost import costs
+from stepscope.compat.mindspore.dataset_waits import DatasetWaits
 from stepscope.compat.mindspore.handlers import TraceHandler
 from stepscope.compat.mindspore.layout import RAW, new_directory, write_facts
 from stepscope.compat.mindspore.options import ProfilerOptions
@@ -144,6 +145,8 @@ class Take:
         self.ended = False
         self._page = resource.getpagesize() if plan.options.memory else 0
         self._estimate = costs.estimate(plan.options)
+        waits = plan.options.data_process and "mindspore" in plan.target.frameworks
+        self._waits = DatasetWaits() if waits else None
         self._journal: Path | None = None
         backends = sources.choose(plan.options, plan.target)
         self._asynchronous = [backend for backend in backends if isinstance(backend, MindSporeBackend)]
@@ -168,6 +171,8 @@ class Take:
             strategy = plan.options.parallel_strategy
             write_facts(self.directory, plan.target, self._about(0), plan.metadata(), strategy=strategy)
             self.profiler.start()
+            if self._waits is not None:
+                self._waits.begin()
         except BaseException:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
@@ -184,6 +189,9 @@ class Take:
         if self.ended:
             return
         self.ended = True
+        problem = "" if self._waits is None else self._waits.end()
+        if problem:
+            log.warning("data_process recorded nothing: %s", problem)
         self._settle()
         self.profiler.stop()
         self.profiler.close()
