@@ -46,7 +46,8 @@ class MindSporeBackend:
     MindSpore writes them when a window ends, which costs the training thread the time that the report states; they are
     read on another thread. Two windows that follow each other directly are recorded apart. At the borders of windows
     MindSpore is waited for, unless `synchronize` is off: without, what runs behind the program's back lands in the next
-    window, or in none. A graph on the CPU cannot be waited for: what of it runs after a window's end is not in the window.
+    window, or in none. A graph goes on after its call has returned, also on the CPU: whoever ends a step or a window calls
+    `settle()` before, so that what runs until then is in it.
 
     Args:
         operators: record operators.
@@ -120,6 +121,18 @@ class MindSporeBackend:
         """What windows have that begin from now on."""
         self._wanted = {what: chosen.get(what, on) for what, on in self._made_for.items()}
 
+    def settle(self) -> None:
+        """Waits, on the CPU and while it records, until MindSpore has run what it was given.
+
+        The next graph would wait for the one before it in any case. On other devices nothing is waited for: what runs there
+        is not recorded here, and training would lose its pipeline.
+        """
+        if self._directory is None or self._mindspore.get_context("device_target") != "CPU":
+            return
+        began = clock.now()
+        self._wait()
+        self._cost_ns += clock.now() - began
+
     def orphaned(self) -> None:
         """The thread that records has ended; MindSpore's profiler is of the process, so it is ended from here."""
         if self._directory is not None:
@@ -179,7 +192,7 @@ class MindSporeBackend:
         self._put(_Recorded(directory, (self._anchor, ClockAnchor.read()), at, self._recorded["shapes"]))
 
     def _wait(self) -> None:
-        """Until MindSpore has run what it was given, but for graphs on the CPU, for which it has no such call."""
+        """Until MindSpore has run what it was given."""
         if not self._synchronize:
             return
         api: Any = sys.modules.get("mindspore.common.api")

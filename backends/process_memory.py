@@ -9,6 +9,9 @@ from stepscope.backends.sampling import SamplingBackend
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import Block, Kind, empty_block
 
+COUNTER = "process allocated"
+"""Name of the counter, in bytes, of category `memory`."""
+
 
 class ProcessMemoryBackend(SamplingBackend):
     """Records `process allocated`, in bytes, of category `memory`.
@@ -31,7 +34,7 @@ class ProcessMemoryBackend(SamplingBackend):
     def _sample(self, now: int) -> tuple[Block | None, bytes]:
         event = empty_block(1)
         event["ts"], event["kind"] = now, int(Kind.COUNTER)
-        event["name"], event["category"] = strings.intern("process allocated"), strings.category("memory")
+        event["name"], event["category"] = strings.intern(COUNTER), strings.category("memory")
         event["track"] = tracks.process()
         event["value"] = resident_bytes(self._page)
         return event, b""

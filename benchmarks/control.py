@@ -1,4 +1,5 @@
-"""What it costs a loop that windows can be asked of it: the step, and a look at what the watched file says."""
+"""What it costs a loop that windows can be asked of it: the step, a look at what the watched file says, and the monitor that
+scripts of MindSpore have."""
 
 from __future__ import annotations
 
@@ -48,6 +49,31 @@ def _look(scale: Scale) -> Generator[Round]:
             watched.close()
 
 
+class _Context:
+    """What MindSpore gives its callbacks, as far as the monitor looks at it."""
+
+    cur_step_num = 0
+
+    def original_args(self) -> _Context:
+        return self
+
+
+def _monitor(*, callbacks: bool) -> Probe:
+    @contextmanager
+    def probe(scale: Scale) -> Generator[Round]:
+        from stepscope.compat.mindspore.dynamic_monitor import DynamicProfilerMonitor
+
+        with TemporaryDirectory() as directory:
+            monitor = DynamicProfilerMonitor(directory, directory)
+            try:
+                loop = loops.callbacks(monitor, _Context()) if callbacks else loops.calls(monitor.step)
+                yield lambda: per_turn(loop, scale.calls)
+            finally:
+                monitor.close()
+
+    return probe
+
+
 ROWS = (
     Row(
         key="control.step",
@@ -71,5 +97,21 @@ ROWS = (
         budget=100,
         cited="MindSpore 2.10.0, reading its configuration once, 22,000 ns",
         contenders=(Contender(Tool.STEPSCOPE, "WatchedFile.current", _look),),
+    ),
+    Row(
+        key="control.monitor.step",
+        what="`step()` of `stepscope.mindspore.DynamicProfilerMonitor`, nothing asked for",
+        unit="ns",
+        budget=2000,
+        cited="MindSpore 2.10.0 DynamicProfilerMonitor, reading its configuration once, 22,000 ns",
+        contenders=(Contender(Tool.STEPSCOPE, "DynamicProfilerMonitor.step", _monitor(callbacks=False)),),
+    ),
+    Row(
+        key="control.monitor.callbacks",
+        what="`step_begin()` and `step_end()` of it, nothing asked for",
+        unit="ns",
+        budget=3000,
+        cited="MindSpore 2.10.0 DynamicProfilerMonitor, begin and end of a step, 44,000 ns",
+        contenders=(Contender(Tool.STEPSCOPE, "DynamicProfilerMonitor callbacks", _monitor(callbacks=True)),),
     ),
 )

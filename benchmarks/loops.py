@@ -86,6 +86,18 @@ def calls(function: Callable[[], object]) -> Loop:
     return loop
 
 
+def callbacks(monitor: Any, context: Any) -> Loop:
+    """The callbacks of a step, with its number counted as a framework does."""
+
+    def loop(n: int) -> None:
+        for _ in range(n):
+            context.cur_step_num += 1
+            monitor.step_begin(context)
+            monitor.step_end(context)
+
+    return loop
+
+
 def instants(instant: Callable[[str], object]) -> Loop:
     """An event without duration."""
 

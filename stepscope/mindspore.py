@@ -13,6 +13,7 @@ from stepscope.compat.mindspore.dynamic_monitor import DynamicProfilerMonitor
 from stepscope.compat.mindspore.enums import AicoreMetrics, ExportType, HostSystem, ProfilerActivity, ProfilerLevel
 from stepscope.compat.mindspore.env import EnvProfiler
 from stepscope.compat.mindspore.errors import (
+    NothingToAnalyse,
     ProfilerDirNotFoundException,
     ProfilerException,
     ProfilerFileNotFoundException,
@@ -38,6 +39,7 @@ __all__ = [
     "EnvProfiler",
     "ExportType",
     "HostSystem",
+    "NothingToAnalyse",
     "OperatorRow",
     "ProductStatus",
     "Profiler",

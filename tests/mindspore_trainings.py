@@ -6,6 +6,11 @@ The arguments are the name of a training and a directory. What was found is prin
 from __future__ import annotations
 
 import json
+import logging
+import logging.handlers
+import os
+import queue
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -15,6 +20,7 @@ from typing import Any
 import stepscope
 import stepscope.mindspore as front
 from stepscope.backends.mindspore import MindSporeBackend
+from stepscope.compat.mindspore.env import VARIABLE
 
 numpy: Any = import_module("numpy")
 mindspore: Any = import_module("mindspore")
@@ -25,13 +31,6 @@ STEPS = 8
 
 
 Callback: Any = mindspore.train.Callback
-
-
-class ReadLoss(Callback):  # type: ignore[misc]
-    """Reads each step's loss, as trainings do that print it: a graph goes on behind the program's back else."""
-
-    def on_train_step_end(self, run_context: Any) -> None:
-        run_context.original_args().net_outputs.asnumpy()
 
 
 def network() -> Any:
@@ -56,7 +55,7 @@ def train(callbacks: list[Any]) -> None:
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
     model = mindspore.train.Model(net, loss, optimizer)
-    model.train(1, batches(), callbacks=[ReadLoss(), *callbacks], dataset_sink_mode=False)
+    model.train(1, batches(), callbacks=callbacks, dataset_sink_mode=False)
 
 
 def functional(step_done: Callable[[], object]) -> None:
@@ -74,7 +73,29 @@ def functional(step_done: Callable[[], object]) -> None:
             value, found = gradients(data, label)
         with stepscope.span("optimizer"):
             optimizer(found)
-        value.asnumpy()
+        del value
+        step_done()
+
+
+def compiled(step_done: Callable[[], object]) -> None:
+    """The same as one graph, whose call returns when the loss is there: gradients and optimizer go on behind it."""
+    net = network()
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+
+    def forward(data: Any, label: Any) -> Any:
+        return loss(net(data), label)
+
+    gradients = mindspore.value_and_grad(forward, None, optimizer.parameters)
+
+    @mindspore.jit(backend="ms_backend")  # type: ignore[untyped-decorator]
+    def step(data: Any, label: Any) -> Any:
+        value, found = gradients(data, label)
+        return mindspore.ops.depend(value, optimizer(found))
+
+    data, label = next(iter(batches().create_tuple_iterator()))
+    for _ in range(STEPS + 2):
+        step(data, label)
         step_done()
 
 
@@ -142,6 +163,61 @@ def loop(directory: Path) -> dict[str, Any]:
     return told(profiler)
 
 
+def graph(directory: Path) -> dict[str, Any]:
+    """A graph for each step, two windows of two steps; nothing that it returns is read."""
+    mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
+    handler = front.tensorboard_trace_handler(directory)
+    plan = front.schedule(wait=1, warmup=1, active=2, repeat=2, skip_first=2)
+    with front.profile(schedule=plan, on_trace_ready=handler) as profiler:
+        compiled(profiler.step)
+    return told(profiler)
+
+
+def data(directory: Path) -> dict[str, Any]:
+    """A loop over a dataset, with `data_process` and without."""
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE, device_target="CPU")
+    own = dataset.engine.iterators.Iterator.__next__
+    found: dict[str, Any] = {}
+    for wanted in (True, False):
+        profiler = front.Profiler(output_path=directory / str(wanted), start_profile=False, data_process=wanted)
+        profiler.start()
+        functional(profiler.step)
+        found[f"wrapped {wanted}"] = dataset.engine.iterators.Iterator.__next__ is not own
+        profiler.analyse()
+        found[str(wanted)] = told(profiler)
+    found["restored"] = dataset.engine.iterators.Iterator.__next__ is own
+    idle = front.Profiler(output_path=directory / "idle", start_profile=False, data_process=True)
+    said: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    logging.getLogger("stepscope").addHandler(logging.handlers.QueueHandler(said))
+    idle.start()
+    idle.stop()
+    found["idle"] = [said.get().getMessage() for _ in range(said.qsize())]
+    return found
+
+
+def collective(directory: Path) -> dict[str, Any]:
+    """A rank of a job on the CPU that adds up a tensor over all ranks in each step."""
+    mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
+    mindspore.communication.init()
+    add = mindspore.ops.AllReduce()
+
+    class Sum(nn.Cell):  # type: ignore[misc]
+        def construct(self, data: Any) -> Any:
+            return add(data * 2)
+
+    network, data = Sum(), mindspore.Tensor(numpy.ones([4], numpy.float32))
+    profiler = front.Profiler(output_path=directory, start_profile=False, profile_communication=True)
+    for _ in range(2):
+        network(data).asnumpy()
+    profiler.start()
+    for _ in range(3):
+        network(data)
+        profiler.step()
+    profiler.stop()
+    profiler.analyse()
+    return {"limitations": profiler.limitations}
+
+
 def two(directory: Path) -> dict[str, Any]:
     """Two profilers at once: MindSpore's own is one for the process, so the second one says what it lacks."""
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
@@ -176,7 +252,9 @@ def environment(directory: Path) -> dict[str, Any]:
     profiler = front.EnvProfiler.profiler
     assert profiler is not None
     profiler.analyse()
-    return told(profiler)
+    child = [sys.executable, "-c", f"import os; print(os.environ.get({VARIABLE!r}, ''), end='')"]
+    seen = subprocess.run(child, capture_output=True, text=True, check=True).stdout
+    return {**told(profiler), "seen": [os.environ.get(VARIABLE), seen]}
 
 
 def contract(_: Path) -> dict[str, Any]:
@@ -198,6 +276,9 @@ TRAININGS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "callback-pynative": lambda directory: callback(directory, mindspore.PYNATIVE_MODE),
     "guide": guide,
     "loop": loop,
+    "graph": graph,
+    "data": data,
+    "collective": collective,
     "two": two,
     "environment": environment,
     "contract": contract,

@@ -16,7 +16,7 @@ from stepscope.cli.main import main
 from stepscope.cli.progress import Progress
 from tests.commands import python, stepscope
 
-COMMANDS = ("demo", "run", "recover", "convert")
+COMMANDS = ("demo", "run", "recover", "convert", "analyse")
 
 
 def usage_error(*arguments: object) -> int:

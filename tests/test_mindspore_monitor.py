@@ -177,6 +177,21 @@ def test_one_step(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     assert any(event["name"] == "dynamic profiler: start" for event in output.events(directory))
 
 
+@pytest.mark.checklist("A16", "A5", "B17")
+def test_where_the_file_says(job: Job) -> None:
+    """`prof_path` takes the place of `output_path`, and `analyse` that of `analyse_mode`, as in MindSpore's own file."""
+    monitor = job.monitor()
+    elsewhere = job.path / "elsewhere"
+    job.change(start_step=2, stop_step=3, analyse_mode=-1, analyse=True, prof_path=str(elsewhere))
+    job.callbacks(monitor, 2)
+    job.change(start_step=6, stop_step=6, prof_path="./")  # which is none; the window that runs stays where it began
+    job.callbacks(monitor, 5, first=3)
+    (directory,) = output.windows_below(elsewhere)
+    assert directory.parent.name == "rank0_start2_stop3"
+    assert output.steps_of(directory) == [2, 3]
+    assert list(job.windows()) == ["rank0_start6_stop6"]
+
+
 @pytest.mark.checklist("A33", "A37")
 def test_several_windows(job: Job) -> None:
     """Each new pair of steps is recorded, in a directory of its own."""

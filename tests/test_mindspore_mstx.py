@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from pathlib import Path
 
-import pytest
-
 import stepscope as sc
-from stepscope.compat.mindspore import mstx as module
+from stepscope.compat.mindspore.mstx import MAX_OPEN
 from stepscope.mindspore import mstx
 from stepscope.runtime import strings
-from tests.recording import recording
+from tests.recording import recording, run_program
 
 
 def test_marks_and_ranges() -> None:
@@ -46,28 +43,43 @@ def test_ranges_need_not_nest(output_dir: Path) -> None:
     assert found == {"first", "second"}
 
 
-def test_wrong_arguments_are_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+SAYING = """
+import logging, logging.handlers, queue
+from stepscope.mindspore import mstx
+said = queue.SimpleQueue()
+logging.getLogger("stepscope").addHandler(logging.handlers.QueueHandler(said))
+def messages():
+    return [said.get().getMessage() for _ in range(said.qsize())]
+"""
+"""Each is said once in a process, so what is said is looked at in one of its own."""
+
+
+def test_wrong_arguments_are_said_once() -> None:
     """Nothing raises into training: 0 is returned, nothing is recorded, and the log says why, once for each call."""
-    monkeypatch.setattr(module, "_said", set[str]())
-    with recording() as log, caplog.at_level(logging.WARNING, "stepscope"):
-        for _ in range(3):
-            assert mstx.range_start("") == 0
-            mstx.mark(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-            mstx.range_end(123_456_789)
-        assert mstx.range_start("x", None, "") == 0
-        mstx.range_end(0)
-    assert log.rows == []
-    messages = [record.getMessage() for record in caplog.records]
-    assert messages == [
+    numbers, said = run_program(
+        SAYING
+        + """
+numbers = []
+for _ in range(3):
+    numbers.append(mstx.range_start(""))
+    mstx.mark(7)
+    mstx.range_end(123_456_789)
+numbers.append(mstx.range_start("x", None, ""))
+mstx.range_end(0)
+tell(numbers)
+tell(messages())
+"""
+    )
+    assert numbers == [0, 0, 0, 0]
+    assert said == [
         "mstx.range_start: message must be a non-empty str, got str: ''",
         "mstx.mark: message must be a non-empty str, got int: 7",
         "mstx.range_end: no range 123456789 is open; give what range_start() returned, once",
     ]
 
 
-def test_a_range_belongs_to_its_domain(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_belongs_to_its_domain() -> None:
     """Ended in another domain it goes on; ended twice it stays ended."""
-    monkeypatch.setattr(module, "_said", set[str]())
     with recording() as log:
         number = mstx.range_start("one", None, "mine")
         mstx.range_end(number)
@@ -75,15 +87,22 @@ def test_a_range_belongs_to_its_domain(caplog: pytest.LogCaptureFixture, monkeyp
         mstx.range_end(number, "mine")
         mstx.range_end(number, "mine")
     assert len(log.spans) == 1
-    assert "is of domain 'mine', not 'default': it goes on" in caplog.text
+    (said,) = run_program(
+        SAYING + 'mstx.range_end(mstx.range_start("one", None, "mine"))\ntell(messages())\n',
+    )
+    assert said[0].endswith("is of domain 'mine', not 'default': it goes on")
 
 
-def test_ranges_that_are_never_ended(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_that_are_never_ended() -> None:
     """They do not fill the memory: beyond a number none is begun."""
-    monkeypatch.setattr(module, "_said", set[str]())
-    monkeypatch.setattr(module, "MAX_OPEN", len(module._open) + 2)  # pyright: ignore[reportPrivateUsage]
-    numbers = [mstx.range_start("leak") for _ in range(3)]
-    assert numbers[2] == 0 < numbers[0] < numbers[1]
-    assert "ranges are open already: range_end() is missing somewhere" in caplog.text
-    for number in numbers:
-        mstx.range_end(number)
+    begun, last, said = run_program(
+        SAYING
+        + f"""
+numbers = {{mstx.range_start("leak") for _ in range({MAX_OPEN})}}
+tell(len(numbers - {{0}}))
+tell(mstx.range_start("one more"))
+tell(messages())
+"""
+    )
+    assert (begun, last) == (MAX_OPEN, 0)
+    assert said == [f"mstx.range_start: {MAX_OPEN} ranges are open already: range_end() is missing somewhere"]

@@ -17,6 +17,7 @@ from stepscope.compat.mindspore.layout import RAW
 from stepscope.mindspore import Profiler, ProfilerDirNotFoundException, ProfilerException
 from stepscope.runtime._core import span
 from tests import mindspore_output as output
+from tests.commands import stepscope
 from tests.launch import launched
 from tests.support import ROOT
 
@@ -104,6 +105,35 @@ def test_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "it is of rank 0; rank_id=1 was asked for",
         "it is of rank 2; rank_id=1 was asked for",
     ]
+
+
+@pytest.mark.checklist("C16", "C21")
+def test_analysing_by_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`stepscope analyse` makes the products of what is below a directory, of all ranks or one, and names what it passes
+    over; where there is nothing it fails, with the reason."""
+    directories: list[Path] = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        directories.append(recorded(tmp_path / "out"))
+    one = stepscope("analyse", "out", "--rank", 1, "--steps", 0, 2, "--keep-raw", "--pretty", cwd=tmp_path)
+    assert one.returncode == 0, one.stderr
+    assert f"window 0, 2 steps: {directories[1].relative_to(tmp_path) / PRODUCTS}\n" in one.stdout
+    assert "it is of rank 0; rank_id=1 was asked for" in one.stdout
+    assert output.steps_of(directories[1]) == [0, 2]
+    assert list((directories[1] / RAW).rglob("journal"))
+    every = stepscope("analyse", "out", cwd=tmp_path)
+    assert every.returncode == 0, every.stderr
+    assert output.steps_of(directories[0]) == output.steps_of(directories[1], f"{PRODUCTS}-2") == [0, 1, 2]
+    again = stepscope("analyse", "out", cwd=tmp_path)
+    assert again.returncode == 1
+    assert again.stdout == ""
+    assert "stepscope analyse: nothing to analyse below out: " in again.stderr
+    assert "its raw data were deleted when its products were complete" in again.stderr
+    absent = stepscope("analyse", "absent", cwd=tmp_path)
+    assert (absent.returncode, absent.stderr) == (1, "stepscope analyse: there is no directory absent\n")
+    wrong = stepscope("analyse", "out", "--rank", -1, cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "steps and ranks are numbers from 0, got -1" in wrong.stderr
 
 
 CRASHES = """

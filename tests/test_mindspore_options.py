@@ -148,7 +148,7 @@ def test_wrong_values(name: str, value: Any, error: type[Exception], text: str) 
         read(**{name: value})
 
 
-@pytest.mark.checklist("A3", "C8", "C9", "D6")
+@pytest.mark.checklist("A3", "B14", "C8", "C9", "C11", "D6")
 def test_what_a_device_cannot_give() -> None:
     """The table says for each device what an option gives, and why not, in one sentence each."""
     asked = read(aicore_metrics=1, l2_cache=True, hbm_ddr=True, pcie=True, export_type=[ExportType.Db]).asked()
@@ -161,9 +161,18 @@ def test_what_a_device_cannot_give() -> None:
         assert [text.split(" gives nothing on ")[0] for text in said] == names
         assert all(device in text for text in said)
     assert limits(("profile_communication",), Target()) == (
-        "profile_communication gives nothing without torch, which is not imported yet",
+        "profile_communication gives nothing without mindspore or torch, which is not imported yet",
     )
     assert limits(("profile_communication",), Target(frameworks=("torch",))) == ()
+    assert limits(("data_process",), Target()) == (
+        "data_process gives nothing without mindspore or torch, which is not imported yet; callbacks and "
+        "`watch_data(loader)` record it all the same",
+    )
+    assert limits(("data_process",), Target(frameworks=("mindspore",))) == ()
+    assert limits(("op_time",), Target(frameworks=("mindspore",))) == ()
+    for device in ("GPU", "Ascend"):
+        (text,) = limits(("op_time",), Target(device=device, frameworks=("mindspore",)))
+        assert text.startswith(f"op_time on {device}: MindSpore is not waited for between steps")
     assert "HCCL" in limits(("profile_communication",), Target(device="Ascend"))[0]
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepscope.compat.mindspore.analysis import PRODUCTS
+from stepscope.compat.mindspore.cost import costs
+from stepscope.compat.mindspore.layout import RAW
 from stepscope.mindspore import (
     Profiler,
     ProfilerActivity,
@@ -15,6 +19,7 @@ from stepscope.mindspore import (
 )
 from stepscope.runtime._core import span
 from tests import mindspore_output as output
+from tests.support import require
 
 
 @pytest.mark.checklist("C20")
@@ -201,19 +206,48 @@ def test_parallel_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert output.info(profiler.directories[0])["rank_id"] == "3"
 
 
-@pytest.mark.checklist("B11", "C4")
-def test_communication(tmp_path: Path) -> None:
-    """Collectives are told from computing in the times of each step; on a host without any, nothing is claimed."""
-    profiler = output.recorded(tmp_path, profile_communication=True)
+def test_communication_in_the_times_of_steps(tmp_path: Path) -> None:
+    """Collectives are told from computing, by their names, whatever recorded them."""
+    profiler = output.recorded(tmp_path)
     profiler.analyse()
     row = output.rows(profiler.directories[0], "step_trace_time.csv")[0]
     assert float(row["Communication(Not Overlapped)"]) > 0
+    assert not (profiler.directories[0] / PRODUCTS / "communication.json").exists()
 
 
-@pytest.mark.checklist("B14", "C11")
-def test_waiting_for_data(tmp_path: Path) -> None:
-    """How long the loop waits for each batch is a span."""
-    profiler = Profiler(output_path=tmp_path, data_process=True, start_profile=False)
+@pytest.mark.checklist("B11", "C4")
+def test_collectives_of_torch(tmp_path: Path) -> None:
+    """With `profile_communication` each step has the collectives that ran in it, with their times; without, none has."""
+    torch = require("torch")
+    if not torch.distributed.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        for wanted in (True, False):
+            profiler = Profiler(output_path=tmp_path / str(wanted), start_profile=False, profile_communication=wanted)
+            profiler.start()
+            for number in range(3):
+                for _ in range(number):
+                    torch.distributed.all_reduce(torch.ones(8))
+                profiler.step()
+            profiler.stop()
+            profiler.analyse()
+            path = profiler.directories[0] / PRODUCTS / "communication.json"
+            assert path.exists() is wanted
+            if wanted:
+                found = json.loads(path.read_text())
+                told = {
+                    step: found[step]["collective"]["c10d::allreduce_"]["Communication Time Info"] for step in found
+                }
+                assert {step: info["Occurrences"] for step, info in told.items()} == {"step1": 1, "step2": 2}
+                assert all(info["Elapse Time(ms)"] > 0 for info in told.values())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_batches_of_any_loader(tmp_path: Path) -> None:
+    """How long the loop waits for each batch of `watch_data` is a span, whatever the options say."""
+    profiler = Profiler(output_path=tmp_path, start_profile=False)
     profiler.start()
     batches = [batch for batch in profiler.watch_data(iter(range(3)))]
     assert batches == [0, 1, 2]
@@ -234,15 +268,70 @@ def test_every_level_records(tmp_path: Path, level: ProfilerLevel) -> None:
 
 
 @pytest.mark.checklist("B20")
-def test_the_cost_is_told(tmp_path: Path) -> None:
-    """What recording costs and how much it wrote can be asked for, instead of a warning about large data."""
-    profiler = output.recorded(tmp_path, data_simplification=False)
+def test_the_cost_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What a recording is likely to cost is told when it starts: by what this process has recorded so far."""
+    costs.forget()
+    with caplog.at_level(logging.INFO, "stepscope"):
+        first = Profiler(output_path=tmp_path, start_profile=False, data_simplification=False)
+        first.start()
+        assert "nothing was recorded so far: about " in caplog.messages[-1]
+        assert first.estimate.ns_per_event > 0
+        output.loop(100, lambda _: None, lambda _: first.step())
+        first.stop()
+        second = Profiler(output_path=tmp_path)
+        estimate = second.estimate
+        second.stop()
+    (directory,) = first.directories
+    size = (directory / RAW / "journal").stat().st_size
+    # Four spans and a step's mark in each step, and what every journal begins with.
+    assert 64 * 5 < size / 100 < 64 * 5 + 200
+    told = f"Profiler: recording begins; by 100 steps recorded so far: about {size / 100:,.0f} bytes of raw data and "
+    assert any(message.startswith(told) for message in caplog.messages)
+    assert estimate.steps == 100
+    assert estimate.ns_per_step > 0
+    assert output.info(second.directories[0])["estimate"]["bytes_per_step"] == size / 100
+    assert Profiler(output_path=tmp_path, start_profile=False, profile_memory=True).estimate.steps == 0
+
+
+@pytest.mark.checklist("B20")
+def test_a_budget(tmp_path: Path) -> None:
+    """Recording may be given a share of the time; what is no share is refused."""
+    profiler = output.recorded(tmp_path, overhead_budget=0.02)
     profiler.analyse()
-    report = str(profiler.windows[0].window.ledger)
-    assert report
-    said = str(profiler.trust_report())
-    assert "cost" in said
-    assert "recorded" in said
+    assert "budget 2.00%" in str(profiler.trust_report())
+    wrong: list[tuple[Any, type[Exception]]] = [(2, ValueError), (0, ValueError), ("1%", TypeError), (True, TypeError)]
+    for value, error in wrong:
+        with pytest.raises(error, match="overhead_budget is .*: it must be a share of the time"):
+            Profiler(output_path=tmp_path, start_profile=False, overhead_budget=value)
+
+
+@pytest.mark.checklist("C5", "B10")
+def test_memory_by_step(tmp_path: Path) -> None:
+    """Each step has the peak, what there was at its end, and by how much that grew; without the option nobody has."""
+    profiler = Profiler(output_path=tmp_path / "with", start_profile=False, profile_memory=True)
+    held: list[bytearray] = []
+    profiler.start()
+    for step in range(4):
+        if step == 2:
+            held.append(bytearray(b"x" * (64 << 20)))
+        profiler.step()
+        if step == 2:
+            held.clear()
+    profiler.stop()
+    profiler.analyse()
+    rows = output.rows(profiler.directories[0], "memory_by_step.csv")
+    by_step = {int(row["Step"]): row for row in rows if row["Component"] == "process"}
+    assert sorted(by_step) == [0, 1, 2, 3]
+    assert float(by_step[2]["Change(MB)"]) > 48
+    assert float(by_step[2]["Peak Allocated(MB)"]) - float(by_step[1]["Peak Allocated(MB)"]) > 48
+    assert float(by_step[3]["Change(MB)"]) < -48
+    assert float(by_step[3]["Peak Allocated(MB)"]) - float(by_step[3]["Allocated(MB)"]) > 48
+    for row in rows:
+        assert float(row["Peak Allocated(MB)"]) >= float(row["Allocated(MB)"]) > 1
+        assert int(row["Samples"]) >= 1
+    nothing = output.recorded(tmp_path / "without")
+    nothing.analyse()
+    assert not (nothing.directories[0] / PRODUCTS / "memory_by_step.csv").exists()
 
 
 @pytest.mark.checklist("D8")

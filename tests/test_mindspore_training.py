@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from stepscope.compat.mindspore.analysis import PRODUCTS
 from stepscope.compat.mindspore.env import VARIABLE
 from tests import mindspore_output as output
+from tests.collectors import free_port
 from tests.launch import run_to_end
 from tests.support import ROOT, mindspore_python
 
@@ -66,6 +68,8 @@ def test_model_train_with_the_monitor(tmp_path: Path, mode: str) -> None:
     assert "CLOCK_REALTIME, mapped by two readings per recording" in found["report"]
     memory = output.rows(directory, "memory_record.csv")
     assert {"MindSpore", "process"} <= {row["Component"] for row in memory}
+    by_step = [(row["Component"], int(row["Step"])) for row in output.rows(directory, "memory_by_step.csv")]
+    assert set(by_step) >= {(component, step) for component in ("MindSpore", "process") for step in (4, 5)}
     computing = [float(row["Computing"]) for row in output.rows(directory, "step_trace_time.csv")]
     assert len(computing) == 3
     assert all(time > 0 for time in computing)
@@ -104,6 +108,68 @@ def test_a_functional_loop(tmp_path: Path) -> None:
         assert (directory / "ASCEND_PROFILER_OUTPUT" / "memory_record.csv").exists()
 
 
+@pytest.mark.checklist("A39", "F15")
+def test_a_graph_that_goes_on_when_its_call_has_returned(tmp_path: Path) -> None:
+    """Each step and each window have what they launched, all of it, though nothing reads the loss."""
+    found = run("graph", tmp_path)
+    assert found["steps"] == [[4, 5], [8, 9]]
+    for directory in map(Path, found["directories"]):
+        events = spans(directory)
+        steps = sorted(
+            (event for event in events if event["name"].startswith("ProfilerStep#")), key=lambda e: e["name"]
+        )
+        updates = [event for event in events if "ApplyMomentum" in event["name"]]
+        assert [len([event for event in products(events) if within(event, step)]) for step in steps] == [5, 5]
+        assert [len([event for event in updates if within(event, step)]) for step in steps] == [4, 4]
+        assert (len(products(events)), len(updates)) == (10, 8)
+
+
+@pytest.mark.checklist("B14", "C11")
+def test_waiting_for_a_dataset(tmp_path: Path) -> None:
+    """With `data_process` each batch that the loop asks a dataset for is a span, in an unchanged loop; without none is, and
+    MindSpore's own method is in its place again."""
+    found = run("data", tmp_path)
+    names = {
+        wanted: [
+            event["name"] for event in spans(Path(found[wanted]["directories"][0])) if event["cat"] == "dataloader"
+        ]
+        for wanted in ("True", "False")
+    }
+    assert names == {"True": ["TupleIterator.__next__"] * 9, "False": []}  # eight batches, and the end
+    assert (found["wrapped True"], found["wrapped False"], found["restored"]) == (True, False, True)
+    assert found["idle"] == [
+        "data_process recorded nothing: no iterator of a dataset of MindSpore was asked for a batch"
+    ]
+
+
+@pytest.mark.checklist("B4", "B11", "C4")
+def test_collectives_of_two_ranks(tmp_path: Path) -> None:
+    """Each rank has its own collective in each step, with its time, in a directory of its own."""
+    tools = mindspore_python().parent
+    command = [str(tools / "msrun"), "--worker_num=2", "--local_worker_num=2", f"--master_port={free_port()}"]
+    command += [f"--log_dir={tmp_path / 'log'}", "--join=True", str(ROOT / "tests" / "mindspore_trainings.py")]
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK_ID", "PYTHONPATH")}
+    # msrun starts what `python` is.
+    kept |= {"GLOG_v": "3", "PYTHONPATH": str(ROOT), "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+    done = run_to_end([*command, "collective", str(tmp_path / "out")], timeout=110, cwd=tmp_path, environment=kept)
+    assert done.returncode == 0, done.stderr + done.stdout
+    windows = list(output.windows_below(tmp_path / "out"))
+    assert sorted(output.info(window)["rank_id"] for window in windows) == ["0", "1"]
+    for window in windows:
+        found = json.loads((window / PRODUCTS / "communication.json").read_text())
+        assert list(found) == ["step0", "step1", "step2"]
+        for step in found.values():
+            (name,) = [name for name in step["collective"] if name != "Total Op Info"]
+            assert name.rpartition("/")[2].startswith("AllReduce")
+            told = step["collective"][name]["Communication Time Info"]
+            assert told == step["collective"]["Total Op Info"]["Communication Time Info"]
+            assert told["Occurrences"] == 1
+            assert told["Elapse Time(ms)"] > 0
+            assert step["p2p"] == {}
+        times = output.rows(window, "step_trace_time.csv")
+        assert all(float(row["Communication"]) > 0 for row in times)
+
+
 @pytest.mark.checklist("D1", "F20")
 def test_two_at_once(tmp_path: Path) -> None:
     """MindSpore can be recorded by one at a time: the other says so, and both have all else. A later one has it again."""
@@ -122,6 +188,44 @@ def test_by_the_environment(tmp_path: Path) -> None:
     found = run("environment", tmp_path, **{VARIABLE: options})
     assert sum(row["op_occurrences"] for row in found["matmul"]) == 40
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert found["seen"] == [options, options]  # also by what the program starts
+
+
+UNCHANGED = """
+import numpy, mindspore
+from mindspore import nn
+mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
+net = nn.Dense(4, 4)
+for _ in range(3):
+    net(mindspore.Tensor(numpy.ones([2, 4], numpy.float32))).asnumpy()
+print("trained")
+"""
+
+
+@pytest.mark.checklist("B6", "E17")
+def test_a_script_that_knows_only_mindspore(tmp_path: Path) -> None:
+    """`stepscope run` follows the variable, so nothing of the script is changed: its operators are in the products."""
+    script = tmp_path / "train.py"
+    script.write_text(UNCHANGED)
+    options = json.dumps({"start": True, "output_path": str(tmp_path / "out")})
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK_ID", "PYTHONPATH")}
+    environment |= {"GLOG_v": "3", "PYTHONPATH": str(ROOT), VARIABLE: options}
+    command = [
+        str(mindspore_python()),
+        "-m",
+        "stepscope",
+        "run",
+        "--quiet",
+        "--out",
+        str(tmp_path / "run"),
+        str(script),
+    ]
+    done = run_to_end(command, timeout=110, cwd=tmp_path, environment=environment)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["trained"]), done.stderr
+    (directory,) = output.windows_below(tmp_path / "out")
+    table = {row["op_type"]: row["type_occurrences"] for row in output.rows(directory, "cpu_op_type_info_0.csv")}
+    assert table["MatMul"] == "3"
+    assert (tmp_path / "run" / "journal").exists()
 
 
 def test_contract(tmp_path: Path) -> None:

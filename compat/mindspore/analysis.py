@@ -11,13 +11,15 @@ import numpy as np
 
 from stepscope.compat.mindspore.mstx import is_wanted_domain
 from stepscope.compat.mindspore.options import ProfilerOptions
-from stepscope.compat.mindspore.products.base import Product
+from stepscope.compat.mindspore.products.base import Holding, Product
+from stepscope.compat.mindspore.products.communication import Communication
 from stepscope.compat.mindspore.products.folded_stacks import FoldedStacks
 from stepscope.compat.mindspore.products.host_info import HostInfo
 from stepscope.compat.mindspore.products.memory_record import MemoryRecord
 from stepscope.compat.mindspore.products.operator_files import OperatorFiles
 from stepscope.compat.mindspore.products.operator_table import OperatorTable
 from stepscope.compat.mindspore.products.report_page import ReportPage
+from stepscope.compat.mindspore.products.step_memory import StepMemory
 from stepscope.compat.mindspore.products.step_times import StepTimes
 from stepscope.compat.mindspore.products.trace_view import TraceView
 from stepscope.compat.mindspore.target import Target
@@ -178,6 +180,10 @@ def _stages(place: Path, request: AnalysisRequest) -> list[Product]:
     operators, times = OperatorFiles(place, target.device_id), StepTimes(place)
     memory = MemoryRecord(place, target.device)
     stages: list[Product] = [TraceView(place, options.timeline_limit, request.pretty), operators, times, memory]
+    if options.memory:
+        stages.append(StepMemory(place))
+    if options.profile_communication:
+        stages.append(Communication(place))
     if options.profile_framework is not None:
         stages.append(HostInfo(place, target.rank))
     if options.stacks:
@@ -201,7 +207,7 @@ class _Maker:
             try:
                 await stage.open(run)
             except Exception as error:
-                self._failed(stage, error)
+                await self._failed(stage, error)
 
     async def export(self, batch: EventBatch) -> None:
         batch = _of_steps(_of_domains(batch, self._request.options), self._request.steps)
@@ -210,7 +216,7 @@ class _Maker:
                 try:
                     await stage.add(batch)
                 except Exception as error:
-                    self._failed(stage, error)
+                    await self._failed(stage, error)
 
     async def close_window(self, window: Window) -> None:
         wanted = self._request.steps
@@ -222,14 +228,20 @@ class _Maker:
             try:
                 self.status.append(ProductStatus(name=stage.name, files=await stage.finish(window)))
             except Exception as error:
-                self._failed(stage, error)
+                await self._failed(stage, error)
 
     async def aclose(self) -> None:
         pass
 
-    def _failed(self, stage: Product, error: Exception) -> None:
+    async def _failed(self, stage: Product, error: Exception) -> None:
         self._working.remove(stage)
-        self.status.append(ProductStatus(name=stage.name, problem=f"{type(error).__name__}: {error}"))
+        problem = f"{type(error).__name__}: {error}"
+        if isinstance(stage, Holding):
+            try:
+                await stage.abandon()
+            except Exception as further:
+                problem = f"{problem}; and as it was closed, {type(further).__name__}: {further}"
+        self.status.append(ProductStatus(name=stage.name, problem=problem))
 
 
 def _of_steps(batch: EventBatch, steps: tuple[int, ...] | None) -> EventBatch:

@@ -19,6 +19,10 @@ class Capability(msgspec.Struct, frozen=True):
     """What is recorded, or why nothing is."""
     needs: tuple[str, ...] = ()
     """It takes one of these frameworks; without, there is nothing."""
+    besides: str = ""
+    """What gives it without them, in words."""
+    caveat: str = ""
+    """What of MindSpore's is not as exact as it looks, where MindSpore is imported."""
 
 
 def _same(capability: Capability) -> Mapping[str, Capability]:
@@ -38,12 +42,17 @@ _STACKS = Capability(
     True, "stacks of Python functions, sampled 200 times a second: in the timeline, and as folded stacks"
 )
 _OPERATORS = "MindSpore's operators on the host, torch's operators, and what the program marks itself"
+_LATE = (
+    "MindSpore is not waited for between steps, so what a graph launches behind its call may lie in the step after, or in "
+    "none where a window ends"
+)
+_COLLECTIVES = "when and how long collectives ran in each step, in communication.json"
 
 CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
     "op_time": {
         "CPU": Capability(True, _OPERATORS),
-        "GPU": Capability(True, f"{_OPERATORS}; kernels through torch"),
-        "Ascend": Capability(True, f"{_OPERATORS}; kernels on the device are missing"),
+        "GPU": Capability(True, f"{_OPERATORS}; kernels through torch", caveat=_LATE),
+        "Ascend": Capability(True, f"{_OPERATORS}; kernels on the device are missing", caveat=_LATE),
     },
     "record_shapes": _same(
         Capability(True, "shapes of inputs, where MindSpore names its operators one by one (graph mode), and torch's",
@@ -51,19 +60,35 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
     ),
     "with_stack": _same(_STACKS),
     "profile_memory": {
-        "CPU": Capability(True, "resident memory of the process, and MindSpore's memory pool"),
-        "GPU": Capability(True, "resident memory of the process; memory of the device is missing"),
-        "Ascend": Capability(True, "resident memory of the process; memory of the device is missing"),
+        "CPU": Capability(
+            True, "resident memory of the process, and MindSpore's memory pool: over time, and peak and end of each step"
+        ),
+        "GPU": Capability(
+            True, "resident memory of the process, over time and by step; memory of the device is missing"
+        ),
+        "Ascend": Capability(
+            True, "resident memory of the process, over time and by step; memory of the device is missing"
+        ),
     },
     "profile_communication": {
-        "CPU": Capability(True, "collectives of torch.distributed, as operators", ("torch",)),
-        "GPU": Capability(True, "collectives of torch.distributed, as operators", ("torch",)),
+        "CPU": Capability(
+            True,
+            f"{_COLLECTIVES}: torch.distributed's, and MindSpore's own; neither waiting nor bytes",
+            ("mindspore", "torch"),
+        ),
+        "GPU": Capability(True, f"{_COLLECTIVES}: torch.distributed's only; neither waiting nor bytes", ("torch",)),
         "Ascend": Capability(False, "collectives of HCCL are read by CANN's msprof, which stepscope does not drive"),
     },
     "parallel_strategy": _same(Capability(True, "ranks, launcher and MindSpore's parallel context, as JSON")),
     "profile_framework": _same(Capability(True, "every span of the host as a table in host_info")),
     "data_process": _same(
-        Capability(True, "waiting for the next batch: in callbacks, around `watch_data(loader)`, and torch's DataLoader")
+        Capability(
+            True,
+            "waiting for the next batch: of MindSpore's datasets, of torch's DataLoader, in callbacks, and around "
+            "`watch_data(loader)`",
+            ("mindspore", "torch"),
+            "callbacks and `watch_data(loader)` record it all the same",
+        )
     ),
     "mstx": _same(Capability(True, "marks and ranges, as instants and spans of the host")),
     "aicore_metrics": _cores(
@@ -143,9 +168,13 @@ def limits(asked: Iterable[str], target: Target) -> tuple[str, ...]:
         if not capability.given:
             said.append(f"{name} gives nothing on {target.device}: {capability.text}")
         elif capability.needs and not set(capability.needs) & set(target.frameworks):
-            said.append(f"{name} gives nothing without {' or '.join(capability.needs)}, which is not imported yet")
+            besides = f"; {capability.besides}" if capability.besides else ""
+            needs = " or ".join(capability.needs)
+            said.append(f"{name} gives nothing without {needs}, which is not imported yet{besides}")
         elif why := why_not(name, target):
             said.append(f"{name} gives nothing on {target.device}: {why}")
+        elif capability.caveat and "mindspore" in target.frameworks:
+            said.append(f"{name} on {target.device}: {capability.caveat}")
     return tuple(said)
 
 

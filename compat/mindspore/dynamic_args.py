@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
@@ -19,8 +20,9 @@ from stepscope.compat.mindspore.enums import (
     ProfilerLevel,
     member,
     nearest,
+    nearest_number,
 )
-from stepscope.compat.mindspore.options import ProfilerOptions, read_options
+from stepscope.compat.mindspore.options import ProfilerOptions, activities_of, boolean, read_options
 from stepscope.runtime.control.decoding import decode_json
 from stepscope.runtime.errors import ControlError
 
@@ -43,9 +45,15 @@ COMMANDS: Final = ("", "extend", "abort")
 """What may be asked of a window that runs: to go on until the `stop_step` that the file has now, or to end at once."""
 
 _FURTHER = frozenset(ProfilerOptions.__struct_fields__) - set(FIELDS) - {"start_profile", "output_path"}
-_ALIASES = {"aic_metrics": "aicore_metrics"}
-_IGNORED = frozenset(("analyse", "prof_path"))
-"""Fields of MindSpore 2.10's file that say nothing new: `analyse_mode` and `output_path` do."""
+_OWN = ("run_id", "command", "prof_path", "analyse", "aic_metrics")
+"""Further fields that are no options of `Profiler`."""
+
+_MODES = {-1: None, 0: "sync", 1: "async"}
+_FRAMEWORK = {-1: None, 0: "all", 1: "time"}
+"""Numbers of the guide for `profile_framework`."""
+
+UNSET_PATH: Final = "./"
+"""`prof_path` of MindSpore's default file, which leaves it to the monitor's `output_path`."""
 
 
 class _AnyObject(msgspec.Struct):
@@ -56,8 +64,8 @@ class DynamicProfilerArgs:
     """Start and stop of a window, 1 for the first step, and what it records.
 
     Names of levels, activities and metrics may be given as well as MindSpore's numbers, and every option of `Profiler`.
-    A value of a wrong type is replaced by the field's default; that, and every unknown field, is in `diagnostics` and in
-    the log.
+    A value that cannot be is replaced by the field's default; that, with the nearest value that can be, and every unknown
+    field, is in `diagnostics` and in the log.
 
     Args:
         start_step: first step that is recorded; -1: none.
@@ -69,8 +77,9 @@ class DynamicProfilerArgs:
         activities: 0 for CPU and NPU, 1 for CPU, 2 for NPU, or names.
         parallel_strategy, with_stack, data_simplification: see `ProfilerOptions`.
         is_valid: whether this was read from a file that could be read.
-        further: `run_id`, which tells a window from another one of the same steps; `command`, one of `COMMANDS`; and
-            options of `Profiler`.
+        further: `run_id`, which tells a window from another one of the same steps; `command`, one of `COMMANDS`;
+            `prof_path`, a directory that takes the place of the monitor's `output_path`, unless it is `UNSET_PATH`;
+            `analyse`, which makes products whatever `analyse_mode` says, or none; and options of `Profiler`.
     """
 
     FMT: Final = "iiiiii????"
@@ -93,40 +102,46 @@ class DynamicProfilerArgs:
     ) -> None:
         self._said: list[str] = []
         if "aic_metrics" in further:
-            aicore_metrics = further.pop("aic_metrics")
-        self.start_step = self._read("start_step", start_step, _integer)
-        self.stop_step = self._read("stop_step", stop_step, _integer)
-        self._metrics = self._read("aicore_metrics", aicore_metrics, _metrics)
-        self._level = self._read("profiler_level", profiler_level, _level)
-        self._mode = self._read("analyse_mode", analyse_mode, _integer)
-        self._activities = self._read("activities", activities, _activities)
-        self._parallel_strategy = self._read("parallel_strategy", parallel_strategy, _boolean)
-        self._with_stack = self._read("with_stack", with_stack, _boolean)
-        self._data_simplification = self._read("data_simplification", data_simplification, _boolean)
-        self.is_valid = is_valid if isinstance(is_valid, bool) else False
-        self.run_id = str(further.pop("run_id", ""))
-        command = further.pop("command", "")
-        self.command = command if command in COMMANDS else ""
+            other, aicore_metrics = aicore_metrics, further.pop("aic_metrics")
+            if other not in (-1, aicore_metrics):
+                self._say(f"aicore_metrics is {other!r} and aic_metrics {aicore_metrics!r}: aic_metrics is taken")
+        self.start_step: int = self._read("start_step", start_step, _integer)
+        self.stop_step: int = self._read("stop_step", stop_step, _integer)
+        self._metrics: AicoreMetrics = self._read("aicore_metrics", aicore_metrics, _metrics)
+        self._level: ProfilerLevel | None = self._read("profiler_level", profiler_level, _level)
+        self._mode: int = self._read("analyse_mode", analyse_mode, _mode)
+        self._activities: tuple[ProfilerActivity, ...] = self._read("activities", activities, _activities)
+        self._parallel_strategy: bool = self._read("parallel_strategy", parallel_strategy, boolean)
+        self._with_stack: bool = self._read("with_stack", with_stack, boolean)
+        self._data_simplification: bool = self._read("data_simplification", data_simplification, boolean)
+        self.is_valid: bool = self._read("is_valid", is_valid, boolean, False)
+        self.run_id: str = self._read("run_id", further.pop("run_id", ""), _run_id, "")
+        self.command: str = self._read("command", further.pop("command", ""), _command, "")
         """What is asked of the window that runs."""
-        if command not in COMMANDS:
-            self._say(f"command is {command!r}, which is none{nearest(str(command), COMMANDS[1:])}")
+        self.prof_path: str = self._read("prof_path", further.pop("prof_path", UNSET_PATH), _path, UNSET_PATH)
+        """Directory below which windows go; `UNSET_PATH`: that of the monitor."""
+        self._analyse: bool | None = (
+            self._read("analyse", further.pop("analyse"), boolean, None) if "analyse" in further else None
+        )
+        if self._analyse is False and self._mode != -1:
+            self._say(f"analyse is False, so analyse_mode {self._mode} makes no products; did you mean analyse true?")
         self._further = self._read_further(further)
         for text in self._said:
             log.warning("dynamic profiler: %s", text)
 
-    def _read(self, name: str, value: Any, read: Callable[[Any], Any]) -> Any:
+    def _read(self, name: str, value: Any, read: Callable[[Any], Any], *default: Any) -> Any:
         try:
             return read(value)
         except (TypeError, ValueError) as error:
-            default = FIELDS[name]
-            self._say(f"{name} is {value!r}: {error}; {default!r} is taken")
-            return default
+            taken = default[0] if default else FIELDS[name]
+            self._say(f"{name} is {value!r}: {error}; {taken!r} is taken")
+            return taken if default else read(taken)
 
     def _read_further(self, given: dict[str, Any]) -> dict[str, Any]:
         kept: dict[str, Any] = {}
         for name, value in given.items():
             if name == "profile_framework" and isinstance(value, int) and not isinstance(value, bool):
-                value = {0: "all", 1: "time"}.get(value)  # the guide's numbers; -1 asks for nothing
+                value = self._read(name, value, _framework, None)
                 if value is None:
                     continue
             if name in _FURTHER:
@@ -136,8 +151,8 @@ class DynamicProfilerArgs:
                     self._say(f"{error}; the default is taken")
                 else:
                     kept[name] = value
-            elif name not in _IGNORED:
-                self._say(f"{name!r} is no field{nearest(name, [*FIELDS, *sorted(_FURTHER), 'run_id', 'command'])}")
+            else:
+                self._say(f"{name!r} is no field{nearest(name, [*FIELDS, *sorted(_FURTHER), *_OWN])}")
         return kept
 
     def _say(self, text: str) -> None:
@@ -151,35 +166,42 @@ class DynamicProfilerArgs:
     @property
     def analyse_mode(self) -> str | None:
         """`sync`, `async`, or `None` for no analysis."""
-        return {0: "sync", 1: "async"}.get(self._mode)
+        if self._analyse is None:
+            return _MODES[self._mode]
+        return (_MODES[self._mode] or "sync") if self._analyse else None
 
     @property
     def vars(self) -> dict[str, Any]:
-        """The fields of the file."""
-        return {**self._numbers(), **self._further}
+        """The fields of the file: numbers where MindSpore has one, else names."""
+        own: dict[str, Any] = {} if self.prof_path == UNSET_PATH else {"prof_path": self.prof_path}
+        own |= {} if self._analyse is None else {"analyse": self._analyse}
+        return {**self._fields(), **own, **self._further}
 
     @property
     def args(self) -> dict[str, Any]:
         """The options for `Profiler`; asking changes nothing."""
-        level = {} if self._level == -1 else {"profiler_level": LEVELS.get(self._level, ProfilerLevel.Level0)}
+        level = {} if self._level is None else {"profiler_level": self._level}
         return {
             **level,
-            "aicore_metrics": DYNAMIC_METRICS.get(self._metrics, AicoreMetrics.AiCoreNone),
-            "activities": list(ACTIVITIES.get(self._activities, ACTIVITIES[0])),
+            "aicore_metrics": self._metrics,
+            "activities": list(self._activities),
             "parallel_strategy": self._parallel_strategy,
             "with_stack": self._with_stack,
             "data_simplification": self._data_simplification,
             **self._further,
         }
 
-    def _numbers(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, Any]:
+        names = [activity.value for activity in self._activities]
+        level = -1 if self._level is None else _number(self._level, LEVELS)
+        activities = next((number for number, held in ACTIVITIES.items() if set(held) == set(self._activities)), names)
         return {
             "start_step": self.start_step,
             "stop_step": self.stop_step,
-            "aicore_metrics": self._metrics,
-            "profiler_level": self._level,
+            "aicore_metrics": _number(self._metrics, DYNAMIC_METRICS),
+            "profiler_level": level,
             "analyse_mode": self._mode,
-            "activities": self._activities,
+            "activities": activities,
             "parallel_strategy": self._parallel_strategy,
             "with_stack": self._with_stack,
             "data_simplification": self._data_simplification,
@@ -189,12 +211,15 @@ class DynamicProfilerArgs:
         """MindSpore's own format: `struct` of `FMT`. It holds no further options and no checksum; see `to_block`.
 
         Raises:
-            ValueError: if a number does not fit 32 bits.
+            ValueError: if a field has a value for which MindSpore has no number.
         """
-        try:
-            return struct.pack(self.FMT, *self._numbers().values(), self.is_valid)
-        except struct.error as error:
-            raise ValueError(f"a value does not fit the format {self.FMT!r}: {error}") from error
+        fields = self._fields()
+        for name, value in fields.items():
+            if not isinstance(value, int):
+                raise ValueError(
+                    f"{name} is {value!r}, for which MindSpore has no number; to_block() holds names as well"
+                )
+        return struct.pack(self.FMT, *fields.values(), self.is_valid)
 
     @classmethod
     def from_bytes(cls, byte_data: bytes) -> DynamicProfilerArgs:
@@ -255,37 +280,65 @@ def _plain(value: Any) -> Any:
 
 def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"it must be a whole number, got {type(value).__name__}")
+        meant = value.strip() if isinstance(value, str) else ""
+        hint = f"; did you mean {meant}?" if meant.removeprefix("-").isdecimal() else ""
+        hint = f"; did you mean {round(value)}?" if isinstance(value, float) and math.isfinite(value) else hint
+        raise TypeError(f"it must be a whole number, got {type(value).__name__}{hint}")
     if not -(1 << 31) <= value < 1 << 31:
         raise ValueError("it must fit 32 bits")
     return value
 
 
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"it must be true or false, got {type(value).__name__}")
+def _metrics(value: Any) -> AicoreMetrics:
+    return member(AicoreMetrics, value, DYNAMIC_METRICS)
+
+
+def _level(value: Any) -> ProfilerLevel | None:
+    if value == -1 and not isinstance(value, bool):
+        return None
+    return member(ProfilerLevel, value, LEVELS)
+
+
+def _mode(value: Any) -> int:
+    number = _integer(value)
+    if number not in _MODES:
+        known = "-1 (none), 0 (at once) and 1 (in the background)"
+        raise ValueError(f"there are {known}; the nearest is {nearest_number(number, _MODES)}")
+    return number
+
+
+def _framework(value: int) -> str | None:
+    if value not in _FRAMEWORK:
+        known = "-1 (none), 0 ('all') and 1 ('time')"
+        raise ValueError(f"there are {known}; the nearest is {nearest_number(value, _FRAMEWORK)}")
+    return _FRAMEWORK[value]
+
+
+def _activities(value: Any) -> tuple[ProfilerActivity, ...]:
+    if value is None:
+        raise TypeError(f"it must be one of {', '.join(map(str, ACTIVITIES))}, or a list of names, got NoneType")
+    return activities_of(value)
+
+
+def _run_id(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise TypeError(f"it must be a text or a whole number, got {type(value).__name__}")
+    return str(value)
+
+
+def _command(value: Any) -> str:
+    if value not in COMMANDS:
+        raise ValueError(f"there is no such command{nearest(str(value), COMMANDS[1:])}")
+    return str(value)
+
+
+def _path(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"it must be a path as text, got {type(value).__name__}")
+    if not value or "\0" in value:
+        raise ValueError("it is no path")
     return value
 
 
-def _metrics(value: Any) -> int:
-    if isinstance(value, str | AicoreMetrics):
-        meant = member(AicoreMetrics, value)
-        return next((number for number, metrics in DYNAMIC_METRICS.items() if metrics is meant), -1)
-    number = _integer(value)
-    return number if number in DYNAMIC_METRICS else -1
-
-
-def _level(value: Any) -> int:
-    if isinstance(value, str | ProfilerLevel):
-        meant = member(ProfilerLevel, value)
-        return next((number for number, level in LEVELS.items() if level is meant), -1)
-    number = _integer(value)
-    return number if number == -1 or number in LEVELS else 0
-
-
-def _activities(value: Any) -> int:
-    if isinstance(value, list | tuple):
-        meant = {member(ProfilerActivity, item) for item in cast(Iterable[Any], value)}
-        return next((number for number, held in ACTIVITIES.items() if set(held) == meant), 0)
-    number = _integer(value)
-    return number if number in ACTIVITIES else 0
+def _number(value: Any, numbers: Mapping[int, Any]) -> int | str:
+    return next((number for number, each in numbers.items() if each is value), str(value.value))

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Self
 
 from stepscope.compat.mindspore import target as targets
 from stepscope.compat.mindspore.at_exit import before_exit
-from stepscope.compat.mindspore.dynamic_args import DynamicProfilerArgs
+from stepscope.compat.mindspore.dynamic_args import UNSET_PATH, DynamicProfilerArgs
 from stepscope.compat.mindspore.enums import nearest
 from stepscope.compat.mindspore.profiler import Profiler
 from stepscope.compat.mindspore.step_windows import Asked, Ended, Late, Planned, StepWindows
@@ -46,7 +46,7 @@ class DynamicProfilerMonitor:
 
     Args:
         cfg_path: directory of `profiler_config.json`, or a file ending in `.json`; rank 0 makes it if it is missing.
-        output_path: where windows go.
+        output_path: where windows go, unless the file has a `prof_path`.
         poll_interval: seconds between two looks at the file; 2 if it is no number above 0.
         late: `refuse` a window whose first step has passed, or `clip` it to what is left.
         granularity: steps that can only be recorded together, such as the sink size; windows are widened to whole groups.
@@ -103,6 +103,8 @@ class DynamicProfilerMonitor:
         self._unraised: list[str] = []
         self._profiler: Profiler | None = None
         self._mode: str | None = None
+        self._into = self.output_path
+        """Where the window that runs goes."""
         self._early = False
         """Whether the window was begun where this was made, before anybody said that this is a callback."""
         self._waiting: _core.span | None = None
@@ -220,6 +222,7 @@ class DynamicProfilerMonitor:
     def _begin(self, planned: Planned) -> bool:
         config = self._file.current
         assert config is not None
+        self._into = self.output_path if config.prof_path == UNSET_PATH else Path(config.prof_path)
         try:
             profiler = Profiler(
                 output_path=self._directory(planned.first, planned.last), start_profile=False, **config.args
@@ -266,7 +269,7 @@ class DynamicProfilerMonitor:
             self._windows.end(planned.first)
 
     def _directory(self, first: int, last: int) -> Path:
-        return self.output_path / f"rank{self.rank}_start{first}_stop{last}"
+        return self._into / f"rank{self.rank}_start{first}_stop{last}"
 
     def _complain(self) -> None:
         said = self._windows.take_complaints()

@@ -125,7 +125,9 @@ def member(kind: type[E], value: object, numbers: Mapping[int, E] | None = None)
     if numbers is not None and isinstance(value, int) and not isinstance(value, bool):
         if value not in numbers:
             allowed = ", ".join(f"{number} ({each.name})" for number, each in numbers.items())
-            raise ValueError(f"{value} stands for no {kind.__name__}; there are {allowed}")
+            near = nearest_number(value, numbers)
+            close = f"{near} ({numbers[near].name})"
+            raise ValueError(f"{value} stands for no {kind.__name__}; there are {allowed}; the nearest is {close}")
         return numbers[value]
     raise TypeError(f"a {kind.__name__} is wanted, got {type(value).__name__}: {value!r}")
 
@@ -135,3 +137,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = list(known)
     close = difflib.get_close_matches(name, names, 1, 0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"
+
+
+def nearest_number(number: int, known: Iterable[int]) -> int:
+    """The one of the known numbers, of which there is one at least, that is nearest."""
+    return min(known, key=lambda each: abs(each - number))

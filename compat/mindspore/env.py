@@ -31,10 +31,11 @@ class EnvProfiler:
 
     @classmethod
     def init_profiler(cls, environment: Mapping[str, str] | None = None) -> Profiler | None:
-        """Starts it, unless it runs. Importing `stepscope.mindspore` does this; it ends with the interpreter.
+        """Starts it, unless it runs. Importing `stepscope.mindspore` does this, and so does `stepscope run`; it ends with
+        the interpreter.
 
         Where MindSpore is installed and not imported yet, it is imported, so that its operators are recorded from the
-        first. It does not see the variable then: it would start a second profiler.
+        first. It does not see the variable then: it would start a second profiler. What the program starts sees it.
 
         Args:
             environment: default: that of the process.
@@ -80,11 +81,14 @@ def _import_mindspore() -> None:
     """Imports MindSpore where it is installed, without the variable."""
     if "mindspore" in sys.modules or importlib.util.find_spec("mindspore") is None:
         return
-    os.environ.pop(VARIABLE, None)
+    said = os.environ.pop(VARIABLE, None)
     try:
         importlib.import_module("mindspore")
     except Exception as error:  # the program will see it, if it needs MindSpore
         log.error("%s: MindSpore cannot be imported, so its operators are not recorded: %s", VARIABLE, error)
+    finally:
+        if said is not None:
+            os.environ[VARIABLE] = said
 
 
 def read_variable(text: str) -> dict[str, Any] | None:

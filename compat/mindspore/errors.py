@@ -6,6 +6,7 @@ ProfilerException                       (StepscopeError)
 ├── ProfilerFileNotFoundException       (FileNotFoundError) raw data should be there and are not
 │   └── ProfilerDirNotFoundException    a directory should be there and is not
 ├── ProfilerRawFileException            (ValueError) raw data cannot be read
+├── NothingToAnalyse                    (RuntimeError) no raw data below a path can be analysed
 └── WireError                           (ValueError) bytes are no block of `DynamicProfilerArgs`
 
 Calls that do not fit the profiler's state raise `ProfilerStateError`, a RuntimeError as MindSpore's documents have it.
@@ -38,6 +39,10 @@ class ProfilerDirNotFoundException(ProfilerFileNotFoundException):
 
 class ProfilerRawFileException(ProfilerException, ValueError):
     """Raised when raw data cannot be read."""
+
+
+class NothingToAnalyse(ProfilerException, RuntimeError):
+    """Raised when no raw data below a path can be analysed."""
 
 
 class WireError(ProfilerException, ValueError):

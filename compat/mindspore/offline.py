@@ -12,7 +12,11 @@ import msgspec
 
 from stepscope.compat.mindspore.analyses import analyses
 from stepscope.compat.mindspore.analysis import Analysis, AnalysisRequest, WindowAnalysis, analyse_window
-from stepscope.compat.mindspore.errors import ProfilerDirNotFoundException, ProfilerRawFileException
+from stepscope.compat.mindspore.errors import (
+    NothingToAnalyse,
+    ProfilerDirNotFoundException,
+    ProfilerRawFileException,
+)
 from stepscope.compat.mindspore.layout import RAW, new_directory
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.target import Target
@@ -67,7 +71,7 @@ def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tup
 
     Raises:
         ProfilerDirNotFoundException: if there is no such directory.
-        RuntimeError: if there is nothing to analyse.
+        NothingToAnalyse: if there is nothing to analyse. A `RuntimeError`.
     """
     if not path.is_dir():
         raise ProfilerDirNotFoundException(f"there is no directory {path}")
@@ -84,7 +88,7 @@ def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tup
         log.warning("passed over in the analysis: %s", reason)
     if not done:
         why = "; ".join(rejected) or "no directory in it holds raw data of a recording"
-        raise RuntimeError(f"nothing to analyse below {path}: {why}")
+        raise NothingToAnalyse(f"nothing to analyse below {path}: {why}")
     return Analysis(tuple(done), tuple(rejected))
 
 

@@ -20,6 +20,7 @@ from stepscope.compat.mindspore.enums import (
     ProfilerLevel,
     member,
     nearest,
+    nearest_number,
 )
 from stepscope.compat.mindspore.errors import ProfilerPathErrorException
 
@@ -74,6 +75,8 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     rank_id: int = 0
     """With `analyse_only`: rank whose data are analysed; recording knows its own."""
     env_enable: bool = False
+    overhead_budget: float | None = None
+    """What recording may cost, as a share of the time, as `stepscope.trace` has it; no option of MindSpore."""
 
     def asked(self) -> tuple[str, ...]:
         """Names of the options that ask for something, also by the level."""
@@ -117,7 +120,14 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 _NO_REQUEST = frozenset(
     ("output_path", "profiler_level", "activities", "start_profile", "sync_enable", "timeline_limit", "export_type")
-    + ("data_simplification", "analyse_only", "rank_id", "mstx_domain_include", "mstx_domain_exclude")
+    + (
+        "overhead_budget",
+        "data_simplification",
+        "analyse_only",
+        "rank_id",
+        "mstx_domain_include",
+        "mstx_domain_exclude",
+    )
 )
 """Options that say how and where, not what."""
 
@@ -173,8 +183,19 @@ def _read(name: str, value: Any, metrics: Mapping[int, AicoreMetrics]) -> Any:
         return special(value)
     if name == "aicore_metrics":
         return AicoreMetrics.AiCoreNone if value is None else member(AicoreMetrics, value, metrics)
+    return boolean(value)
+
+
+def boolean(value: Any) -> bool:
+    """A value that must be a bool; a number or a text is none.
+
+    Raises:
+        TypeError: if it is none; names what a text was meant for.
+    """
     if not isinstance(value, bool):
-        raise TypeError(f"it must be a bool, got {type(value).__name__}")
+        meant = value.strip().lower() if isinstance(value, str) else ""
+        hint = f"; did you mean {meant}, without quotes?" if meant in ("true", "false") else ""
+        raise TypeError(f"it must be a bool, got {type(value).__name__}{hint}")
     return value
 
 
@@ -205,9 +226,20 @@ def _level(value: Any) -> ProfilerLevel | None:
     return None if value is None or value == -1 else member(ProfilerLevel, value, LEVELS)
 
 
+def _budget(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"it must be a share of the time, such as 0.01, got {type(value).__name__}")
+    if not 0 < value < 1:
+        raise ValueError("it must be a share of the time, above 0 and below 1; 0.01 is 1 %")
+    return float(value)
+
+
 def _framework(value: Any) -> str | None:
     if value is not None and value not in ("all", "time"):
-        raise ValueError("it must be 'all', 'time' or None")
+        hint = nearest(value, ("all", "time")) if isinstance(value, str) else ""
+        raise ValueError(f"it must be 'all', 'time' or None{hint}")
     return None if value is None else str(value)
 
 
@@ -223,12 +255,24 @@ def _several(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
     return read
 
 
-def _activities(value: Any) -> tuple[ProfilerActivity, ...]:
+def activities_of(value: Any) -> tuple[ProfilerActivity, ...]:
+    """Activities by MindSpore's number, by name or as members; `None` for the default.
+
+    Raises:
+        TypeError: if it is something else.
+        ValueError: if there is no such activity, or the list is empty.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         if value not in ACTIVITIES:
-            raise ValueError(f"it must be one of {', '.join(map(str, ACTIVITIES))}, or a list of ProfilerActivity")
+            known, near = ", ".join(map(str, ACTIVITIES)), nearest_number(value, ACTIVITIES)
+            raise ValueError(f"it must be one of {known}, or a list of ProfilerActivity; the nearest is {near}")
         return ACTIVITIES[value]
-    return _several(ProfilerActivity)(value) or ACTIVITIES[0]
+    if value is None:
+        return ACTIVITIES[0]
+    found = _several(ProfilerActivity)(value)
+    if not found:
+        raise ValueError(f"it must name one at least{nearest('', (each.name for each in ProfilerActivity))}")
+    return found
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -244,10 +288,11 @@ def _texts(value: Any) -> tuple[str, ...]:
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "output_path": _path,
     "profiler_level": _level,
-    "activities": _activities,
+    "activities": activities_of,
     "timeline_limit": _whole(1),
     "rank_id": _whole(0),
     "profile_framework": _framework,
+    "overhead_budget": _budget,
     "export_type": _several(ExportType),
     "host_sys": _several(HostSystem),
     "mstx_domain_include": _texts,

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 from stepscope.compat.mindspore import target as targets
 from stepscope.compat.mindspore.analysis import Analysis
 from stepscope.compat.mindspore.capabilities import limits
+from stepscope.compat.mindspore.cost import CostEstimate, costs
 from stepscope.compat.mindspore.handlers import TraceHandler
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.take import Take, TakenWindow, TakePlan
@@ -30,7 +31,8 @@ log = logging.getLogger("stepscope")
 class Recording:
     """Records in takes, each from `start()` to `stop()`, any number of them. Several may run at once.
 
-    What the options ask for and the device cannot give is said when this is made, in the log and in `limitations`.
+    What the options ask for and the device cannot give is said when this is made, in the log and in `limitations`; what
+    recording is likely to cost when it starts, in the log and in `estimate`.
     """
 
     def __init__(
@@ -107,7 +109,13 @@ class Recording:
             )
         self._start()
 
+    @property
+    def estimate(self) -> CostEstimate:
+        """What recording is likely to cost, by what this process has recorded so far with as much detail."""
+        return costs.estimate(self.options)
+
     def _start(self) -> None:
+        log.info("%s: recording begins; %s", self._who, self.estimate)
         self.target = targets.find()  # a framework may have been imported meanwhile
         plan = TakePlan(
             options=self.options,
@@ -156,7 +164,7 @@ class Recording:
         if self._take is None:
             self._next_step += 1
         else:
-            self._take.profiler.step()
+            self._take.step()
 
     def watch_data(self, loader: Iterable[T]) -> Iterator[T]:
         """Yields what a loader yields, and records the time that the loop waits for each as a span `data_wait`."""

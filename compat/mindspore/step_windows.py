@@ -97,10 +97,12 @@ class StepWindows:
         if step > first:
             late = f"start_step {asked.start} is in the past, step {step} begins"
             if self._late == "refuse":
-                self._refuse(asked, f"{late}: nothing is recorded")
+                self._refuse(asked, f"{late}: nothing is recorded; {self._nearest(step)}")
                 return None
             if last < step:
-                self._refuse(asked, f"{late}, and stop_step {asked.stop} has passed: nothing is recorded")
+                self._refuse(
+                    asked, f"{late}, and stop_step {asked.stop} has passed: nothing is recorded; {self._nearest(step)}"
+                )
                 return None
             if self._down(step) != step:
                 return None  # the next group is the first that can be recorded whole
@@ -145,6 +147,9 @@ class StepWindows:
     def _refuse(self, asked: Asked, problem: str) -> None:
         self._handled = asked.key
         self._complaints.append(problem)
+
+    def _nearest(self, step: int) -> str:
+        return f"the nearest start_step that can be followed is {self._up(step) + 1}"
 
     def _down(self, step: int) -> int:
         """First step of the group that has this one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import resource
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -13,14 +14,20 @@ from typing import Any
 
 import msgspec
 
+from stepscope.backends.mindspore import MindSporeBackend
+from stepscope.backends.process_memory import COUNTER, resident_bytes
 from stepscope.compat.mindspore import sources
 from stepscope.compat.mindspore.analyses import analyses
 from stepscope.compat.mindspore.analysis import AnalysisRequest, WindowAnalysis, analyse_window, operators_of
+from stepscope.compat.mindspore.cost import costs
+from stepscope.compat.mindspore.dataset_waits import DatasetWaits
 from stepscope.compat.mindspore.handlers import TraceHandler
 from stepscope.compat.mindspore.layout import RAW, new_directory, write_facts
 from stepscope.compat.mindspore.options import ProfilerOptions
+from stepscope.compat.mindspore.products.base import MEMORY
 from stepscope.compat.mindspore.products.operator_table import OperatorTable
 from stepscope.compat.mindspore.target import Target
+from stepscope.runtime import _core
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import ScheduleFunction
@@ -136,15 +143,22 @@ class Take:
         self.directory = new_directory(plan.output_path, self._worker, plan.target.device)
         self.windows: list[TakenWindow] = []
         self.ended = False
+        self._page = resource.getpagesize() if plan.options.memory else 0
+        self._estimate = costs.estimate(plan.options)
+        waits = plan.options.data_process and "mindspore" in plan.target.frameworks
+        self._waits = DatasetWaits() if waits else None
         self._journal: Path | None = None
+        backends = sources.choose(plan.options, plan.target)
+        self._asynchronous = [backend for backend in backends if isinstance(backend, MindSporeBackend)]
         self.profiler: Profiler = trace(
             schedule=plan.schedule,
-            backends=sources.choose(plan.options, plan.target),
+            backends=backends,
             on_trace_ready=self._ready,
             name="mindspore",
             output_dir=self.directory / RAW,
             metadata=plan.metadata(),
             start=False,
+            overhead_budget=plan.options.overhead_budget,
             options=Options(close_timeout=CLOSE_SECONDS),
         )
         self.profiler.step_num = step
@@ -157,17 +171,45 @@ class Take:
             strategy = plan.options.parallel_strategy
             write_facts(self.directory, plan.target, self._about(0), plan.metadata(), strategy=strategy)
             self.profiler.start()
+            if self._waits is not None:
+                self._waits.begin()
         except BaseException:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
+
+    def step(self) -> None:
+        """Ends a step, and has what it launched in it; where memory is wanted, what there is of it then as well."""
+        self._settle()
+        if self._page:
+            _core.counter(COUNTER, resident_bytes(self._page), category=MEMORY)
+        self.profiler.step()
 
     def end(self) -> None:
         """Ends recording, delivers, and lets go of everything but what was written."""
         if self.ended:
             return
         self.ended = True
+        problem = "" if self._waits is None else self._waits.end()
+        if problem:
+            log.warning("data_process recorded nothing: %s", problem)
+        self._settle()
         self.profiler.stop()
         self.profiler.close()
+        pipeline = self.profiler.statistics().pipeline
+        steps = sum(len(taken.window.steps) for taken in self.windows)
+        if pipeline is not None and steps:
+            overhead, journal = pipeline.overhead, self.journal
+            costs.add(
+                self._plan.options,
+                steps=steps,
+                size=journal.stat().st_size if journal.exists() else 0,
+                cost_ns=overhead.training_ns + overhead.background_ns,
+                recorded_ns=overhead.recorded_ns,
+            )
+
+    def _settle(self) -> None:
+        for backend in self._asynchronous:
+            backend.settle()
 
     @property
     def journal(self) -> Path:
@@ -219,6 +261,7 @@ class Take:
             "run": self.directory.name,
             "window": window,
             "diagnostics": [*plan.limits, *plan.target.notes],
+            "estimate": msgspec.structs.asdict(self._estimate),
             "options": msgspec.structs.asdict(plan.options),
         }
 

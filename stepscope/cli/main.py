@@ -9,10 +9,10 @@ import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from stepscope.cli import arm, collect, convert, deliver, demo, merge, recover, run, upload
+from stepscope.cli import analyse, arm, collect, convert, deliver, demo, merge, recover, run, upload
 from stepscope.runtime.errors import StepscopeError
 
-COMMANDS = (demo, run, arm, recover, convert, collect, deliver, upload, merge)
+COMMANDS = (demo, run, arm, recover, convert, analyse, collect, deliver, upload, merge)
 """Each has `add(commands, common)`, which declares it, and names its function."""
 
 EPILOG = """\

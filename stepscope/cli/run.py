@@ -9,6 +9,7 @@ from typing import Any
 
 from stepscope.cli import script
 from stepscope.cli.traced_program import TracedProgram
+from stepscope.compat.mindspore.env import EnvProfiler
 
 DESCRIPTION = """\
 Runs a Python program, unchanged, and traces it: torch's operators if it uses torch, and what it records itself with
@@ -29,6 +30,8 @@ examples:
   torchrun --no-python --nproc-per-node 2 stepscope run --out runs/exp2 train.py
 
 Options come before the program; what follows it is the program's.
+Where MS_PROFILER_OPTIONS has "start": true, the program is recorded as stepscope.mindspore does it as well, which needs no
+import of it: docs/mindspore.md.
 A journal is always kept in the output directory. If the program is killed, `stepscope recover DIR` brings back what was
 recorded up to then.
 
@@ -110,6 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     traced = TracedProgram.of(arguments, program, rest)
     owner = os.getpid()
     traced.profiler.start()
+    EnvProfiler.init_profiler()
     try:
         outcome = script.run(program, rest, module=arguments.module)
         failure = outcome.error or (

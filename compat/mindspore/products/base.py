@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,15 @@ class Product(Protocol):
 
     async def finish(self, window: Window) -> tuple[Path, ...]:
         """Writes what there is to write; returns the files, none if the window has nothing for them."""
+        ...
+
+
+@runtime_checkable
+class Holding(Protocol):
+    """What a product has besides, if it keeps a file open until it has finished."""
+
+    async def abandon(self) -> None:
+        """Closes it, after a call that raised; nothing is called afterwards."""
         ...
 
 

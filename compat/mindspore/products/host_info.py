@@ -57,6 +57,10 @@ class HostInfo:
             self._file.close()
         return (self._path,)
 
+    async def abandon(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
     def _thread(self, track: int) -> int | None:
         """Number of the thread; `None` for what is not of the host."""
         if track not in self._threads:

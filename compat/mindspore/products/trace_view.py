@@ -48,6 +48,9 @@ class TraceView:
             make_pretty(self.path)
         return (self.path,)
 
+    async def abandon(self) -> None:
+        await self._exporter.aclose()
+
 
 def make_pretty(path: Path) -> None:
     """Indents a trace in array form, event by event, so that memory does not depend on its size."""

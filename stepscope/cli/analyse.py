@@ -1,0 +1,72 @@
+"""`stepscope analyse`: makes the products of MindSpore's profiler of what `stepscope.mindspore` recorded."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from stepscope.cli import opening
+from stepscope.cli.progress import Progress
+from stepscope.compat.mindspore.offline import analyse_below
+from stepscope.compat.mindspore.options import ProfilerOptions
+
+DESCRIPTION = """\
+Makes the tables and timelines of MindSpore's profiler of what stepscope.mindspore recorded below a directory: what was not
+analysed while training ran, and what a process left that was killed. Directories that are passed over are named, each with
+the reason.
+"""
+
+EPILOG = """\
+examples:
+  stepscope analyse ./data
+  stepscope analyse ./dyn_profile_data/rank0_start10_stop20 --pretty
+  stepscope analyse ./data --rank 3 --steps 10 12 14 --keep-raw
+
+What was analysed before is passed over, unless its raw data were kept: then it gets further products beside the first.
+
+exit codes: 0 everything that was found was analysed, 1 a product could not be made or there is nothing to analyse,
+2 wrong usage
+"""
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Declares the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "analyse",
+        parents=[common],
+        help="make the products of MindSpore's profiler offline",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "path", metavar="DIR", type=Path, help="directory of a window, or one above, as the output_path"
+    )
+    parser.add_argument("--rank", metavar="N", type=int, help="only of this rank (default: of all)")
+    parser.add_argument("--steps", metavar="N", type=int, nargs="+", help="only these steps (default: all)")
+    parser.add_argument("--pretty", action="store_true", help="write JSON over several lines")
+    parser.add_argument("--keep-raw", action="store_true", help="keep raw data when the products are complete")
+    parser.set_defaults(function=analyse, command="analyse", parser=parser)
+
+
+def analyse(given: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Raises:
+        ProfilerDirNotFoundException: if there is no such directory.
+        NothingToAnalyse: if nothing in it can be analysed; says why of every directory that was looked at.
+    """
+    parser: argparse.ArgumentParser = given.parser
+    numbers: list[int] = [*(given.steps or ()), *(() if given.rank is None else (given.rank,))]
+    if any(number < 0 for number in numbers):
+        parser.error(f"steps and ranks are numbers from 0, got {min(numbers)}")
+    options = ProfilerOptions(
+        analyse_only=given.rank is not None, rank_id=given.rank or 0, data_simplification=not given.keep_raw
+    )
+    steps = None if given.steps is None else tuple(sorted(set(given.steps)))
+    with Progress().during(f"analysing {opening.shown(given.path)}"):
+        analysis = analyse_below(given.path, options, given.pretty, steps)
+    print(analysis)
+    return 0 if analysis.complete else 1
