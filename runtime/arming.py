@@ -185,6 +185,22 @@ class Arming(Stepping):
         window.end(state, reason)
         self._armed_over.append(window)
 
+    def _step_was_set(self) -> None:
+        """Windows that were asked for before get their steps anew, counted from here."""
+        with self._arming:
+            waiting, self._armed = self._armed, []
+            for window in waiting:
+                if window.gate is not None:  # its steps are agreed on with others
+                    self._armed.append(window)
+                    continue
+                first, last, reason, _ = place(window.request, self._step, self._armed, self.schedule)
+                self._armed.append(window)
+                if first is None:
+                    self._drop(window, "missed", reason)
+                else:
+                    window.first, window.last, window.reason = first, last, reason
+            self._armed.sort(key=lambda each: each.first)
+
     def _become_inert(self, reason: str) -> None:
         self._arming = threading.RLock()
         self._armed_running = None
