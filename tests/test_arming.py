@@ -490,20 +490,3 @@ def test_nothing_waits_for_an_armed_window(output_dir: Path) -> None:
     assert profiler.diagnostics() == (
         "no step records: the profiler records only windows that are asked for, and none was recorded",
     )
-
-
-def test_windows_that_are_asked_for_before_a_resumed_run(output_dir: Path) -> None:
-    """They get their steps when it is known where the count begins."""
-    windows: list[Window] = []
-    with stepscope.trace(
-        output_dir=output_dir, schedule=never, options=QUICK, on_trace_ready=windows.append, start=False
-    ) as profiler:
-        assert profiler.arm(WindowRequest(steps=2))
-        assert profiler.arm(WindowRequest(start_step=5, steps=1))
-        assert profiler.arm(WindowRequest(start_step=104, steps=1))
-        profiler.step_num = 100
-        profiler.start()
-        work(profiler, 8)
-    assert numbers(windows) == [[100, 101], [104]]
-    assert [(one.state, one.first) for one in profiler.armed()] == [("missed", 5), ("recorded", 100), ("recorded", 104)]
-    assert any("start_step 5 is in the past" in note for note in profiler.diagnostics())

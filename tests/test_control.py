@@ -365,31 +365,6 @@ def test_name_place_and_facts_from_the_environment(tmp_path: Path) -> None:
 
 
 @pytest.mark.checklist("B6")
-def test_runs_of_one_process_have_directories_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the environment names one; what a program has decided itself stays as it is."""
-    monkeypatch.setenv(
-        "STEPSCOPE_OPTIONS", json.dumps({"output_dir": str(tmp_path / "said"), "schedule": {"active": 1}})
-    )
-    never = stepscope.schedule(skip_first=9, wait=0, warmup=0, active=1)
-    paths: list[Path] = []
-    recorded: list[int] = []
-    for name, fixed in (("one", ()), ("two/three", ()), ("two/three", ()), ("own", ("output_dir", "schedule"))):
-        windows: list[Window] = []
-        with stepscope.trace(
-            name=name, output_dir=tmp_path / "own", schedule=never, on_trace_ready=windows.append, fixed=fixed
-        ) as profiler:
-            profiler.step()
-        paths.append(profiler.output.path)
-        recorded.append(len(windows))
-    said = tmp_path / "said"
-    assert paths == [said, said / "two_three-2", said / "two_three-3", tmp_path / "own"]
-    assert all((path / "journal").is_file() for path in paths)
-    assert [count > 0 for count in recorded] == [True, True, True, False]
-    with pytest.raises(ValueError, match="fixed names 'outputdir', which is no field .* the nearest is 'output_dir'"):
-        stepscope.trace(fixed=["outputdir"])
-
-
-@pytest.mark.checklist("B6")
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -23,7 +23,6 @@ from stepscope.compat.mindspore.analysis import PRODUCTS
 from stepscope.compat.mindspore.layout import RAW
 from stepscope.mindspore import DynamicProfilerArgs, DynamicProfilerMonitor, Profiler
 from tests import mindspore_output as output
-from tests.arming import say_in_environment
 from tests.launch import launched
 from tests.support import ROOT
 
@@ -471,26 +470,3 @@ def test_several_ranks_of_a_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv("RANK", str(rank))
         job.callbacks(monitor, 3)
     assert sorted(job.windows()) == ["rank0_start2_stop2", "rank1_start2_stop2", "rank2_start2_stop2"]
-
-
-@pytest.mark.checklist("B6", "B18")
-def test_the_environment_does_not_replace_the_file(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are those of the file; the environment says where windows go, and may turn them all off."""
-    said = job.path / "said"
-    say_in_environment(monkeypatch, schedule={"wait": 1, "active": 1}, output_dir=str(said))
-    job.write(start_step=2, stop_step=4)
-    monitor = job.monitor()
-    job.callbacks(monitor, 6)
-    job.change(start_step=8, stop_step=8)
-    job.callbacks(monitor, 3, first=7)
-    found = {directory.parent.name: directory for directory in output.windows_below(said)}
-    assert {name: output.steps_of(directory) for name, directory in found.items()} == {
-        "rank0_start2_stop4": [2, 3, 4],
-        "rank0_start8_stop8": [8],
-    }
-    assert not job.output.exists()
-    say_in_environment(monkeypatch, enabled=False)
-    off = job.monitor()
-    job.change(start_step=2, stop_step=3)
-    job.callbacks(off, 6)
-    assert [profiler.windows for profiler in off.profilers] == [()]
