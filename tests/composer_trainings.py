@@ -3,6 +3,9 @@
 The argument is a directory. What was found in each training is printed as JSON, on the last line.
 """
 
+# Composer is not among what the types are checked with.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import json
