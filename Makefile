@@ -16,6 +16,8 @@ VENV := .venv
 HTA_VENV := .venv-hta
 PHOENIX_VENV := .venv-phoenix
 MINDSPORE_VENV := .venv-mindspore
+COMPOSER_VENV := .venv-composer
+JAX_VENV := .venv-jax
 FUZZ_VENV := .venv-fuzz
 FUZZ_SECONDS ?= 60
 STAMPS := $(VENV)/stamps
@@ -29,7 +31,7 @@ PYTEST_ARGS ?=
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster test check lint types bench torture endurance docs wheel hta phoenix mindspore viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
+.PHONY: help install demo demo-cluster test check lint types bench torture endurance docs wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -141,6 +143,28 @@ $(MINDSPORE_VENV)/stamp: pyproject.toml
 	@echo "making $(MINDSPORE_VENV)"
 	@$(PYTHON) -m venv $(MINDSPORE_VENV)
 	@$(MINDSPORE_VENV)/bin/python -m pip --disable-pip-version-check --quiet install -e . mindspore==2.10.0 "numpy<2"
+	@touch $@
+
+# Composer asks for a torch that is older than ours and brings gigabytes for GPUs; it runs with ours, seen through a .pth. So
+# what it needs besides is named here; torchvision's operators are missing then, of which it uses none.
+composer: $(COMPOSER_VENV)/stamp
+
+$(COMPOSER_VENV)/stamp: constraints.txt | $(STAMPS)/core
+	@echo "making $(COMPOSER_VENV)"
+	@$(PYTHON) -m venv $(COMPOSER_VENV)
+	@path='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	$(BIN)/python -c "$$path" >"$$($(COMPOSER_VENV)/bin/python -c "$$path")/development.pth"
+	@$(COMPOSER_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps mosaicml==0.32.1 torch_optimizer==0.3.0 torchvision==0.28.0 coolname tabulate==0.9.0 py-cpuinfo
+	@$(COMPOSER_VENV)/bin/python -m pip --disable-pip-version-check --quiet install "mosaicml-cli<0.8" "importlib-metadata<9" 2>$(COMPOSER_VENV)/pip.log || { cat $(COMPOSER_VENV)/pip.log; exit 1; }
+	@touch $@
+
+# Keras on JAX, and no torch. Not where all tests run: Keras imports JAX wherever it is, and JAX warns of every fork.
+jax: $(JAX_VENV)/stamp
+
+$(JAX_VENV)/stamp: pyproject.toml
+	@echo "making $(JAX_VENV)"
+	@$(PYTHON) -m venv $(JAX_VENV)
+	@$(JAX_VENV)/bin/python -m pip --disable-pip-version-check --quiet install -e . "keras>=3.15" jax==0.10.2
 	@touch $@
 
 # What TensorBoard's trace view would load from the network; tests serve it from here.

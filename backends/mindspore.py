@@ -85,6 +85,14 @@ class MindSporeBackend:
         self._queue: queue.SimpleQueue[_Recorded | int | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
+    def stream_only(self) -> None:
+        """Refuses: there is nothing of MindSpore before a window ends.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"operators of backend {self.name!r} come when a window ends; record them by a schedule")
+
     def open(self, sink: Sink) -> None:
         try:
             self._mindspore = import_module("mindspore")

@@ -12,6 +12,9 @@ from stepscope.backends.base import Backend
 from stepscope.backends.torch import TorchBackend
 from stepscope.compat.accelerate_run import AccelerateRun, FinishedWindow
 from stepscope.compat.loop_settings import LoopArguments, LoopSettings
+from stepscope.compat.torch.activities import DEVICES, choose
+from stepscope.compat.torch.cycle import Asked
+from stepscope.compat.torch.memory_timeline import NEEDS, KeptResults
 from stepscope.exporters.base import Exporter
 from stepscope.runtime.schedule import schedule
 
@@ -34,9 +37,9 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
 
     Given to `Accelerator(kwargs_handlers=[...])` or to `accelerator.profile(...)`. With `output_trace_dir`, Accelerate
     writes `profile_<rank>.json` there when the run has ended: all windows of it, where torch's profiler gives the last.
-    `on_trace_ready` gets a `FinishedWindow` for each window, off the training thread, with `key_averages` and
-    `export_chrome_trace` as torch's has them, or is an exporter. Without `schedule_option` everything in the `with` is
-    one window.
+    `on_trace_ready` gets a `FinishedWindow` for each window, off the training thread, with `key_averages`, `events`,
+    `export_chrome_trace`, `export_stacks` and so on as torch's has them, or is an exporter. Without `schedule_option`
+    everything in the `with` is one window.
 
     Args:
         activities: such as `["cpu", "cuda"]`, for torch's operators; as in Accelerate, default: what there is.
@@ -55,7 +58,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         self._settings()
-        self._backends()
+        self._backends(None)
 
     # `Accelerator` looks up by the exact class what a handler is for, so a subclass has to pass for its base. Copies are
     # made by hand then, for pickle would take the wrong class.
@@ -71,7 +74,9 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         """The context manager that Accelerate enters."""
         ready = self.on_trace_ready
         callback = None if ready is None or isinstance(ready, Exporter) else ready
-        self.last = AccelerateRun(self._settings(), self._backends, _called(callback))
+        kept = KeptResults() if all(getattr(self, need) for need in NEEDS) else None
+        backends = partial(self._backends, kept)
+        self.last = AccelerateRun(self._settings(), backends, _called(callback), self._asked(), kept)
         return self.last
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,16 +107,31 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
             given.setdefault("output_dir", str(Path(self.output_trace_dir) / "stepscope"))
         return LoopSettings.of(given)
 
-    def _backends(self) -> Sequence[Backend]:
-        activities = None if self.activities is None else [_activity(name) for name in self.activities]
+    def _chosen(self) -> tuple[list[Any] | None, set[str]]:
+        return choose(None if self.activities is None else [_activity(name) for name in self.activities], None)
+
+    def _asked(self) -> Asked:
+        """What torch's own tables are to have."""
+        device = next((device for device in DEVICES if device in self._chosen()[1]), None)
+        return Asked(
+            record_shapes=self.record_shapes,
+            profile_memory=self.profile_memory,
+            with_stack=self.with_stack,
+            with_flops=self.with_flops,
+            with_modules=self.with_modules,
+            use_device=None if device is None else device.lower(),
+        )
+
+    def _backends(self, kept: KeptResults | None) -> Sequence[Backend]:
         return (
             TorchBackend(
+                keeper=kept,
                 record_shapes=self.record_shapes,
                 profile_memory=self.profile_memory,
                 with_stack=self.with_stack,
                 with_flops=self.with_flops,
                 with_modules=self.with_modules,
-                activities=activities,
+                activities=self._chosen()[0],
             ),
         )
 

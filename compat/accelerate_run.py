@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import os
+import uuid
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,72 +16,54 @@ from msgspec.structs import replace
 from stepscope.backends.base import Backend
 from stepscope.compat.loop import Loop, Traced, guarded
 from stepscope.compat.loop_settings import LoopSettings
+from stepscope.compat.torch.cycle import Asked, Cycle
+from stepscope.compat.torch.memory_timeline import KeptResults
+from stepscope.compat.torch.results import Results, export_facts
 from stepscope.exporters.journal import JournalExporter
+from stepscope.runtime.control.environment import options_in_effect
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.formats import exporter_for, replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.options import Options
-from stepscope.runtime.summary import SORT_KEYS, Summary
+from stepscope.runtime.profiler import Profiler
+from stepscope.runtime.schedule import always
 from stepscope.runtime.window import Window
 
 KEPT = 100_000
 """Steps whose durations are kept for `metrics`, the latest."""
 
 
-class Averages:
-    """A table, as `key_averages()` gives it: what a run or one window of it recorded, by name."""
+class FinishedWindow(Results):
+    """A window, as `on_trace_ready` of Accelerate's handler gets it: tables, events and exports, as torch's profiler has
+    them, of this window, also when it is kept and asked later."""
 
-    def __init__(self, summary: Summary) -> None:
-        self.summary = summary
-
-    def table(self, sort_by: str | None = None, row_limit: int = 100, **layout: object) -> str:
-        """The table as text.
-
-        Args:
-            sort_by: a column of ours or of torch, such as `self_cpu_time_total`; what is neither sorts by self time.
-            row_limit: rows at most; -1 for all.
-            layout: what torch takes besides, such as `max_name_column_width`; it has no effect.
-        """
-        return self.summary.render(_column(sort_by), None if row_limit < 0 else max(row_limit, 1))
-
-    def __str__(self) -> str:
-        return self.table()
-
-
-def _column(sort_by: str | None) -> str:
-    """Torch's `self_cpu_time_total`, `cuda_time_total`, `cpu_time` and so on, as columns of ours."""
-    if sort_by in SORT_KEYS:
-        return str(sort_by)
-    if not sort_by or sort_by.startswith("self_"):
-        return "self"
-    return "total" if sort_by.endswith("_total") else "mean" if sort_by.endswith("_time") else "self"
-
-
-class FinishedWindow:
-    """A window, as `on_trace_ready` of Accelerate's handler gets it."""
-
-    def __init__(self, window: Window) -> None:
-        self.window = window
-        self.step_num = window.steps[-1].number + 1 if window.steps else 0
+    def __init__(self, run: AccelerateRun, cycle: Cycle) -> None:
+        super().__init__()
+        self._run = run
+        self._cycle = cycle
+        self._asked, self._kept = cycle.asked, run._kept
+        self.step_num = cycle.step_num
         """Number of the step after the window, as torch's profiler has it there."""
 
-    def key_averages(self, *grouping: object, **more: object) -> Averages:
-        """The table of this window; shapes and stacks are no columns of it."""
-        return Averages(self.window.summary())
+    @property
+    def window(self) -> Window:
+        """The window itself, with its steps, times, accounts and diagnostics."""
+        return self._cycle.window
 
-    def export_chrome_trace(self, path: str, **more: object) -> None:
-        """Writes this window; any number of times. What torch takes besides has no effect.
+    def _cycles(self) -> Sequence[Cycle]:
+        self._run.check_journal()
+        return (self._cycle,)
 
-        Raises:
-            OutputError: if the file cannot be written.
-        """
-        self.window.export(path, "kineto")
+    def facts(self, cycle: Cycle) -> Mapping[str, Any]:
+        return self._run.facts(cycle)
 
 
-class AccelerateRun(Traced):
+class AccelerateRun(Traced, Results):
     """One `with accelerator.profile(...)`: what is done in it is a run, whose steps `step()` counts.
 
-    Nothing of it raises into the training; `errors` has what went wrong.
+    Tables, events and stacks are of all windows that have ended, where torch's profiler has the last one's; they are
+    torch's own objects. What is wrong in asking for them raises. All else does not raise into the training; `errors` has
+    what went wrong.
     """
 
     def __init__(
@@ -86,15 +71,29 @@ class AccelerateRun(Traced):
         settings: LoopSettings,
         backends: Callable[[], Sequence[Backend]],
         ready: Callable[[FinishedWindow], Any] | None,
+        asked: Asked,
+        kept: KeptResults | None,
     ) -> None:
+        """Args: what is recorded; makes what records it; called with each window; what was asked of torch; keeps its
+        recordings of the last window."""
+        super().__init__()
+        self._asked, self._kept = asked, kept
+        if kept is not None:
+            weakref.finalize(self, kept.release)
         self._journal: JournalExporter | None = None
         self._ready = ready
+        self._done: list[Cycle] = []
         self._durations: list[int] = []
-        options = settings.options
-        if options is None or (isinstance(options, Options) and options.journal):
-            self._journal = JournalExporter()
+        options = settings.options or Options()
+        if options.journal:
+            self._journal = JournalExporter(max_bytes=options_in_effect(options).journal_max_bytes)
             settings = replace(settings, exporters=[*settings.exporters, self._journal])
         self.loop = Loop(replace(settings, on_trace_ready=self._window), "accelerate", backends)
+
+    @property
+    def profiler(self) -> Profiler | None:  # type: ignore[override]  # torch's has its inner one there
+        """The profiler of stepscope that records, or did; `None` if none does."""
+        return self.loop.profiler
 
     @property
     def step_num(self) -> int:
@@ -114,17 +113,30 @@ class AccelerateRun(Traced):
         """Ends a step."""
         self.loop.step()
 
-    def key_averages(self, *grouping: object, **more: object) -> Averages:
-        """The table of all closed windows; shapes and stacks are no columns of it."""
-        return Averages(Summary() if self.loop.profiler is None else self.loop.profiler.aggregates())
+    @guarded
+    def add_metadata(self, key: str, value: Any) -> None:
+        """Adds a fact to every output."""
+        if self.loop.profiler is not None:
+            self.loop.profiler.add_metadata(key, value)
 
     @guarded
-    def export_chrome_trace(self, path: str, **more: object) -> None:
-        """Writes all that was recorded, every window, to a file; after the `with`, any number of times."""
+    def add_metadata_json(self, key: str, value: str) -> None:
+        """The same for a fact that is JSON text."""
+        if self.loop.profiler is not None:
+            self.loop.profiler.add_metadata_json(key, value)
+
+    @guarded
+    def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
+        """Writes all that was recorded, every window, to a file; after the `with`, any number of times.
+
+        Args:
+            path: file to write; missing directories are made.
+            use_python_export: taken, as torch has it; there is one way of writing here.
+        """
         journal = self._journal
         if journal is None or self.loop.profiler is None or self.loop.stage:
             why = "within the `with`" if self.loop.stage else "of a run that was not recorded or keeps no journal"
-            raise ProfilerStateError(f"export_chrome_trace({path!r}) {why}: there is nothing to write")
+            raise ProfilerStateError(f"export_chrome_trace({os.fspath(path)!r}) {why}: there is nothing to write")
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
 
@@ -156,9 +168,45 @@ class AccelerateRun(Traced):
         }
         return {prefix + name: value for name, value in found.items()}
 
+    # Results
+
+    def check_journal(self) -> None:
+        """Fails if there is nothing that results could be made of.
+
+        Raises:
+            ProfilerStateError: if the settings keep no journal.
+        """
+        if self._journal is None:
+            raise ProfilerStateError("this run keeps no journal (Options.journal is off), of which results are made")
+
+    def _cycles(self) -> Sequence[Cycle]:
+        self.check_journal()
+        profiler = self.loop.profiler
+        if profiler is not None and self.loop.stage:
+            profiler.flush()
+        return tuple(self._done)
+
+    def facts(self, cycle: Cycle) -> Mapping[str, Any]:
+        profiler = self.loop.profiler
+        return export_facts(cycle, {} if profiler is None else profiler.metadata)
+
     def _window(self, window: Window) -> None:
         """Called off the training thread, once for each window."""
         more = [step.end_ns - step.start_ns for step in window.steps]
         self._durations = [*self._durations, *more][-KEPT:]
+        cycle = self._cycle_of(window)
+        if self._journal is not None:
+            self._done.append(cycle)
         if self._ready is not None:
-            self._ready(FinishedWindow(window))
+            self._ready(FinishedWindow(self, cycle))
+
+    def _cycle_of(self, window: Window) -> Cycle:
+        profiler, journal = self.loop.profiler, self._journal
+        steps = profiler is not None and (profiler.schedule is not always or profiler.keep_last is not None)
+        return Cycle(
+            asked=replace(self._asked, steps=steps),
+            window=window,
+            journal=Path() if journal is None else journal.path,
+            step_num=window.steps[-1].number + 1 if window.steps else 0,
+            trace_id=f"{uuid.uuid4().int:032X}",
+        )

@@ -96,22 +96,22 @@ class Loop:
         Args:
             stage: names the run and its directory.
             step: number of its first step, in the unit of the schedule.
-            directory: where runs go unless the settings say; `None` for a new one.
+            directory: where runs go unless the settings or the environment say; `None` for a new one.
             rank: of this process, where the framework knows better than the environment.
             world_size: likewise.
 
         Raises:
             OutputError: if the output cannot be written.
+            ControlError: if STEPSCOPE_OPTIONS cannot be followed.
         """
         self.close()
         said, said_size = rank_from_environment()
         rank = said if rank is None else rank
         if self.settings.ranks is not None and (rank or 0) not in self.settings.ranks:
             return
-        base = self.settings.output_dir or directory
         again = [name for name in self.settings.ready_made if name in self._used]
         profiler = self.settings.build(
-            Output.choose(base, self.settings.name, None).path / stage,
+            Output.choose(self.settings.base(directory), self.settings.name, None).path / stage,
             rank=rank,
             world_size=said_size if world_size is None else world_size,
             backends=self._backends(),

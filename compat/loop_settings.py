@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypedDict
@@ -12,6 +13,8 @@ from stepscope.backends.base import Backend
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.checked import Checked
+from stepscope.runtime.control.environment import directory_from_environment, options_from_environment
+from stepscope.runtime.control.settings import Control
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.nearest import nearest
 from stepscope.runtime.options import Options
@@ -43,6 +46,7 @@ class LoopArguments(TypedDict, total=False):
     metadata: Mapping[str, Any] | None
     overhead_budget: float | OverheadBudget | None
     options: Options | None
+    control: str | os.PathLike[str] | Control | None
 
 
 class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,11 +65,13 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         "metadata",
         "overhead_budget",
         "options",
+        "control",
     )
 
     schedule: Any = DEFAULT
     """Which steps are recorded, counted from 0 over the whole training; `None` for all. By default, one step is left
-    out, one warms up, three are recorded. With `keep_last` it is not used."""
+    out, one warms up, three are recorded. With `keep_last` it is not used; with `control`, nothing is recorded by default
+    or with `None` but what is asked for."""
     unit: Literal["step", "epoch"] = "step"
     """What the schedule counts. Of frameworks that report only whole epochs, nothing finer can be had."""
     output_dir: str | None = None
@@ -93,6 +99,9 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """As in `trace`."""
     options: Any = None
     """As in `trace`: a `stepscope.Options`."""
+    control: Any = None
+    """As in `trace`: by which ways an operator can ask for windows while a run goes on. Each run of the callback listens
+    from its begin to its end."""
 
     def __post_init__(self) -> None:
         if isinstance(self.ranks, list):
@@ -152,8 +161,9 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.tensorboard and directory is not None:
             exporters.append(tensorboard_trace_handler(directory / "tensorboard"))
         ready = self.on_trace_ready
+        unused = self.keep_last is not None or (self.schedule is DEFAULT and self._asked_for())
         return trace(
-            schedule=None if self.keep_last is not None else self.schedule,
+            schedule=None if unused else self.schedule,
             keep_last=self.keep_last,
             backends=backends if self.backends is None else self.backends,
             exporters=exporters,
@@ -165,7 +175,22 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             world_size=world_size,
             overhead_budget=self.overhead_budget,
             options=self.options,
+            control=self.control,
+            fixed=("output_dir",),
         )
+
+    def _asked_for(self) -> bool:
+        """Whether windows can be asked for."""
+        said = options_from_environment()
+        return self.control is not None or (said is not None and said.control is not None)
+
+    def base(self, otherwise: str | Path | None) -> str | os.PathLike[str] | None:
+        """The directory in which runs are made: of STEPSCOPE_OPTIONS, of these settings, or `otherwise`.
+
+        Raises:
+            ControlError: if STEPSCOPE_OPTIONS cannot be followed.
+        """
+        return directory_from_environment(self.output_dir or otherwise)
 
     @property
     def ready_made(self) -> list[str]:

@@ -189,3 +189,19 @@ class Arming(ArmedSteps):
     def _answer(window: ArmedWindow) -> Armed:
         status = window.status()
         return Armed(True, status.first, status.last, status.run_id, status.reason)
+
+    def _step_was_set(self) -> None:
+        """Windows that were asked for before get their steps anew, counted from here."""
+        with self._arming:
+            waiting, self._armed = self._armed, []
+            for window in waiting:
+                if window.gate is not None:  # its steps are agreed on with others
+                    self._armed.append(window)
+                    continue
+                first, last, reason, _ = place(window.request, self._step, self._armed, self.schedule)
+                self._armed.append(window)
+                if first is None:
+                    self._drop(window, "missed", reason)
+                else:
+                    window.first, window.last, window.reason = first, last, reason
+            self._armed.sort(key=lambda each: each.first)

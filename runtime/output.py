@@ -42,6 +42,11 @@ class _Journal(Protocol):
         ...
 
 
+def file_name(name: str) -> str:
+    """The name of a run as it is fit for a directory."""
+    return re.sub(r"[^\w.-]+", "_", name).strip(".").encode()[:64].decode(errors="ignore") or "run"
+
+
 class Output:
     """The directory of one run of one rank."""
 
@@ -56,8 +61,7 @@ class Output:
         """The directory that was asked for, or a new one under `stepscope_runs`; ranks get one each."""
         if output_dir is None:
             now = datetime.datetime.now(datetime.UTC)
-            safe = re.sub(r"[^\w.-]+", "_", name).strip(".").encode()[:64].decode(errors="ignore") or "run"
-            path = Path("stepscope_runs") / f"{safe}-{now:%Y%m%d-%H%M%S}-{os.getpid()}"
+            path = Path("stepscope_runs") / f"{file_name(name)}-{now:%Y%m%d-%H%M%S}-{os.getpid()}"
         else:
             path = Path(output_dir)
         return cls(path if rank is None else path / f"rank{rank}")

@@ -365,6 +365,11 @@ class Profiler(Reporting):
 
     # what is written and read
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The facts for every output, as they are now."""
+        return self._metadata.snapshot()
+
     def add_metadata(self, key: str, value: Any) -> None:
         """Adds a fact about the run to every output; any time. The same key again replaces the value.
 

@@ -103,6 +103,10 @@ class Stepping(_core.StepCounter):
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"step_num must be a whole number from 0, got {step!r}")
         self._step = step
+        self._step_was_set()
+
+    def _step_was_set(self) -> None:
+        """The count begins elsewhere than was known so far."""
 
     @uninterrupted
     def pause(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from stepscope.backends.base import Backend, Streaming
@@ -11,13 +11,13 @@ from stepscope.exporters.base import Exporter
 from stepscope.exporters.callback import CallbackExporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.window_journals import WindowJournalsExporter
-from stepscope.runtime.control.environment import options_from_environment
+from stepscope.runtime.control.environment import options_from_environment, run_directory
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.journal.writer import MIN_BYTES
 from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.options import Options
-from stepscope.runtime.output import Output
+from stepscope.runtime.output import Output, file_name
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.run import rank_from_environment
@@ -40,6 +40,7 @@ def trace(
     overhead_budget: float | OverheadBudget | None = None,
     options: Options | None = None,
     control: str | os.PathLike[str] | Control | None = None,
+    fixed: Collection[str] = (),
 ) -> Profiler:
     """Makes a profiler, to be used with `with` or `async with`.
 
@@ -69,16 +70,18 @@ def trace(
         control: by which ways windows can be asked of the running profiler: a file to watch, or a directory whose file
             `stepscope.json` is, or a `Control` that says more. Without a schedule nothing is recorded then but what is
             asked for.
+        fixed: names of what the environment has no say in, such as `output_dir`: for programs that decide about it
+            themselves.
 
     The environment variable STEPSCOPE_OPTIONS, a JSON object, takes the place of what it names: docs/control.md.
 
     Raises:
         ControlError: if STEPSCOPE_OPTIONS cannot be followed. A `ValueError`.
         TypeError: if an argument is not what it should be.
-        ValueError: if two backends or two exporters have one name, the budget is no share of the time, or a schedule or a
-            backend that delivers only when a window ends is given with `keep_last`.
+        ValueError: if two backends or two exporters have one name, the budget is no share of the time, a schedule or a
+            backend that delivers only when a window ends is given with `keep_last`, or `fixed` names what is not there.
     """
-    said = options_from_environment()
+    said = options_from_environment(fixed)
     chosen = Options() if options is None else options
     if not isinstance(chosen, Options):
         raise TypeError(f"options must be stepscope.Options, got {type(chosen).__name__}: {chosen!r}")
@@ -86,10 +89,7 @@ def trace(
         raise TypeError(f"name must be a non-empty str, got {name!r}")
     if schedule is not None and not callable(schedule):
         raise TypeError(f"schedule must be callable with a step's number, got {type(schedule).__name__}: {schedule!r}")
-    if isinstance(control, str | os.PathLike):
-        control = Control(path=os.fspath(control))
-    if control is not None and not isinstance(control, Control):
-        raise TypeError(f"control must be a path or a stepscope.Control, got {type(control).__name__}: {control!r}")
+    control = Control.of(control)
     if isinstance(rank, bool) or not isinstance(rank, int | None) or (rank is not None and rank < 0):
         raise TypeError(f"rank must be a whole number from 0, got {rank!r}")
     if (
@@ -108,7 +108,7 @@ def trace(
             keep_last = said.keep_last if said.enabled else None
             schedule = never if said.window is not None or not said.enabled else schedule
         chosen, control = said.changed(chosen), said.control or control
-        name, output_dir = said.name or name, said.output_dir or output_dir
+        name = said.name or name
         overhead_budget = said.overhead_budget or overhead_budget
         metadata = {**(metadata or {}), **said.metadata}
         if not said.enabled:
@@ -126,6 +126,8 @@ def trace(
     budget = OverheadBudget.of(overhead_budget)
     said_rank, said_size = rank_from_environment()
     rank = said_rank if rank is None else rank
+    if said is not None and said.output_dir is not None:
+        output_dir = run_directory(said.output_dir, file_name(name))
     output = Output.choose(output_dir, name, rank)
     consumers: list[Exporter] = list(exporters)
     if chosen.journal and not any(isinstance(exporter, JournalExporter) for exporter in consumers):

@@ -124,10 +124,30 @@ def mindspore_python() -> Path:
 
     Named by the environment variable STEPSCOPE_MINDSPORE_PYTHON, or made by `make mindspore`.
     """
-    named = os.environ.get("STEPSCOPE_MINDSPORE_PYTHON")
-    found = Path(named) if named else ROOT / ".venv-mindspore" / "bin" / "python"
+    return _python_with("MindSpore")
+
+
+def composer_python() -> Path:
+    """Returns the interpreter that has Composer, which asks for an older torch and much besides.
+
+    Named by the environment variable STEPSCOPE_COMPOSER_PYTHON, or made by `make composer`.
+    """
+    return _python_with("Composer")
+
+
+def jax_python() -> Path:
+    """Returns the interpreter that has Keras on JAX, and no torch.
+
+    Named by the environment variable STEPSCOPE_JAX_PYTHON, or made by `make jax`.
+    """
+    return _python_with("JAX")
+
+
+def _python_with(part: str) -> Path:
+    named = os.environ.get(f"STEPSCOPE_{part.upper()}_PYTHON")
+    found = Path(named) if named else ROOT / f".venv-{part.lower()}" / "bin" / "python"
     if not found.is_file():
-        missing("the environment of MindSpore", "`make mindspore` makes it.")
+        missing(f"the environment of {part}", f"`make {part.lower()}` makes it.")
     return found
 
 

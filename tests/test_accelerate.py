@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 import stepscope as sc
+from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events import Kind
+from tests.arming import SOCKET, arm_here, say_in_environment
 from tests.frameworks import Runs, check_incomplete, check_well, fill, needs
 
 needs("accelerate")
@@ -227,3 +229,116 @@ def test_ranks_and_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         train(using, run, 2)
     check_well(run)
     assert (tmp_path / "profile" / "rank2" / "journal").is_file()
+
+
+def loop(run: Any, steps: int, order_at: int | None = None) -> None:
+    """So many steps, in one of which an operator asks for two more."""
+    for number in range(steps):
+        if number == order_at:
+            assert arm_here(2)
+        torch.ones(2).tanh()
+        run.step()
+
+
+def test_an_operator_has_steps_recorded(tmp_path: Path) -> None:
+    """Those that were asked for, with operators, and without a schedule no others."""
+    runs = Runs()
+    handler = StepscopeProfileKwargs(
+        settings={"control": SOCKET, "exporters": [runs], "output_dir": str(tmp_path / "run")}
+    )
+    with accelerator(handler).profile() as run:
+        loop(run, 8, order_at=3)
+    check_well(run)
+    assert runs.steps("profile") == [(4, 5)]
+    assert runs.windows("profile")[0].metadata["armed"]["trigger"] == "socket"
+    assert counts(run)["aten::tanh"] == 2
+
+
+@pytest.mark.checklist("B6")
+def test_the_environment_has_steps_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the program's schedule, in a directory where it says."""
+    say_in_environment(
+        monkeypatch,
+        schedule={"wait": 2, "active": 2, "repeat": 1},
+        output_dir=str(tmp_path / "said"),
+        options={"journal": False},
+    )
+    runs = Runs()
+    handler = StepscopeProfileKwargs(settings={"exporters": [runs], "output_dir": str(tmp_path / "programs")})
+    with accelerator(handler).profile() as run:
+        loop(run, 8)
+    check_well(run)
+    assert runs.steps("profile") == [(2, 3)] and counts(run)["aten::tanh"] == 2
+    assert (tmp_path / "said" / "profile" / "journal").is_file() and not (tmp_path / "programs").exists()
+
+
+def counts(results: Any) -> dict[str, int]:
+    """How often each operator is in the table."""
+    return {row.key: row.count for row in results.key_averages()}
+
+
+def test_tables_and_events_are_torchs(tmp_path: Path) -> None:
+    """By shapes and stacks, as torch's profiler has them: of a window, and of all that have ended."""
+    seen: list[FinishedWindow] = []
+    handler = StepscopeProfileKwargs(
+        activities=["cpu"],
+        record_shapes=True,
+        with_stack=True,
+        profile_memory=True,
+        with_flops=True,
+        schedule_option={"wait": 0, "warmup": 1, "active": 1, "repeat": 2},
+        on_trace_ready=seen.append,
+        settings={"output_dir": str(tmp_path / "run"), "tensorboard": False, "options": sc.Options(linger=60)},
+    )
+    with accelerator(handler).profile() as run:
+        for size in (1, 2, 3, 4):
+            torch.mm(torch.ones(size, size), torch.ones(size, size))
+            run.add_metadata("size", size)
+            run.step()
+    check_well(run)
+    products = [row for row in run.key_averages(group_by_input_shape=True) if row.key == "aten::mm"]
+    assert [(row.count, row.input_shapes) for row in products] == [
+        (1, [[2, 2], [2, 2]]),
+        (1, [[4, 4], [4, 4]]),
+    ]
+    assert [row.flops for row in products] == [16, 128]
+    (last,) = [row for row in seen[1].key_averages(group_by_input_shape=True) if row.key == "aten::mm"]
+    assert last.input_shapes == [[4, 4], [4, 4]] and seen[1].step_num == 4
+    assert any(
+        "test_accelerate" in line
+        for row in run.key_averages(group_by_stack_n=5)
+        for line in row.stack
+        if row.key == "aten::mm"
+    )
+    assert [event.input_shapes for event in run.events() if event.name == "aten::mm"] == [
+        [[2, 2], [2, 2]],
+        [[4, 4], [4, 4]],
+    ]
+    run.export_stacks(str(tmp_path / "stacks.txt"), "self_cpu_time_total")
+    assert "test_accelerate" in (tmp_path / "stacks.txt").read_text()
+    run.export_memory_timeline(str(tmp_path / "memory.json"))
+    assert json.loads((tmp_path / "memory.json").read_text())
+    seen[0].export_chrome_trace(tmp_path / "first.json")
+    told = json.loads((tmp_path / "first.json").read_text())
+    assert told["with_stack"] == 1 and told["framework"] == "accelerate" and told["size"] == 4
+    with pytest.raises(TypeError, match="group_by_shape"):
+        run.key_averages(group_by_shape=True)  # pyright: ignore[reportCallIssue]
+
+
+def test_results_that_cannot_be_had(tmp_path: Path) -> None:
+    """It is said why."""
+    settings: Any = {"output_dir": str(tmp_path), "options": sc.Options(journal=False)}
+    seen: list[FinishedWindow] = []
+    with accelerator().profile(StepscopeProfileKwargs(on_trace_ready=seen.append, settings=settings)) as run:
+        loop(run, 1)
+    for results in (run, seen[0]):
+        with pytest.raises(ProfilerStateError, match="keeps no journal"):
+            results.key_averages()
+    with accelerator().profile(StepscopeProfileKwargs(settings={"output_dir": str(tmp_path)})) as run:
+        loop(run, 1)
+        assert len(run.key_averages()) == len(run.events()) == 0
+    with pytest.raises(ProfilerStateError, match="with_stack=True"):
+        run.export_stacks(str(tmp_path / "stacks.txt"))
+    with accelerator().profile(StepscopeProfileKwargs(settings={"ranks": [1], "output_dir": str(tmp_path)})) as run:
+        loop(run, 1)
+    assert run.profiler is None and len(run.key_averages()) == 0

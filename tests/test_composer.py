@@ -16,6 +16,7 @@ from stepscope.compat.chrome_files import ChromeFilesBackend
 from stepscope.composer import StepscopeTraceHandler, cyclic_schedule
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.events import Kind
+from tests.arming import SOCKET, arm_here, say_in_environment
 from tests.composer_trainer import Action, SmallTrainer, Timestamp, write_trace
 from tests.frameworks import Runs, check_incomplete, check_well, fill, steps
 
@@ -254,3 +255,32 @@ def test_files_as_a_source_keep_the_contract_of_backends(tmp_path: Path) -> None
         made[-1].add(write_trace(tmp_path / "torch.json", ["marked by torch"]))
 
     check_backend(make, exercise=exercise, deadline=60, tolerance=50_000_000)
+
+
+@pytest.mark.parametrize("profiled", [True, False])
+def test_an_operator_has_steps_recorded(tmp_path: Path, profiled: bool) -> None:
+    """Beside those of Composer's schedule, if it has a profiler; else no others by default."""
+    runs = Runs()
+    traced = handler(tmp_path, exporters=[runs], control=SOCKET)
+
+    def in_batch(batch: int) -> None:
+        if batch == 4:
+            assert arm_here(2)
+
+    cycle = theirs(wait=1, warmup=0, active=2, repeat=1) if profiled else None
+    SmallTrainer(traced, schedule=cycle, batches=9, in_batch=in_batch).fit(epochs=1)
+    check_well(traced)
+    assert runs.steps("fit") == ([(1, 2), (5, 6)] if profiled else [(5, 6)])
+    assert runs.windows("fit")[-1].metadata["armed"]["trigger"] == "socket"
+
+
+@pytest.mark.checklist("B6")
+def test_the_environment_has_steps_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of Composer's schedule, in a directory for the stage where it says."""
+    say_in_environment(monkeypatch, window={"start_step": 4, "steps": 2}, output_dir=str(tmp_path / "said"))
+    runs = Runs()
+    traced = handler(tmp_path, exporters=[runs])
+    SmallTrainer(traced, schedule=theirs(wait=0, warmup=0, active=2)).fit(epochs=1)
+    check_well(traced)
+    assert runs.steps("fit") == [(4, 5)]
+    assert (tmp_path / "said" / "fit" / "journal").is_file() and not (tmp_path / "small").exists()

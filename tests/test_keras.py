@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from pathlib import Path
@@ -17,7 +18,10 @@ import pytest
 
 import stepscope as sc
 from stepscope.runtime.events import Kind
+from tests.arming import SOCKET, arm_here, say_in_environment
 from tests.frameworks import Runs, check_incomplete, check_well, fill, needs, steps
+from tests.launch import run_to_end
+from tests.support import ROOT, jax_python
 
 os.environ["KERAS_BACKEND"] = "torch"
 needs("keras")
@@ -190,3 +194,52 @@ def test_ranks_and_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     check_well(callback)
     assert (tmp_path / "fit" / "rank2" / "journal").is_file()
     assert other.profiler is None and not other.errors
+
+
+class Operator(keras.callbacks.Callback):  # type: ignore[misc]
+    """Asks for two steps while the fourth batch is trained."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if batch == 3:
+            assert arm_here(2)
+
+
+def test_an_operator_has_steps_recorded(tmp_path: Path) -> None:
+    """Those that were asked for, with operators, and by default no others."""
+    runs = Runs()
+    callback = StepscopeCallback(str(tmp_path), exporters=[runs], control=SOCKET)
+    fit(model(), callback, Operator())
+    check_well(callback)
+    assert runs.steps("fit") == [(4, 5)]
+    assert runs.windows("fit")[0].metadata["armed"]["trigger"] == "socket"
+    assert any(name.startswith("aten::") for name in runs.spans("fit"))
+
+
+@pytest.mark.checklist("B6")
+def test_the_environment_has_steps_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a directory for the stage where it says, whatever the program says."""
+    say_in_environment(monkeypatch, window={"start_step": 2, "steps": 2}, output_dir=str(tmp_path / "said"))
+    runs = Runs()
+    callback = StepscopeCallback(str(tmp_path / "programs"), exporters=[runs], schedule=CYCLE)
+    fit(model(), callback)
+    check_well(callback)
+    assert runs.steps("fit") == [(2, 3)]
+    assert (tmp_path / "said" / "fit" / "journal").is_file() and not (tmp_path / "programs").exists()
+
+
+@pytest.mark.checklist("B3")
+def test_jax_is_recorded_without_torch(tmp_path: Path) -> None:
+    """The same stages, steps and spans on another backend; a training goes on counting, and epochs log their loss."""
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    command = [str(jax_python()), "-m", "tests.keras_jax", str(tmp_path)]
+    done = run_to_end(command, timeout=110, cwd=tmp_path, environment=environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["backend"], found["torch"]) == ("jax", False)
+    for stage, span in (("fit", "micro_step"), ("evaluate", "test_step"), ("predict", "predict_step")):
+        told = found["first"][stage]
+        assert told["steps"] == [[2, 3, 4]] and told["complete"]
+        assert told["spans"].count(span) == 3
+    assert list(found["first"]) == ["fit", "evaluate", "predict"]
+    assert found["second"]["fit"]["steps"] == [[14, 15, 16, 17]]
+    assert found["second"]["fit"]["counters"] == ["loss"]

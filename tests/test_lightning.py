@@ -20,6 +20,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.runtime.events import Kind
+from tests.arming import SOCKET, arm_here, say_in_environment
 from tests.frameworks import Runs, check_incomplete, check_well, fill, needs, steps
 from tests.support import ROOT
 
@@ -362,3 +363,50 @@ from stepscope.lightning import StepscopeCallback, StepscopeProfiler
 assert issubclass(StepscopeCallback, old.Callback) and issubclass(StepscopeProfiler, old.profilers.Profiler)
 """
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=100)
+
+
+class Ordered(Tiny):
+    """An operator asks for two steps while its fourth batch is trained."""
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        if index == 3:
+            assert arm_here(2)
+        return super().training_step(batch, index)
+
+
+@Kinds
+def test_an_operator_has_steps_recorded(kind: Any, tmp_path: Path) -> None:
+    """Those that were asked for, with operators, and by default no others; each run listens anew."""
+    runs = Runs()
+    traced = kind(exporters=[runs], control=SOCKET)
+    using = given_to(tmp_path, traced)
+    using.fit(Ordered(), data(8))
+    check_well(traced)
+    assert runs.steps("fit") == [(4, 5)]
+    assert runs.windows("fit")[0].metadata["armed"]["trigger"] == "socket"
+    assert {"forward", "aten::linear"} <= set(runs.spans("fit"))
+    using.test(Tiny(), data(3), verbose=False)
+    check_well(traced)
+    assert runs.steps("test") == []
+
+
+@Kinds
+@pytest.mark.checklist("B6")
+def test_the_environment_has_steps_recorded(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a training that goes on where it ended, too; in a directory for each stage where it says."""
+    say_in_environment(monkeypatch, window={"steps": 2}, output_dir=str(tmp_path / "said"))
+    runs = Runs()
+    traced = kind(exporters=[runs], output_dir=str(tmp_path / "programs"))
+    using = given_to(tmp_path, traced)
+    using.fit(Tiny(), data(4))
+    using.save_checkpoint(tmp_path / "after.ckpt")
+    again = Runs()
+    further = kind(exporters=[again])
+    using = given_to(tmp_path, further, max_epochs=2)
+    using.fit(Tiny(), data(4), ckpt_path=tmp_path / "after.ckpt")
+    using.test(Tiny(), data(3), verbose=False)
+    check_well(traced)
+    check_well(further)
+    assert runs.steps("fit") == [(0, 1)] and again.steps("fit") == [(4, 5)] and again.steps("test") == [(0, 1)]
+    assert (tmp_path / "said" / "fit" / "journal").is_file() and (tmp_path / "said" / "test" / "journal").is_file()
+    assert not (tmp_path / "programs").exists()

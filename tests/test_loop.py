@@ -20,6 +20,7 @@ import stepscope as sc
 from stepscope.compat.loop import KEPT, Loop, Traced, guarded
 from stepscope.compat.loop_settings import LoopArguments, LoopSettings
 from stepscope.runtime.events import Kind
+from tests.arming import SOCKET, arm_here, say_in_environment
 from tests.frameworks import Runs, steps
 from tests.support import ROOT
 
@@ -202,7 +203,7 @@ def test_a_callback_that_raises_is_kept(tmp_path: Path) -> None:
     ("given", "message"),
     [
         ({"shedule": None}, "did you mean 'schedule'"),
-        ({"bananas": 1}, "known: backends, exporters"),
+        ({"bananas": 1}, "known: backends, control, exporters"),
         ({"unit": "batch"}, "LoopSettings.unit is 'batch'"),
         ({"ranks": [-1]}, "ranks must be whole numbers from 0, got -1"),
         ({"exporters": sc.MemoryExporter()}, r"write exporters=\[...\]"),
@@ -211,6 +212,7 @@ def test_a_callback_that_raises_is_kept(tmp_path: Path) -> None:
         ({"keep_last": 5, "schedule": sc.schedule(wait=0, warmup=0, active=1)}, "takes no schedule"),
         ({"keep_last": "five"}, "keep_last must be a number of steps"),
         ({"overhead_budget": 7.0}, "budget"),
+        ({"control": 3}, "control must be a path or a stepscope.Control, got int: 3"),
     ],
 )
 def test_wrong_settings_are_refused_at_once(given: dict[str, Any], message: str) -> None:
@@ -301,3 +303,35 @@ def test_a_wrong_world_size_is_refused(wrong: Any) -> None:
     """By `trace` itself, as a rank is."""
     with pytest.raises(TypeError, match="world_size must be a whole number from 1"):
         sc.trace(world_size=wrong)
+
+
+@pytest.mark.checklist("B6")
+def test_what_can_be_asked_for_replaces_only_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the program or by the environment; a schedule that was given is followed besides."""
+    cycle = sc.schedule(wait=1, warmup=0, active=1, repeat=1)
+    recorded: list[list[tuple[int, ...]]] = []
+    for chosen in ({"control": SOCKET}, {"control": SOCKET, "schedule": cycle}, {}, {"schedule": cycle}):
+        if "control" not in chosen:
+            say_in_environment(monkeypatch, control={"socket": True})
+        memory = sc.MemoryExporter()
+        loop = Loop(settings_of(tmp_path, exporters=[memory], **chosen), "x")
+        loop.open("fit")
+        for number in range(8):
+            if number == 4:
+                assert arm_here(1)
+            loop.enter("work")
+            loop.leave("work")
+            loop.step()
+        loop.close()
+        assert loop.errors == []
+        recorded.append(steps(memory))
+    assert recorded == [[(5,)], [(1,), (5,)]] * 2
+
+
+def test_settings_that_can_be_armed_may_be_pickled(tmp_path: Path) -> None:
+    """Nothing listens before a run begins, and a copy listens as well."""
+    loop = pickle.loads(pickle.dumps(Loop(settings_of(tmp_path, control=SOCKET, schedule=None), "x")))
+    loop.open("fit")
+    assert arm_here(1)
+    loop.close()
+    assert loop.settings.control == SOCKET

@@ -14,8 +14,9 @@ import pytest
 from stepscope.compat.mindspore.counters import why_not
 from stepscope.compat.mindspore.env import VARIABLE, read_variable
 from stepscope.compat.mindspore.target import Target
-from stepscope.mindspore import EnvProfiler
+from stepscope.mindspore import DynamicProfilerMonitor, EnvProfiler
 from tests import mindspore_output as output
+from tests.arming import say_in_environment
 from tests.launch import run_to_end
 from tests.support import ROOT
 
@@ -123,3 +124,23 @@ def test_nothing_is_asked_here() -> None:
     assert EnvProfiler.init_profiler(environment) is None
     assert EnvProfiler().analyse() is None
     assert read_variable("{}") is None
+
+
+@pytest.mark.checklist("B6", "B18")
+def test_the_environment_does_not_replace_the_monitors_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are those of the file; the environment says where windows go, and may turn them all off."""
+    said = tmp_path / "said"
+    say_in_environment(monkeypatch, schedule={"wait": 1, "active": 1}, output_dir=str(said))
+    (tmp_path / "cfg").mkdir()
+    (tmp_path / "cfg" / "profiler_config.json").write_text('{"start_step": 2, "stop_step": 4, "analyse_mode": 0}')
+    monitor = DynamicProfilerMonitor(tmp_path / "cfg", tmp_path / "out")
+    output.loop(6, lambda _: None, lambda _: monitor.step())
+    monitor.close()
+    (directory,) = output.windows_below(said)
+    assert directory.parent.name.endswith("_start2_stop4") and output.steps_of(directory) == [2, 3, 4]
+    assert not (tmp_path / "out").exists()
+    say_in_environment(monkeypatch, enabled=False)
+    off = DynamicProfilerMonitor(tmp_path / "cfg", tmp_path / "out")
+    output.loop(6, lambda _: None, lambda _: off.step())
+    off.close()
+    assert [profiler.windows for profiler in off.profilers] == [()]

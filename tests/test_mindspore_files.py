@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stepscope
 from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.mindspore import MindSporeBackend
 from stepscope.backends.mindspore_blocks import Converted, MindSporeTracks, convert, find_clock
@@ -191,3 +192,9 @@ def test_a_version_that_cannot_be_driven(monkeypatch: pytest.MonkeyPatch) -> Non
     setattr(sys.modules["mindspore._c_expression"], "Profiler", Refusing)  # noqa: B010
     with pytest.raises(BackendError, match="no profiler that can be driven: not supported when MindSpore is compiled"):
         MindSporeBackend().open(CollectingSink())
+
+
+def test_a_flight_recorder_is_refused(tmp_path: Path) -> None:
+    """It would have no operators, as its window has no end until it is saved."""
+    with pytest.raises(ValueError, match="operators of backend 'mindspore' come when a window ends"):
+        stepscope.trace(keep_last=3, backends=[MindSporeBackend()], output_dir=tmp_path)

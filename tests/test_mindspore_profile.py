@@ -15,8 +15,9 @@ from stepscope.compat.mindspore.analyses import analyses
 from stepscope.compat.mindspore.analysis import PRODUCTS
 from stepscope.compat.mindspore.layout import RAW
 from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.errors import ScheduleError
+from stepscope.runtime.errors import ControlError, ScheduleError
 from tests import mindspore_output as output
+from tests.arming import SOCKET, arm_here, say_in_environment
 
 LETTERS = {
     ProfilerAction.NONE: "-",
@@ -231,3 +232,65 @@ def test_start_is_allowed_again(tmp_path: Path) -> None:
     recording.step()
     recording.stop()
     assert len(recording.directories) == 2
+
+
+def order_at(step: int) -> Any:
+    """What an operator does in a loop: asks for the two steps after this one."""
+
+    def order(current: int) -> None:
+        if current == step:
+            assert arm_here(2)
+
+    return order
+
+
+def test_an_operator_has_steps_recorded(tmp_path: Path) -> None:
+    """By the new class and the old one: those that were asked for, and without a schedule no others."""
+    new = ms.profile(control=SOCKET, on_trace_ready=ms.tensorboard_trace_handler(tmp_path / "new"))
+    with new:
+        output.loop(8, order_at(3), lambda _: new.step())
+    old = ms.Profiler(control=SOCKET, output_path=str(tmp_path / "old"))
+    output.loop(8, order_at(2), lambda _: old.step())
+    old.analyse()
+    for recording, steps in ((new, [4, 5]), (old, [3, 4])):
+        recording.raise_errors()
+        (directory,) = recording.directories
+        assert output.steps_of(directory) == steps
+        assert recording.windows[0].window.metadata["armed"]["trigger"] == "socket"
+    with pytest.raises(TypeError, match="control must be a path or a stepscope.Control, got int: 3"):
+        ms.profile(control=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.checklist("B6")
+def test_the_environment_has_steps_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the program's schedule; its directory is in place of the output path, and has whole recordings."""
+    say_in_environment(
+        monkeypatch,
+        schedule={"wait": 2, "active": 2, "repeat": 1},
+        output_dir=str(tmp_path / "said"),
+        options={"journal": False},
+    )
+    first = train(8, on_trace_ready=ms.tensorboard_trace_handler(tmp_path / "programs"))
+    second = ms.Profiler(output_path=str(tmp_path / "programs"), schedule=ms.schedule(wait=0, active=1))
+    third = ms.Profiler(data_simplification=False)
+    output.loop(8, lambda _: second.step(), lambda _: third.step())
+    second.analyse()
+    third.stop()
+    for recording in (first, second, third):
+        recording.raise_errors()
+        (directory,) = recording.directories
+        assert directory.parent == tmp_path / "said"
+        if recording is not third:
+            assert output.steps_of(directory) == [2, 3]
+    assert not (tmp_path / "programs").exists()
+    done = ms.Profiler.offline_analyse(tmp_path / "said", data_simplification=False)
+    assert done.complete and output.steps_of(third.directories[0]) == [2, 3]
+
+
+@pytest.mark.checklist("B6")
+def test_an_environment_that_cannot_be_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before anything is written, with the nearest name."""
+    monkeypatch.setenv("STEPSCOPE_OPTIONS", '{"scheduel": 1}')
+    with pytest.raises(ControlError, match="did you mean 'schedule'"):
+        ms.Profiler(output_path=str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()

@@ -14,6 +14,7 @@ import pytest
 
 import stepscope
 from stepscope import mxnet
+from tests.arming import SOCKET, arm_here, say_in_environment
 from tests.mxnets import alone, begin, load, run, slices, statistics
 from tests.support import require
 
@@ -263,3 +264,39 @@ def test_operators_come_from_backends() -> None:
     assert float(total.sum()) == 8
     mxnet.dump()
     assert "aten::add" in mxnet.dumps()
+
+
+def train(steps: int, order_at: int | None = None) -> None:
+    """Steps with a task in each, in one of which an operator asks for the next two."""
+    mxnet.set_state("run")
+    for number in range(steps):
+        if number == order_at:
+            assert arm_here(2)
+        with mxnet.Task(mxnet.Domain("loop"), f"task {number}"):
+            pass
+        mxnet.step()
+    mxnet.dump()
+
+
+def tasks(path: Path) -> list[str]:
+    """The tasks in a file."""
+    return [event["name"] for event in load(path) if event["name"].startswith("task ") and event["ph"] in ("X", "b")]
+
+
+@pytest.mark.checklist("B6")
+def test_the_environment_has_steps_recorded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the program's schedule; each recording of the process has a directory of its own where it says."""
+    say_in_environment(monkeypatch, window={"start_step": 2, "steps": 2}, output_dir=str(here / "said"))
+    for name, place in (("one.json", here / "said"), ("two.json", here / "said" / "mxnet-2")):
+        mxnet.set_config(filename=name, output_dir=str(here / "programs"))
+        train(6)
+        assert tasks(here / name) == ["task 2", "task 3"]
+        assert (place / "journal").is_file()
+    assert not (here / "programs").exists()
+
+
+def test_an_operator_has_steps_recorded(here: Path) -> None:
+    """Those that were asked for, and without a schedule no others."""
+    mxnet.set_config(filename="profile.json", control=SOCKET)
+    train(7, order_at=3)
+    assert tasks(here / "profile.json") == ["task 4", "task 5"]

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import stepscope as sc
 import stepscope.torch as ours
 from stepscope.compat.torch.activities import ProfilerActivity as OwnActivity
-from stepscope.runtime.errors import OutputError, ProfilerStateError
+from stepscope.runtime.errors import ControlError, OutputError, ProfilerStateError
+from tests.arming import SOCKET, arm_here, say_in_environment
 from tests.operators import torch
 
 CPU = [torch.profiler.ProfilerActivity.CPU]
@@ -421,3 +422,58 @@ def test_any_overlap_of_profiles_that_share_kineto(calls: list[int]) -> None:
     for number in started:
         profiles[number].raise_errors()
         assert profiles[number].run.report().backends["torch"].notes == ()
+
+
+@MODES
+def test_an_operator_has_steps_recorded(mode: Any) -> None:
+    """Those that were asked for, and without a schedule no others; views know their steps."""
+    seen: list[tuple[int, int, Any]] = []
+
+    def ready(view: Any) -> None:
+        seen.append((view.step_num, tanh(view), view.window.metadata["armed"]["trigger"]))
+
+    with ours.profile(activities=CPU, mode=mode, control=SOCKET, on_trace_ready=ready) as prof:
+        for step in range(9):
+            if step == 3:
+                assert arm_here(2)
+            for _ in range(step):
+                torch.ones(2).tanh()
+            prof.step()
+    prof.raise_errors()
+    assert seen == [(6, 9, "socket")] and tanh(prof) == 9
+    assert [event.name for event in prof.events() if event.name.startswith("ProfilerStep")] == ["ProfilerStep*"] * 2
+    with pytest.raises(TypeError, match="control must be a path or a stepscope.Control, got int: 3"):
+        ours.profile(control=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.checklist("B6")
+def test_the_environment_has_steps_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the program's schedule; each run of the process has a directory of its own where it says."""
+    say_in_environment(
+        monkeypatch,
+        schedule={"wait": 2, "active": 2, "repeat": 1},
+        output_dir=str(tmp_path / "said"),
+        options={"journal": False},
+    )
+    views: list[tuple[int, Any]] = []
+
+    def ready(view: Any) -> None:
+        views.append((view.step_num, view.current_action))
+
+    outer = ours.profile(activities=CPU, on_trace_ready=ready, output_dir=tmp_path / "programs")
+    inner = ours.profile(activities=CPU, schedule=ours.schedule(wait=0, warmup=0, active=1, repeat=1))
+    with outer, inner:
+        for step in range(6):
+            for _ in range(step):
+                torch.ones(2).tanh()
+            outer.step()
+            inner.step()
+    for prof in (outer, inner):
+        prof.raise_errors()
+        assert tanh(prof) == 5
+    assert views == [(4, ours.ProfilerAction.NONE)]
+    assert outer.run.output.path == tmp_path / "said" and inner.run.output.path == tmp_path / "said" / "torch-2"
+    assert (tmp_path / "said" / "journal").is_file() and (tmp_path / "said" / "torch-2" / "journal").is_file()
+    monkeypatch.setenv("STEPSCOPE_OPTIONS", "{")
+    with pytest.raises(ControlError, match="line 1, column 2"):
+        outer.start()

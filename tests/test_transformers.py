@@ -14,6 +14,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.runtime.events import Kind
+from tests.arming import SOCKET, arm_here, say_in_environment
 from tests.frameworks import Runs, check_incomplete, check_well, fill, needs, steps
 
 needs("transformers")
@@ -224,3 +225,35 @@ def test_ranks_and_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     check_well(callback)
     assert (tmp_path / "out" / "stepscope" / "fit" / "rank2" / "journal").is_file()
     assert other.profiler is None and not other.errors
+
+
+class Ordered(Tiny):
+    """An operator asks for two steps while its fourth batch is trained."""
+
+    def forward(self, points: Any, labels: Any = None) -> dict[str, Any]:
+        if self.calls == 3:
+            assert arm_here(2)
+        return super().forward(points, labels)
+
+
+def test_an_operator_has_steps_recorded(tmp_path: Path) -> None:
+    """Those that were asked for, with operators, and by default no others."""
+    runs = Runs()
+    callback = StepscopeCallback(exporters=[runs], control=SOCKET)
+    trainer(tmp_path, callback, model=Ordered()).train()
+    check_well(callback)
+    assert runs.steps("fit") == [(4, 5)]
+    assert runs.windows("fit")[0].metadata["armed"]["trigger"] == "socket"
+    assert {"forward", "aten::linear"} <= set(runs.spans("fit"))
+
+
+@pytest.mark.checklist("B6")
+def test_the_environment_has_steps_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a directory for the stage where it says, whatever the program says."""
+    say_in_environment(monkeypatch, schedule={"wait": 2, "active": 2, "repeat": 1}, output_dir=str(tmp_path / "said"))
+    runs = Runs()
+    callback = StepscopeCallback(exporters=[runs], output_dir=str(tmp_path / "programs"), schedule=CYCLE)
+    trainer(tmp_path, callback).train()
+    check_well(callback)
+    assert runs.steps("fit") == [(2, 3)]
+    assert (tmp_path / "said" / "fit" / "journal").is_file() and not (tmp_path / "programs").exists()

@@ -17,6 +17,7 @@ from stepscope.compat.mindspore.enums import nearest
 from stepscope.compat.mindspore.profiler import Profiler
 from stepscope.compat.mindspore.step_windows import Asked, Ended, Late, Planned, StepWindows
 from stepscope.runtime import _core
+from stepscope.runtime.control.environment import directory_from_environment
 from stepscope.runtime.control.watched_file import WatchedFile
 
 log = logging.getLogger("stepscope")
@@ -56,7 +57,8 @@ class DynamicProfilerMonitor:
 
     Raises:
         TypeError: if `cfg_path` is no path.
-        ValueError: if `late`, `granularity` or `step_position` is not what it should be.
+        ValueError: if `late`, `granularity` or `step_position` is not what it should be, or STEPSCOPE_OPTIONS cannot be
+            followed.
         OSError: if the file cannot be made.
     """
 
@@ -93,7 +95,7 @@ class DynamicProfilerMonitor:
             output_path = DEFAULT_OUTPUT
         place = Path(cfg_path)
         self.rank = targets.find().rank
-        self.output_path = Path(output_path)
+        self.output_path = Path(directory_from_environment(output_path))
         self.config_path = Path(os.path.realpath(place if place.suffix == ".json" else place / CONFIG))
         self._windows = StepWindows(late, granularity)
         self._group, self._position, self._strict = granularity, step_position, strict
@@ -227,6 +229,7 @@ class DynamicProfilerMonitor:
             profiler = Profiler(
                 output_path=self._directory(planned.first, planned.last), start_profile=False, **config.args
             )
+            profiler.decided = True
             profiler.add_metadata("dynamic_profiler", {"asked": planned.asked, "run_id": planned.asked.run_id})
             profiler.step_num = planned.first
             profiler.start()

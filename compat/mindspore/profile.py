@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from stepscope.compat.mindspore.options import read_options
 from stepscope.compat.mindspore.recording import Recording
+from stepscope.runtime.control.settings import Control
 
 
 class _ExperimentalConfig:
@@ -71,6 +73,8 @@ class profile(Recording):
         schedule: Any = None,
         on_trace_ready: Any = None,
         experimental_config: _ExperimentalConfig | None = None,
+        *,
+        control: str | os.PathLike[str] | Control | None = None,
     ) -> None:
         """
         Args:
@@ -79,6 +83,8 @@ class profile(Recording):
             schedule: which steps are recorded; default: all, in one window.
             on_trace_ready: `tensorboard_trace_handler(...)`, which makes the products, or any callable.
             experimental_config: further options.
+            control: ours: by which ways windows can be asked of the running profiler, as for `stepscope.trace`. Without
+                a schedule nothing is recorded then but what is asked for.
         """
         if experimental_config is not None and not isinstance(experimental_config, _ExperimentalConfig):
             raise TypeError(
@@ -99,6 +105,6 @@ class profile(Recording):
         }
         given |= {} if experimental_config is None else experimental_config.options
         options = read_options(given, "profile")
-        super().__init__(options, schedule, on_trace_ready, who="profile", strict_start=False)
+        super().__init__(options, schedule, on_trace_ready, who="profile", strict_start=False, control=control)
         if options.start_profile:
             self._start()

@@ -16,6 +16,7 @@ from stepscope.compat.mindspore.options import read_options
 from stepscope.compat.mindspore.products.operator_table import OperatorRow, OperatorTable
 from stepscope.compat.mindspore.queries import find_operators, operators_as_json
 from stepscope.compat.mindspore.recording import Recording, log
+from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ProfilerStateError
 
 
@@ -32,11 +33,20 @@ class Profiler(Recording):
         ProfilerIOException: if it starts at once and nothing can be written to `output_path`.
     """
 
-    def __init__(self, *, schedule: Any = None, on_trace_ready: Any = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        schedule: Any = None,
+        on_trace_ready: Any = None,
+        control: str | os.PathLike[str] | Control | None = None,
+        **options: Any,
+    ) -> None:
         """
         Args:
             schedule: which steps are recorded, if `step()` is called at the end of each. Default: all.
             on_trace_ready: what happens with each window; default: nothing, until `analyse()`.
+            control: ours: by which ways windows can be asked of the running profiler, as for `stepscope.trace`. Without
+                a schedule nothing is recorded then but what is asked for.
             options: see `ProfilerOptions`. An unknown one is warned of, with the nearest that there is.
         """
         if options.get("output_path") is None:
@@ -44,7 +54,7 @@ class Profiler(Recording):
         elif os.environ.get("MS_DIAGNOSTIC_DATA_PATH"):
             log.warning("output_path is given, so MS_DIAGNOSTIC_DATA_PATH is not used")
         read = read_options(options, "Profiler")
-        super().__init__(read, schedule, on_trace_ready, who="Profiler", strict_start=True)
+        super().__init__(read, schedule, on_trace_ready, who="Profiler", strict_start=True, control=control)
         if read.start_profile and not read.analyse_only:
             self._start()
 

@@ -18,6 +18,8 @@ from stepscope.compat.mindspore.handlers import TraceHandler
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.take import Take, TakenWindow, TakePlan
 from stepscope.runtime import _core
+from stepscope.runtime.control.environment import STEPS, directory_from_environment
+from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.schedule import ScheduleFunction
@@ -36,7 +38,14 @@ class Recording:
     """
 
     def __init__(
-        self, options: ProfilerOptions, schedule: Any, on_trace_ready: Any, *, who: str, strict_start: bool
+        self,
+        options: ProfilerOptions,
+        schedule: Any,
+        on_trace_ready: Any,
+        *,
+        who: str,
+        strict_start: bool,
+        control: str | os.PathLike[str] | Control | None = None,
     ) -> None:
         """
         Args:
@@ -45,14 +54,16 @@ class Recording:
             on_trace_ready: a `TraceHandler`, or any callable.
             who: name of the class, for messages.
             strict_start: whether `start()` is refused if the options start at once, as MindSpore's `Profiler` does.
+            control: by which ways windows can be asked for; without a schedule nothing else is recorded then.
 
         Raises:
-            TypeError: if schedule or handler are not callable.
+            TypeError: if schedule or handler are not callable, or `control` is none.
             RuntimeError: if MindSpore is set to a device that nobody knows.
         """
         for name, value in (("schedule", schedule), ("on_trace_ready", on_trace_ready)):
             if value is not None and not callable(value):
                 raise TypeError(f"{who}: {name} must be callable, got {type(value).__name__}: {value!r}")
+        self._control = Control.of(control)
         self.options = options
         self.target = targets.find()
         self.limitations = limits(options.asked(), self.target)
@@ -61,6 +72,9 @@ class Recording:
         self._schedule: ScheduleFunction | None = schedule
         self._handler = on_trace_ready if isinstance(on_trace_ready, TraceHandler) else None
         self._callback: Callable[..., Any] | None = None if self._handler is not None else on_trace_ready
+        self.decided = False
+        """Whether the caller has decided which steps are recorded and where, so that STEPSCOPE_OPTIONS has no say in it; to be
+        set before `start()`."""
         self._metadata = Metadata()
         self._takes: list[Take] = []
         self._take: Take | None = None
@@ -100,6 +114,7 @@ class Recording:
         Raises:
             RuntimeError: if it records already, or the profiler starts by itself (`start_profile=True`).
             ProfilerIOException: if nothing can be written to the output path.
+            ControlError: if STEPSCOPE_OPTIONS cannot be followed. A `ValueError`.
         """
         if self._take is not None:
             raise ProfilerStateError(f"{self._who}.start(): it has started already; call stop() first")
@@ -117,6 +132,8 @@ class Recording:
     def _start(self) -> None:
         log.info("%s: recording begins; %s", self._who, self.estimate)
         self.target = targets.find()  # a framework may have been imported meanwhile
+        named = None if self._handler is None else self._handler.dir_name
+        base = self.options.output_path if named is None else named
         plan = TakePlan(
             options=self.options,
             target=self.target,
@@ -125,6 +142,9 @@ class Recording:
             handler=self._handler,
             callback=self._callback,
             metadata=self._metadata.snapshot,
+            base=base if self.decided else directory_from_environment(base),
+            control=self._control,
+            fixed=("output_dir", *STEPS) if self.decided else ("output_dir",),
         )
         take = Take(plan, self, self._next_step)
         take.begin()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import os
 import resource
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,10 @@ from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.products.base import MEMORY
 from stepscope.compat.mindspore.products.operator_table import OperatorTable
 from stepscope.compat.mindspore.target import Target
+from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime import _core
+from stepscope.runtime.control.environment import options_in_effect
+from stepscope.runtime.control.settings import Control
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import ScheduleFunction
@@ -55,12 +59,12 @@ class TakePlan(msgspec.Struct, frozen=True, kw_only=True):
     callback: Callable[..., Any] | None
     """The program's own `on_trace_ready`."""
     metadata: Callable[[], Mapping[str, Any]]
-
-    @property
-    def output_path(self) -> str:
-        """Directory below which windows get theirs."""
-        named = None if self.handler is None else self.handler.dir_name
-        return self.options.output_path if named is None else named
+    base: str | os.PathLike[str]
+    """Directory below which windows get theirs."""
+    control: Control | None
+    """By which ways windows can be asked for."""
+    fixed: Collection[str]
+    """What STEPSCOPE_OPTIONS has no say in."""
 
 
 class TakenWindow:
@@ -134,13 +138,14 @@ class Take:
 
     Raises:
         ProfilerIOException: if nothing can be written there.
+        ControlError: if STEPSCOPE_OPTIONS cannot be followed. A `ValueError`.
     """
 
     def __init__(self, plan: TakePlan, owner: object, step: int) -> None:
         self._plan, self._owner = plan, owner
         handler = plan.handler
         self._worker = None if handler is None else handler.worker_name
-        self.directory = new_directory(plan.output_path, self._worker, plan.target.device)
+        self.directory = new_directory(plan.base, self._worker, plan.target.device)
         self.windows: list[TakenWindow] = []
         self.ended = False
         self._page = resource.getpagesize() if plan.options.memory else 0
@@ -148,20 +153,33 @@ class Take:
         waits = plan.options.data_process and "mindspore" in plan.target.frameworks
         self._waits = DatasetWaits() if waits else None
         self._journal: Path | None = None
-        backends = sources.choose(plan.options, plan.target)
-        self._asynchronous = [backend for backend in backends if isinstance(backend, MindSporeBackend)]
-        self.profiler: Profiler = trace(
-            schedule=plan.schedule,
-            backends=backends,
-            on_trace_ready=self._ready,
-            name="mindspore",
-            output_dir=self.directory / RAW,
-            metadata=plan.metadata(),
-            start=False,
-            overhead_budget=plan.options.overhead_budget,
-            options=Options(close_timeout=CLOSE_SECONDS),
-        )
-        self.profiler.step_num = step
+        self.profiler = self._make(step)
+
+    def _make(self, step: int) -> Profiler:
+        plan, options = self._plan, Options(close_timeout=CLOSE_SECONDS)
+        try:
+            backends = sources.choose(plan.options, plan.target)
+            self._asynchronous = [backend for backend in backends if isinstance(backend, MindSporeBackend)]
+            made = trace(
+                schedule=plan.schedule,
+                backends=backends,
+                # Given here, as products are made of it: the environment may turn off those that nobody needs.
+                exporters=[JournalExporter(max_bytes=options_in_effect(options).journal_max_bytes)],
+                on_trace_ready=self._ready,
+                name="mindspore",
+                output_dir=self.directory / RAW,
+                metadata=plan.metadata(),
+                start=False,
+                overhead_budget=plan.options.overhead_budget,
+                options=options,
+                control=plan.control,
+                fixed=plan.fixed,
+            )
+        except BaseException:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+        made.step_num = step
+        return made
 
     def begin(self) -> None:
         """Starts recording. Raises what `stepscope.Profiler.start` does, after which nothing is left."""
@@ -269,7 +287,7 @@ class Take:
         """Takes a finished window; on a worker thread."""
         plan = self._plan
         first = not self.windows
-        directory = self.directory if first else new_directory(plan.output_path, self._worker, plan.target.device)
+        directory = self.directory if first else new_directory(plan.base, self._worker, plan.target.device)
         about = {
             **self._about(window.index),
             "profiling_start_time": window.wall_start_ns,

@@ -24,6 +24,10 @@ class ProfilerActivity(enum.Enum):
     PrivateUse1 = 5
 
 
+DEVICES = ("CUDA", "XPU", "MTIA", "HPU")
+"""Accelerators, the likeliest first."""
+
+
 def has_torch() -> bool:
     """Whether torch is installed; imports nothing."""
     try:
@@ -67,7 +71,7 @@ def choose(activities: Iterable[Any] | None, use_cuda: bool | None) -> tuple[lis
         warnings.warn("use_cuda is deprecated; use activities instead", FutureWarning, stacklevel=4)
         names, asked = _switch(asked, names or frozenset({"CPU"}), use_cuda)
     if asked is None:
-        return None, {"CPU", *(name for name in ("CUDA", "XPU", "MTIA", "HPU") if _is_there(name))}
+        return None, {"CPU", *(name for name in DEVICES if _is_there(name))}
     absent = sorted(name for name in names if not _is_there(name))
     if absent and not names - set(absent):
         raise ValueError(f"activities ask for {' and '.join(absent)} only, and torch finds no such device here")

@@ -10,24 +10,28 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
+from msgspec.structs import replace
+
 from stepscope.backends.base import Backend
 from stepscope.backends.torch import Mode, TorchBackend
 from stepscope.backends.torch_stream import emitting
-from stepscope.compat.torch.activities import choose, has_torch, members
+from stepscope.compat.torch.activities import DEVICES, choose, has_torch, members
 from stepscope.compat.torch.callbacks import Callbacks
 from stepscope.compat.torch.cycle import Asked, Cycle
 from stepscope.compat.torch.cycle_hooks import CycleHooks, Observer
 from stepscope.compat.torch.memory_timeline import NEEDS, KeptResults
-from stepscope.compat.torch.results import Results, distributed_facts
+from stepscope.compat.torch.results import Results, export_facts
 from stepscope.compat.torch.view import View
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.action import ProfilerAction, checked_action
+from stepscope.runtime.control.environment import options_in_effect
+from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ExporterError, ProfilerStateError
 from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
-from stepscope.runtime.schedule import PlannedSchedule, ScheduleFunction, always
+from stepscope.runtime.schedule import PlannedSchedule, ScheduleFunction, always, never
 from stepscope.runtime.window import Window
 from stepscope.trace import trace
 
@@ -67,6 +71,7 @@ class profile(Results):
         output_dir: str | os.PathLike[str] | None = None,
         exporters: Sequence[Exporter] = (),
         options: Options | None = None,
+        control: str | os.PathLike[str] | Control | None = None,
     ) -> None:
         """
         Args:
@@ -90,6 +95,10 @@ class profile(Results):
             output_dir: of the run's journal; default: a new directory under `stepscope_runs`.
             exporters: further outputs, written while training goes on.
             options: sizes, times and policies.
+            control: by which ways windows can be asked of the running profile, as for `stepscope.trace`; without a
+                schedule nothing is recorded then but what is asked for.
+
+        STEPSCOPE_OPTIONS takes the place of what it names, as for `stepscope.trace`; a journal is kept in any case.
 
         Raises:
             TypeError: if an argument is not what it should be.
@@ -110,8 +119,9 @@ class profile(Results):
             "with_flops": bool(with_flops),
             "with_modules": bool(with_modules),
         }
-        device = next((device for device in ("CUDA", "XPU", "MTIA", "HPU") if device in names), None)
-        self._asked = Asked(**flags, steps=schedule is not None, use_device=None if device is None else device.lower())
+        self._control = Control.of(control)
+        device = next((device for device in DEVICES if device in names), None)
+        self._asked = Asked(**flags, use_device=None if device is None else device.lower())
         self._kept = KeptResults() if all(flags[need] for need in NEEDS) else None
         if self._kept is not None:
             weakref.finalize(self, self._kept.release)
@@ -124,8 +134,8 @@ class profile(Results):
         self.custom_trace_id_callback = custom_trace_id_callback
         self.post_processing_timeout_s = post_processing_timeout_s
         self.use_device = self._asked.use_device
-        self.record_steps = schedule is not None
-        self.schedule: ScheduleFunction = schedule or always
+        self.record_steps = schedule is not None or self._control is not None
+        self.schedule: ScheduleFunction = schedule or (always if self._control is None else never)
         self.on_trace_ready: Callable[..., Any] | None = None
         self.preset_metadata: dict[str, str] = {}
         self._run_arguments: dict[str, Any] = {"name": name, "output_dir": output_dir}
@@ -165,6 +175,7 @@ class profile(Results):
         Raises:
             ProfilerStateError: if it runs already; torch's own would record nothing from here on.
             OutputError: if the run's directory cannot be made.
+            ControlError: if STEPSCOPE_OPTIONS cannot be followed. A `ValueError`.
         """
         if self._current is not None:
             raise ProfilerStateError(
@@ -172,7 +183,7 @@ class profile(Results):
             )
         self._look_around()
         self._stopping = None
-        self._journal = JournalExporter(max_bytes=self._options.journal_max_bytes)
+        self._journal = JournalExporter(max_bytes=options_in_effect(self._options).journal_max_bytes)
         current = trace(
             schedule=self.schedule if self.record_steps else None,
             backends=self._sources(),
@@ -180,9 +191,13 @@ class profile(Results):
             on_trace_ready=self._window_ready,
             metadata=self._metadata.snapshot(),
             options=self._options,
+            control=self._control,
             start=False,
             **self._run_arguments,
         )
+        # Which steps are recorded, the environment may have the last word on.
+        counts = self.record_steps or current.keep_last is not None or current.schedule is not always
+        self._asked = replace(self._asked, steps=counts)
         current.step_num = self._step
         current.start()
         self._current = self._last_run = current
@@ -348,13 +363,7 @@ class profile(Results):
         return self._done
 
     def facts(self, cycle: Cycle) -> Mapping[str, Any]:
-        flags = ("profile_memory", "with_stack", "record_shapes", "with_modules", "with_flops")
-        return {
-            **{flag: 1 for flag in flags if getattr(cycle.asked, flag)},
-            "trace_id": cycle.trace_id,
-            **distributed_facts(),
-            **self._metadata.snapshot(),
-        }
+        return export_facts(cycle, self._metadata.snapshot())
 
     def _window_ready(self, window: Window) -> None:
         """A window is complete, and in the journal."""
@@ -377,13 +386,14 @@ class profile(Results):
 
     def _step_after(self, window: Window) -> int:
         last = window.steps[-1].number + 1 if window.steps else 0
-        if not self.record_steps:
+        if not self._asked.steps:
             return self.step_num if self._stopping is None else self._stopping
         return last if self._stopping is None else min(last, self._stopping)
 
     def _action_at(self, step: int) -> ProfilerAction:
-        if isinstance(self.schedule, PlannedSchedule):
-            return self.schedule(step)
+        schedule = self.run.schedule
+        if isinstance(schedule, PlannedSchedule):
+            return schedule(step)
         return self.run.current_action  # other schedules are asked once for each step
 
     def _trace_id(self, window: Window) -> str:

@@ -188,6 +188,17 @@ def _need_torch(what: str) -> None:
         )
 
 
+def export_facts(cycle: Cycle, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What an export of a window says besides events, as torch has it: what was recorded, and who; and the metadata."""
+    flags = ("profile_memory", "with_stack", "record_shapes", "with_modules", "with_flops")
+    return {
+        **{flag: 1 for flag in flags if getattr(cycle.asked, flag)},
+        "trace_id": cycle.trace_id,
+        **distributed_facts(),
+        **metadata,
+    }
+
+
 def distributed_facts() -> dict[str, Any]:
     """What torch.distributed knows of this process, for tools that tell ranks apart; empty if it was not set up."""
     if not has_torch():

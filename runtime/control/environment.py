@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from typing import Annotated, Any
+import threading
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -19,6 +23,8 @@ from stepscope.runtime.schedule import Schedule
 VARIABLE = "STEPSCOPE_OPTIONS"
 MAX_TEXT = 1 << 16
 """Characters of the variable."""
+STEPS = ("schedule", "keep_last", "window", "control")
+"""Fields that say which steps are recorded."""
 
 
 class ScheduleOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,7 +69,8 @@ class EnvironmentOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fiel
     control: Control | None = None
     """By which ways windows can be asked for."""
     output_dir: Annotated[str, msgspec.Meta(min_length=1)] | None = None
-    """Directory of the run."""
+    """Directory of the first run of the process; each further one has `<name>-2`, `<name>-3`, ... in it. Front doors
+    that make a directory for each of their runs make these in it."""
     name: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     """Of the run."""
     overhead_budget: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
@@ -94,18 +101,81 @@ class EnvironmentOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fiel
         return msgspec.convert({**msgspec.structs.asdict(options), **self.options}, Options)
 
 
-def options_from_environment() -> EnvironmentOptions | None:
+def options_from_environment(fixed: Collection[str] = ()) -> EnvironmentOptions | None:
     """What the variable says; `None` if it is not set, or empty.
+
+    Args:
+        fixed: fields that have no say.
 
     Raises:
         ControlError: naming the variable and what is wrong with it.
+        ValueError: for a fixed field that there is none of.
     """
+    known = EnvironmentOptions.__struct_fields__
+    for name in fixed:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1, 0.0)[0]
+            raise ValueError(f"fixed names {name!r}, which is no field of {VARIABLE}; the nearest is {near!r}")
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
         return None
     if len(text) > MAX_TEXT:
         raise ControlError(f"{VARIABLE} has {len(text):,} characters, the limit is {MAX_TEXT:,}")
     try:
-        return decode_json(text.encode(errors="replace"), EnvironmentOptions)
+        said = decode_json(text.encode(errors="replace"), EnvironmentOptions)
     except ControlError as error:
         raise ControlError(f"{VARIABLE} cannot be followed: {error}", line=error.line, column=error.column) from error
+    silent = EnvironmentOptions()
+    return msgspec.structs.replace(said, **{name: getattr(silent, name) for name in fixed})
+
+
+Otherwise = TypeVar("Otherwise", bound=str | os.PathLike[str] | None)
+
+
+def directory_from_environment(otherwise: Otherwise) -> Otherwise | str:
+    """Where a front door makes the directories of its runs: where the variable says, else where its user does.
+
+    Raises:
+        ControlError: as `options_from_environment`.
+    """
+    said = options_from_environment()
+    return otherwise if said is None or said.output_dir is None else said.output_dir
+
+
+def options_in_effect(options: Options) -> Options:
+    """Options of a program, with what the variable says of them in their place.
+
+    Raises:
+        ControlError: as `options_from_environment`.
+    """
+    said = options_from_environment()
+    return options if said is None else said.changed(options)
+
+
+def run_directory(base: str, name: str) -> Path:
+    """The directory of the next run of this process: `base`, and directories in it for all but the first.
+
+    Args:
+        base: that the variable names.
+        name: of the run, as it is fit for a file.
+    """
+    with _giving:
+        path, number = Path(base), 1
+        while path in _given:
+            number += 1
+            path = Path(base) / f"{name}-{number}"
+        _given.add(path)
+        return path
+
+
+_given: set[Path] = set()
+_giving = threading.Lock()
+
+
+def _forget() -> None:
+    """A forked child has what its parent gave; the lock may be held by a thread that it lacks."""
+    global _giving
+    _giving = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)

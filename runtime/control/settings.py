@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import msgspec
@@ -40,3 +41,16 @@ class Control(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether `stepscope arm --pid` is answered: over a socket in a private directory, by this user's processes only."""
     collector: bool = False
     """Whether windows that operators of the collector ask for are recorded, for profilers with a `CollectorExporter`."""
+
+    @classmethod
+    def of(cls, given: object) -> Control | None:
+        """What users give as `control`: a path is that of the file, `None` none of all this.
+
+        Raises:
+            TypeError: if it is something else.
+        """
+        if isinstance(given, str | os.PathLike):
+            return cls(path=os.fspath(given))
+        if given is None or isinstance(given, Control):
+            return given
+        raise TypeError(f"control must be a path or a stepscope.Control, got {type(given).__name__}: {given!r}")

@@ -1,0 +1,30 @@
+"""An operator in tests: asks this very process for a window, as `stepscope arm --pid` does for another one."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+import stepscope as sc
+from stepscope.runtime.control.armed import Armed
+from stepscope.runtime.control.client import ask_process
+from stepscope.runtime.control.command import Command
+from stepscope.runtime.control.environment import VARIABLE
+
+SOCKET = sc.Control(socket=True)
+"""By which the operator reaches a door."""
+
+
+def arm_here(steps: int = 2) -> Armed:
+    """Asks the only profiler here that listens for so many steps, the next ones; what it answers."""
+    (answer,) = ask_process(os.getpid(), Command(command="arm", request=sc.WindowRequest(steps=steps)), 60)
+    assert answer.armed is not None, answer.error
+    return answer.armed
+
+
+def say_in_environment(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> None:
+    """Sets STEPSCOPE_OPTIONS."""
+    monkeypatch.setenv(VARIABLE, json.dumps(fields))
