@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from stepscope.collector.downloads import Downloads
 from stepscope.collector.live import Live
 from stepscope.collector.metrics import exposition
+from stepscope.collector.retention import StoragePolicy
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.storage import Storage, StoragePolicy
+from stepscope.collector.storage import Storage
 from stepscope.collector.store import Store
 from stepscope.collector.stream import Stream
 from stepscope.collector.streams import Streams

@@ -109,7 +109,8 @@ def test_calls_that_do_not_fit_raise(tmp_path: Path) -> None:
 @pytest.mark.checklist("C23")
 def test_one_that_starts_by_itself_is_not_started(tmp_path: Path) -> None:
     """`start()` is for those made with `start_profile=False`, whether they run or not."""
-    for options in ({}, {"start_profile": True}):
+    cases: list[dict[str, Any]] = [{}, {"start_profile": True}]
+    for options in cases:
         profiler = Profiler(output_path=tmp_path, **options)
         with pytest.raises(RuntimeError, match="starts by itself; make it with start_profile=False|started already"):
             profiler.start()
