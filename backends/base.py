@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from stepscope.runtime.schedule import ProfilerAction
 from stepscope.runtime.sink import BackendReport, Sink
 
-__all__ = ["Backend", "BackendReport", "Sink", "Streaming"]
+__all__ = ["Adjustable", "Backend", "BackendReport", "Sink", "Streaming"]
 
 
 @runtime_checkable
@@ -65,4 +66,26 @@ class Streaming(Protocol):
         Raises:
             ValueError: if the backend's settings leave only the other way; says what to do.
         """
+        ...
+
+
+@runtime_checkable
+class Adjustable(Protocol):
+    """What a backend may have besides, if its windows can have more or less than it was made for."""
+
+    def can_choose(self, what: str, on: bool) -> str | None:
+        """Whether a window can have something, or lack it. Any time, any thread.
+
+        Args:
+            what: a switch of `stepscope.WindowDetail`, such as `stacks`.
+            on: whether the window is to have it.
+
+        Returns:
+            Empty if so; else why not, and what to do; `None` if this backend has nothing to do with it.
+        """
+        ...
+
+    def choose(self, chosen: Mapping[str, bool]) -> None:
+        """For windows that begin from now on, until the next call: what is named is switched on or off, everything else is
+        as the backend was made. Called where `transition` is called."""
         ...

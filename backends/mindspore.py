@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ class _Recorded(msgspec.Struct, frozen=True):
     directory: Path
     anchors: tuple[ClockAnchor, ClockAnchor]
     until: int
+    shapes: bool
 
 
 class MindSporeBackend:
@@ -66,7 +68,9 @@ class MindSporeBackend:
         name: str = "mindspore",
     ) -> None:
         self.name = name
-        self._operators, self._shapes, self._memory, self._synchronize = operators, shapes, profile_memory, synchronize
+        self._made_for = {"operators": operators, "shapes": shapes, "memory": profile_memory}
+        self._wanted = self._recorded = self._made_for
+        self._synchronize = synchronize
         self._sink: Sink | None = None
         self._mindspore: Any = None
         self._profiler: Any = None
@@ -108,6 +112,14 @@ class MindSporeBackend:
             self._start()
         self._cost_ns += clock.now() - began
 
+    def can_choose(self, what: str, on: bool) -> str | None:
+        """Operators, their shapes and memory can be chosen for each window."""
+        return "" if what in self._made_for else None
+
+    def choose(self, chosen: Mapping[str, bool]) -> None:
+        """What windows have that begin from now on."""
+        self._wanted = {what: chosen.get(what, on) for what, on in self._made_for.items()}
+
     def orphaned(self) -> None:
         """The thread that records has ended; MindSpore's profiler is of the process, so it is ended from here."""
         if self._directory is not None:
@@ -142,15 +154,16 @@ class MindSporeBackend:
             self._wait()
             self._profiler.init(str(directory))
             self._profiler.step_profiling_enable(True)
-            if self._operators:
+            if self._wanted["operators"]:
                 self._profiler.enable_op_time()
-            if self._memory:
+            if self._wanted["memory"]:
                 self._profiler.enable_profile_memory()
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
             self._problems[f"a window has no operators, MindSpore's profiler did not start: {_line(error)}"] += 1
             shutil.rmtree(directory, ignore_errors=True)
             self._let_go()
             return
+        self._recorded = self._wanted
         self._directory, self._anchor = directory, ClockAnchor.read()
 
     def _stop(self, at: int) -> None:
@@ -163,7 +176,7 @@ class MindSporeBackend:
             self._problems[f"a window has no operators, MindSpore's profiler did not stop: {_line(error)}"] += 1
         finally:
             self._let_go()
-        self._put(_Recorded(directory, (self._anchor, ClockAnchor.read()), at))
+        self._put(_Recorded(directory, (self._anchor, ClockAnchor.read()), at, self._recorded["shapes"]))
 
     def _wait(self) -> None:
         """Until MindSpore has run what it was given, but for graphs on the CPU, for which it has no such call."""
@@ -209,7 +222,7 @@ class MindSporeBackend:
 
     def _deliver(self, recorded: _Recorded, sink: Sink) -> None:
         try:
-            made = convert(recorded.directory, recorded.anchors, self._rows, shapes=self._shapes)
+            made = convert(recorded.directory, recorded.anchors, self._rows, shapes=recorded.shapes)
         except (OSError, ValueError) as error:
             self._problems[f"a window has no operators: {_line(error)}"] += 1
             return

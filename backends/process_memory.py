@@ -15,14 +15,17 @@ class ProcessMemoryBackend(SamplingBackend):
 
     Args:
         interval: seconds between two samples.
+        always: whether windows have samples that were not asked for with them (`WindowDetail.memory`).
         name: of this source.
 
     Raises:
         ValueError: if the interval is not above 0.
     """
 
-    def __init__(self, interval: float = 0.02, *, name: str = "process memory") -> None:
-        super().__init__(name, interval)
+    what = "memory"
+
+    def __init__(self, interval: float = 0.02, *, always: bool = True, name: str = "process memory") -> None:
+        super().__init__(name, interval, always=always)
         self._page = resource.getpagesize()
 
     def _sample(self, now: int) -> tuple[Block | None, bytes]:

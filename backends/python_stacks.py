@@ -43,14 +43,17 @@ class PythonStacksBackend(SamplingBackend):
 
     Args:
         interval: seconds between two looks.
+        always: whether windows have stacks that were not asked for with them (`WindowDetail.stacks`).
         name: of this source.
 
     Raises:
         ValueError: if the interval is not above 0.
     """
 
-    def __init__(self, interval: float = 0.005, *, name: str = "python stacks") -> None:
-        super().__init__(name, interval)
+    what = "stacks"
+
+    def __init__(self, interval: float = 0.005, *, always: bool = True, name: str = "python stacks") -> None:
+        super().__init__(name, interval, always=always)
         self._stacks: dict[int, list[_Call]] = {}
         self._tracks: dict[int, int] = {}
         self._names: dict[CodeType, int] = {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
 
 import anyio.to_thread
 
@@ -20,20 +22,24 @@ class SamplingBackend(ABC):
     Args:
         name: of this source.
         interval: seconds between two samples.
+        always: whether windows have samples that were not asked for with them.
 
     Raises:
         ValueError: if the interval is not above 0.
     """
 
     thread_bound = False
+    what: ClassVar[str]
+    """The switch of `WindowDetail` for its samples."""
 
-    def __init__(self, name: str, interval: float) -> None:
+    def __init__(self, name: str, interval: float, *, always: bool = True) -> None:
         if not interval > 0:
             raise ValueError(f"interval must be a number of seconds above 0, got {interval!r}")
         self.name = name
         self._interval = interval
         self._wake = threading.Event()
-        self._closed = self._recording = self._border = False
+        self._closed = self._window = self._border = False
+        self._always = self._wanted = always
         self._thread: threading.Thread | None = None
         self._problem = ""
         self._samples = 0
@@ -42,13 +48,22 @@ class SamplingBackend(ABC):
         """Starts the thread."""
         if self._thread is not None:
             self._stop_thread()
-        self._closed = self._recording = self._border = False
+        self._closed = self._window = self._border = False
+        self._wanted = self._always
         self._thread = threading.Thread(target=self._run, args=(sink,), name=f"stepscope {self.name}", daemon=True)
         self._thread.start()
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
-        self._recording, self._border = after.records, True
+        self._window, self._border = after.records, True
         self._wake.set()
+
+    def can_choose(self, what: str, on: bool) -> str | None:
+        """Whether there are samples can be chosen for each window."""
+        return "" if what == self.what else None
+
+    def choose(self, chosen: Mapping[str, bool]) -> None:
+        """Takes samples in windows from now on, or takes none."""
+        self._wanted = chosen.get(self.what, self._always)
 
     async def aclose(self) -> None:
         thread = self._thread
@@ -61,6 +76,10 @@ class SamplingBackend(ABC):
     def report(self) -> BackendReport:
         notes = (self._problem,) if self._problem else ()
         return BackendReport(mode=f"every {self._interval * 1000:g} ms, {self._samples} samples", notes=notes)
+
+    @property
+    def _recording(self) -> bool:
+        return self._window and self._wanted
 
     def _stop_thread(self) -> None:
         self._closed = True

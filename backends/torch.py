@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import msgspec
 from stepscope.backends.kineto_session import session
 from stepscope.backends.kineto_worker import Keeper
 from stepscope.backends.torch_kineto import KinetoMode
-from stepscope.backends.torch_settings import TorchSettings, read_activities
+from stepscope.backends.torch_settings import SWITCHES, TorchSettings, read_activities
 from stepscope.backends.torch_stream import StreamMode
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.detail import Detail
@@ -150,6 +150,22 @@ class TorchBackend:
         """Leaves out stacks, shapes and the like, or all operators. Kineto's next window is the first without."""
         if self._mode is not None:
             self._mode.set_detail(detail)
+
+    def can_choose(self, what: str, on: bool) -> str | None:
+        """Stacks, shapes, memory and the like can be had in kineto mode, window by window."""
+        if what == "operators":
+            return ""
+        if what not in SWITCHES:
+            return None
+        live = isinstance(self._mode, StreamMode) or self._wanted == "stream"
+        if not live or not on:
+            return ""
+        return f"operators of backend {self.name!r} arrive live, which have no {what}; make it with mode='kineto'"
+
+    def choose(self, chosen: Mapping[str, bool]) -> None:
+        """Switches stacks, shapes and the like on or off for windows that begin from now on."""
+        if self._mode is not None:
+            self._mode.choose(chosen)
 
     def orphaned(self) -> None:
         """The thread that records has ended: what torch holds of it is let go of, on any thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from stepscope.backends.kineto_session import session
 from stepscope.backends.kineto_worker import FinishedTrace, Keeper, KinetoWorker
@@ -24,10 +25,16 @@ class KinetoMode:
         self._problems: Counter[str] = Counter()
         self._cost_ns = 0
         self._detail = FULL
+        self._chosen: dict[str, bool] = {}
+        self._wants = settings
 
     def set_detail(self, detail: Detail) -> None:
         """For windows that are prepared from now on: without what costs most, or none at all."""
         self._detail = detail
+
+    def choose(self, chosen: Mapping[str, bool]) -> None:
+        """For windows that are prepared from now on: with these in place of what the settings say."""
+        self._chosen = dict(chosen)
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         if self._closed:
@@ -37,6 +44,8 @@ class KinetoMode:
         recorded = self._recording
         if recorded and (not after.records or before is ProfilerAction.RECORD_AND_SAVE):
             self._stop(at)
+        if not self._recording:  # what is recorded already stays as it is
+            self._wants = self._wanted()
         if after is ProfilerAction.WARMUP and not self._warm:
             self._warm = self._allowed() and self._done(session.prepare(self))
         elif after.records and not self._recording:
@@ -88,7 +97,7 @@ class KinetoMode:
 
     @property
     def wants(self) -> TorchSettings:
-        return self._settings if self._detail.backends else self._settings.reduced()
+        return self._wants
 
     def take(self, trace: FinishedTrace) -> None:
         if self._throws_away:
@@ -99,6 +108,9 @@ class KinetoMode:
     def lose(self, problem: str) -> None:
         self._recording = False
         self._done(problem)
+
+    def _wanted(self) -> TorchSettings:
+        return self._settings.chosen(self._chosen) if self._detail.backends else self._settings.reduced()
 
     def _start(self) -> None:
         self._recording = (self._warm or self._allowed()) and self._done(session.enter(self))
@@ -112,8 +124,9 @@ class KinetoMode:
     def _allowed(self) -> bool:
         """Whether a window may have operators; says what it will lack."""
         if not self._detail.operators:
-            self._problems["a window has no operators, to keep within overhead_budget"] += 1
-        elif not self._detail.backends and self._settings.beyond_stream:
+            if not self._detail.asked:
+                self._problems["a window has no operators, to keep within overhead_budget"] += 1
+        elif not self._detail.backends and self._settings.chosen(self._chosen).beyond_stream:
             self._problems[
                 "a window has neither shapes, stacks, memory nor the like, to keep within overhead_budget"
             ] += 1

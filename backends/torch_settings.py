@@ -7,7 +7,15 @@ from typing import Any, cast
 
 import msgspec
 
-_FLAGS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
+SWITCHES = {
+    "shapes": "record_shapes",
+    "memory": "profile_memory",
+    "stacks": "with_stack",
+    "flops": "with_flops",
+    "modules": "with_modules",
+}
+"""What can be chosen for a window, and torch's name for it."""
+_FLAGS = tuple(SWITCHES.values())
 
 
 class TorchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +35,11 @@ class TorchSettings(msgspec.Struct, frozen=True, kw_only=True):
     def reduced(self) -> TorchSettings:
         """Without what costs most."""
         return msgspec.structs.replace(self, **dict.fromkeys(_FLAGS, False))
+
+    def chosen(self, chosen: Mapping[str, bool]) -> TorchSettings:
+        """With what was chosen for a window in place of what the backend was made for."""
+        flags = {SWITCHES[what]: on for what, on in chosen.items() if what in SWITCHES}
+        return msgspec.structs.replace(self, **flags) if flags else self
 
     def covers(self, other: TorchSettings) -> bool:
         """Whether what is recorded with these settings holds all that `other` asks for."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 from stepscope.backends import torch_arm
 from stepscope.backends.torch_links import ForwardBackwardLinker
+from stepscope.backends.torch_settings import SWITCHES
 from stepscope.backends.torch_symbols import enable_numbers
 from stepscope.runtime import _core, clock, tracks
 from stepscope.runtime.action import ProfilerAction
@@ -72,6 +74,11 @@ class StreamMode:
         """Without operators torch does not even tell of them, which is most of what they cost."""
         self._operators = detail.operators
         self._settle()
+
+    def choose(self, chosen: Mapping[str, bool]) -> None:
+        """Operators that arrive live have nothing more; a window that was asked for with more before that was known says so."""
+        for what in (what for what, on in chosen.items() if on and what in SWITCHES):
+            self._note(f"a window has no {what}: operators arrive live; make the backend with mode='kineto'")
 
     def toggle(self, enable: bool, activities: frozenset[str]) -> bool:
         """Switches operators off and on again, on the thread that records; False if nothing came of it."""

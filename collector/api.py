@@ -216,13 +216,21 @@ class Api:
         return answer(await self._collector.live.windows(parameters(request, WindowsQuery).limit))
 
     async def _order(self, request: Request) -> Response:
-        order = await body(request, WindowOrder)
         if self._collector.settings.exposed:
-            raise ProblemError(
-                403, "this collector can be reached by anybody: it takes no commands without token and TLS"
-            )
-        self._note(request, f"order {order.command}", ranks="all" if order.ranks is None else str(order.ranks)[:200])
-        result = await self._collector.orders.obey(order)
+            why = "this collector can be reached by anybody: it takes no commands without token and TLS"
+            client = request.client
+            self._collector.audit.refuse(why, client.host if client else "", request.url.path, request.method)
+            raise ProblemError(403, why)
+        command = "order"
+        try:
+            order = await body(request, WindowOrder)
+            command = f"order {order.command}"
+            self._note(request, command, ranks="all" if order.ranks is None else str(order.ranks)[:200])
+            result = await self._collector.orders.obey(order)
+        except ProblemError as error:
+            why = error.detail[:200]
+            self._note(request, command.replace("order", "ordered"), outcome="refused", status=error.status, why=why)
+            raise
         self._note(request, f"ordered {order.command}", outcome=result.outcome, ranks=len(result.ranks))
         return answer(result)
 

@@ -42,15 +42,16 @@ class Audit:
         except OSError:
             self.failed += 1
 
-    def refuse(self, why: str, client: str, path: str) -> None:
-        """A request was refused."""
+    def refuse(self, why: str, client: str, path: str, method: str = "") -> None:
+        """A request was refused before anything of it was done."""
         self.refused += 1
         second = int(time.monotonic())
         if second != self._second:
             self._second, self._refusals = second, 0
         self._refusals += 1
         if self._refusals <= _REFUSALS_PER_SECOND:
-            self.line(REFUSED, client, why=why, path=path[:200], refused=self.refused)
+            asked = {"method": method[:20]} if method else {}
+            self.line(REFUSED, client, why=why, path=path[:200], **asked, refused=self.refused)
 
     def _write(self, name: str, line: bytes) -> None:
         path = self._directory / f"{name}.jsonl"

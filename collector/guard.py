@@ -68,7 +68,7 @@ class Guard:
             return
         status, why = refusal
         client = scope.get("client")
-        self._audit.refuse(why, client[0] if client else "", scope["path"])
+        self._audit.refuse(why, client[0] if client else "", scope["path"], scope.get("method", ""))
         more = {"WWW-Authenticate": "Bearer"} if status == 401 else None
         await problem(status, why, more)(scope, receive, sent)
 

@@ -33,6 +33,8 @@ class WindowOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     granularity: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)] = 1
     past: Literal["refuse", "clip"] = "refuse"
     overlap: Literal["refuse", "queue"] = "refuse"
+    detail: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+    """Such as `stacks,memory=off`; as the programs have set it if it is left out."""
 
 
 class OrderedRank(msgspec.Struct, frozen=True, kw_only=True):

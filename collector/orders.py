@@ -1,8 +1,8 @@
 """Orders: windows that operators ask for, handed on to the processes whose streams are connected.
 
-For a window on several ranks the collector is the arbiter: it asks where all are, proposes steps that all have ahead of
-them, and says at once to all whether it is recorded. A rank that does not hear of that before the first step does not
-record; a rank that the word did not reach in time is named in the answer.
+For a window on several ranks, and for its end, the collector is the arbiter: it asks where all are, proposes steps that all
+have ahead of them, and says at once to all whether it is so. A rank that does not hear of that before the first step at which
+it makes a difference goes on as before; a rank that the word did not reach in time is named in the answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from stepscope.collector.problems import ProblemError
 from stepscope.collector.stream import Stream
 from stepscope.collector.streams import Streams, rank_id
 from stepscope.runtime.control.command import Answer, Command
+from stepscope.runtime.control.end_change import NOTHING_WAITS, choose_end
 from stepscope.runtime.control.ranks import ranks_from
+from stepscope.runtime.control.window_detail import detail_from
 from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.schedule import NEVER
 from stepscope.runtime.table import human_count
@@ -62,16 +64,18 @@ class Orders:
         targets = self._targets(order, wanted)
         if request is not None:
             return await self._arm(order, request, targets)
-        seconds = order.seconds or 0.0
-        run_id = order.run_id or None
         match order.command:
             case "extend":
-                command = Command(command="extend", steps=order.steps or 0, seconds=seconds)
+                if (order.steps is None) == (order.seconds is None):
+                    raise ProblemError(400, "extend takes steps or seconds: how much longer the window is to be")
+                command = Command(command="extend", steps=order.steps or 0, seconds=order.seconds or 0.0)
             case "abort":
-                command = Command(command="abort", run_id=run_id, reason="an operator of the collector")
+                command = Command(command="abort", run_id=order.run_id or None, reason="an operator of the collector")
             case _:
-                command = Command(command="status")
-        return _result(await self._ask(targets, command, order.patience))
+                return _result(await self._ask(targets, Command(command="status"), order.patience))
+        if len(targets) == 1:
+            return _result(await self._ask(targets, command, order.patience))
+        return await self._end(order, command, targets)
 
     def _targets(self, order: WindowOrder, wanted: tuple[int, ...] | None) -> list[_Target]:
         """The processes that are meant."""
@@ -118,37 +122,71 @@ class Orders:
             return _result(await self._ask(targets, Command(command="arm", request=request), order.patience))
         least, attempt = 0, 0
         while True:
-            loop = asyncio.get_running_loop()
-            asked = loop.time()
-            where = await self._ask(targets, Command(command="status"), order.patience)
+            where, ahead = await self._ahead(order, targets, attempt)
             if any(answer.error for _, answer in where):
                 return _result(where, reason="not all processes answer, so none records")
-            passed = loop.time() - asked + MARGIN * 2**attempt
-            ahead = max(answer.step + math.ceil(answer.rate * passed) for _, answer in where)
-            ahead = max(ahead + LEAST_STEPS + request.warmup, least)
+            ahead = max(ahead + request.warmup, least)
             proposed, reason = _chosen(request, ahead, max(answer.step for _, answer in where))
             if proposed is None:
-                return _result(
-                    [(target, Answer(error=reason, step=answer.step)) for target, answer in where], reason=reason
-                )
-            result, again = await self._propose(order, proposed, targets)
+                return _refused(where, reason)
+            first = int(proposed.start_step)
+            command = Command(command="propose", request=proposed)
+            result, again = await self._propose(order, command, first, targets, "record these steps")
             attempt += 1
             fixed = request.past == "refuse" and request.start_step != "next"
             if not again or fixed or attempt == ATTEMPTS:
                 return result
-            least = int(proposed.start_step) + 1
+            least = first + 1
+
+    async def _end(self, order: WindowOrder, command: Command, targets: list[_Target]) -> OrderResult:
+        """Extends or aborts what is recorded, so that it ends with the same step on all ranks."""
+        least, attempt, asked = 0, 0, command.end_request()
+        while True:
+            where, ahead = await self._ahead(order, targets, attempt)
+            if any(answer.error for _, answer in where):
+                return _result(where, reason="not all processes answer, so nothing changes")
+            ranks = [target.stream.run.rank for target in targets]
+            names = [-1 - number if rank is None else rank for number, rank in enumerate(ranks)]
+            windows = {name: answer.windows for name, (_, answer) in zip(names, where, strict=True)}
+            chosen = choose_end(asked, windows, max(ahead, least))
+            if chosen.change is None and chosen.reason == NOTHING_WAITS:
+                none = [(target, msgspec.structs.replace(answer, windows=())) for target, answer in where]
+                return _result(none, reason=NOTHING_WAITS)
+            if chosen.change is None:
+                return _refused(where, chosen.reason)
+            concerned = [target for name, target in zip(names, targets, strict=True) if name in chosen.ranks]
+            by = chosen.change.decided_by
+            proposal = Command(command="propose", end=chosen.change)
+            result, again = await self._propose(order, proposal, by, concerned, f"{command.command} the window")
+            attempt += 1
+            if not again or command.command == "extend" or attempt == ATTEMPTS:
+                return result
+            least = by + 1
+
+    async def _ahead(self, order: WindowOrder, targets: list[_Target], attempt: int) -> tuple[_Answers, int]:
+        """Where all are, and the first step that all have ahead of them, with time to agree on it."""
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        where = await self._ask(targets, Command(command="status"), order.patience)
+        passed = loop.time() - asked + MARGIN * 2**attempt
+        return where, max(answer.step + math.ceil(answer.rate * passed) for _, answer in where) + LEAST_STEPS
 
     async def _propose(
-        self, order: WindowOrder, proposed: WindowRequest, targets: list[_Target]
+        self, order: WindowOrder, proposal: Command, by: int, targets: list[_Target], what: str
     ) -> tuple[OrderResult, bool]:
-        """Proposes these steps to all; returns what became of it, and whether later steps might do."""
+        """Proposes something to all; returns what became of it, and whether later steps might do.
+
+        Args:
+            by: the step at which it must be decided.
+            what: what they are to do, for the answer.
+        """
         name = secrets.token_hex(16)
-        answers = await self._ask(targets, Command(command="propose", request=proposed, proposal=name), order.patience)
+        answers = await self._ask(targets, msgspec.structs.replace(proposal, proposal=name), order.patience)
         if not all(_obeys(answer) for _, answer in answers):
-            reason = "not all ranks can record these steps, so none does"
+            reason = f"not all ranks can {what}, so none does"
             no = Command(command="decide", proposal=name, committed=False, reason=reason)
             await self._ask([target for target, answer in answers if _obeys(answer)], no, order.patience)
-            late = any(answer.step >= int(proposed.start_step) for _, answer in answers)
+            late = any(answer.step >= by for _, answer in answers)
             refused: _Answers = [
                 (target, msgspec.structs.replace(answer, error=reason) if _obeys(answer) else answer)
                 for target, answer in answers
@@ -161,7 +199,7 @@ class Orders:
         ]
         missed = any(answer.error for _, answer in final)
         nobody = all(answer.error for _, answer in final)
-        reason = "some ranks did not hear in time that it is recorded" if missed else ""
+        reason = "some ranks did not hear in time that it is so" if missed else ""
         return _result(final, reason=reason), nobody
 
 
@@ -176,6 +214,7 @@ def _request(order: WindowOrder) -> WindowRequest:
         granularity=order.granularity,
         past=order.past,
         overlap=order.overlap,
+        detail=detail_from(order.detail),
     )
 
 
@@ -196,6 +235,8 @@ def _chosen(request: WindowRequest, ahead: int, latest: int) -> tuple[WindowRequ
             seconds=request.seconds,
             run_id=request.run_id,
             warmup=request.warmup,
+            granularity=request.granularity,
+            detail=request.detail,
         ),
         "",
     )
@@ -211,6 +252,11 @@ def _text(answer: Answer) -> str:
     if answer.armed is not None:
         return str(answer.armed)
     return human_count(len(answer.windows), "window")
+
+
+def _refused(where: _Answers, reason: str) -> OrderResult:
+    """Nobody does anything, for one reason."""
+    return _result([(target, Answer(error=reason, step=answer.step)) for target, answer in where], reason=reason)
 
 
 def _result(answers: _Answers, reason: str = "") -> OrderResult:

@@ -21,7 +21,7 @@ PAGE = Path(__file__).with_name("settings.md")
 CHAPTERS: dict[str, tuple[Callable[..., Any], ...]] = {
     "A profiler": (sc.trace, sc.schedule),
     "Sizes, times and policies": (sc.Options,),
-    "Windows that are asked for while the program runs": (sc.Control, sc.WindowRequest),
+    "Windows that are asked for while the program runs": (sc.Control, sc.WindowRequest, sc.WindowDetail),
     "Keeping the last steps": (
         sc.FlightRecorder,
         sc.SlowStep,

@@ -75,7 +75,7 @@ class BoundSource(Source):
     @property
     def pending(self) -> bool:
         """Whether something waits for a call of `step()` on the bound thread."""
-        return self.wanted or bool(self._waiting) or (self.open and self.reducible and self._told != self._detail)
+        return self.wanted or bool(self._waiting) or (self.open and self.tunable and self._told != self._detail)
 
     def start(self) -> None:
         """Opens the backend here: this is its thread from now on."""

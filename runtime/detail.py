@@ -32,6 +32,10 @@ class Detail(msgspec.Struct, frozen=True):
     """Whether operators of frameworks are recorded."""
     every: int = 1
     """Events of the program are recorded in one step of so many, those with a number that it divides; 0: in none."""
+    chosen: tuple[tuple[str, bool], ...] = ()
+    """What backends that have a method `choose` switch on or off, whatever they were made for."""
+    asked: bool = False
+    """Whether what is left out was asked for, so that nobody needs to be told."""
 
     def wanted(self, step: int) -> int:
         """What is recorded in a step: the sum of `EVENTS` and `OPERATORS`, or 0."""

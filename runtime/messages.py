@@ -82,6 +82,8 @@ class DetailChanged(msgspec.Struct, frozen=True):
     at: int
     step: int
     detail: Detail
+    level: Detail
+    """What the overhead budget allows, which the detail of a window may go below."""
 
 
 class Paused(msgspec.Struct, frozen=True):

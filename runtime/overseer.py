@@ -83,7 +83,8 @@ class Overseer:
         self._lock = threading.RLock()
         self._since: int | None = None
         self._recorded = 0
-        self._detail = FULL
+        self._detail = self._in_force = FULL
+        """The level, and what there is of it in the window that runs."""
         self._asked: Detail | None = None
         self._changed_at = 0
         self._lowered_since: int | None = None
@@ -115,11 +116,20 @@ class Overseer:
             self._end_lowered(at)
             self._since = None
 
-    def changed(self, at: int, step: int, detail: Detail) -> Change:
-        """The steps that begin at `at` (ns) or later have this detail."""
+    def changed(self, at: int, step: int, detail: Detail, in_force: Detail) -> Change | None:
+        """The steps that begin at `at` (ns) or later have this level.
+
+        Args:
+            in_force: what is recorded at this level, which is less where a window was asked for with less.
+
+        Returns:
+            The change of the level, if it is one.
+        """
+        self._changed_at, self._in_force = at, in_force
+        self._filter.change(at, in_force)
+        if detail is self._detail:
+            return None
         before, self._detail, self._asked = self._detail, detail, None
-        self._changed_at = at
-        self._filter.change(at, detail)
         if self._since is not None:
             self._end_lowered(at)
             self._lowered_since = at if detail is not FULL else None
@@ -226,7 +236,7 @@ class Overseer:
         recorded = counted.events + counted.operators
         if recorded:
             self._each = background / recorded
-        if self._detail.operators:
+        if self._in_force.operators:
             self._operators = counted.operators / wall
         else:
             # A backend may have switched them off at their source, where nobody counts them.

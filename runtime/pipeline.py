@@ -289,9 +289,9 @@ class Pipeline:
         for source in self.sources:
             if not source.backend.thread_bound:
                 source.set_detail(message.detail)
-        self.overseer.changed(message.at, message.step, message.detail)
-        self._unsaid = True
-        self._note_detail(message.at)
+        if self.overseer.changed(message.at, message.step, message.level, message.detail) is not None:
+            self._unsaid = True
+            self._note_detail(message.at)
 
     def _note_detail(self, at: int) -> None:
         """Writes into the window that is open that the level has changed, or that it begins with lowered detail."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, cast
 
 from stepscope.runtime.action import ProfilerAction
@@ -75,6 +75,7 @@ class Source:
         self._sink = InboxSink(backend.name, inbox, options)
         self._derive: Callable[[EventBatch], Block | None] | None = getattr(backend, "derive", None)
         self._set_detail: Callable[[Detail], None] | None = getattr(backend, "set_detail", None)
+        self._choose: Callable[[Mapping[str, bool]], None] | None = getattr(backend, "choose", None)
 
     @property
     def expected(self) -> bool:
@@ -86,6 +87,11 @@ class Source:
         """Whether the backend can do less than it was asked for."""
         return self._set_detail is not None
 
+    @property
+    def tunable(self) -> bool:
+        """Whether the backend is to be told of changes of detail."""
+        return self.reducible or self._choose is not None
+
     def start(self) -> None:
         """Opens the backend."""
         self.open = self._guard("open", lambda: self.backend.open(self._sink))
@@ -96,10 +102,12 @@ class Source:
             self._guard("transition", lambda: self.backend.transition(before, after, at))
 
     def set_detail(self, detail: Detail) -> None:
-        """Tells the backend how much to record from now on, if it can do less than it was asked for."""
-        set_detail = self._set_detail
+        """Tells the backend how much to record from now on, if it can do less or more than it was asked for."""
+        set_detail, choose = self._set_detail, self._choose
         if self.open and set_detail is not None:
             self._guard("set_detail", lambda: set_detail(detail))
+        if self.open and choose is not None:
+            self._guard("choose", lambda: choose(dict(detail.chosen)))
 
     def derive(self, batch: EventBatch) -> Block | None:
         """What the backend makes of a batch of the recorder, such as links between its events."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.runtime import _core, clock
 from stepscope.runtime.action import ProfilerAction, checked_action
 from stepscope.runtime.bound import BoundSource
+from stepscope.runtime.control.window_detail import WindowDetail
 from stepscope.runtime.detail import FULL, Detail
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.messages import ActionChanged, DetailChanged, Paused, Resumed, WindowBegins, WindowEnds
@@ -56,7 +57,9 @@ class Stepping(_core.StepCounter):
         self._live = False
         self._calls = Serial()
         self._state = "new"
-        self._detail = self._detail_wanted = FULL
+        self._detail = self._level = self._level_wanted = FULL
+        self._chosen: WindowDetail | None = None
+        """What the window that runs, or that backends warm up for, was asked for with."""
         self._action = self._planned = ProfilerAction.NONE
         self._leaves_out = False
         """Whether nothing is recorded although the schedule wants it, until its next window."""
@@ -168,7 +171,9 @@ class Stepping(_core.StepCounter):
             self._look_every = self._pipeline.look_every if self._pipeline is not None else 0
             self._budget_at = clock.now() + self._look_every if self._look_every else 0
             self._set_look()
-            self._change(self._plan(self._step), clock.now())
+            planned, at = self._plan(self._step), clock.now()
+            self._take_detail(self._step, at)
+            self._change(planned, at)
         finally:
             self._let_go()
 
@@ -200,9 +205,12 @@ class Stepping(_core.StepCounter):
         self._asked = False
         if self._live:
             self._look_ahead(at)
-            self._take_detail(step, at)
             if step >= self._next_change or self._is_due(at):
-                self._change(self._plan(step), at)
+                planned = self._plan(step)
+                self._take_detail(step, at)
+                self._change(planned, at)
+            else:
+                self._take_detail(step, at)
         self._let_go()
         self._carry_out(stepping=True)
         self._cost_ns += clock.now() - at
@@ -221,7 +229,7 @@ class Stepping(_core.StepCounter):
         for source in self._bound():
             source.carry_out(self._action, clock.now(), stepping=stepping and self._live)
             waiting |= source.pending
-        self._asked = waiting or self._detail is not self._detail_wanted
+        self._asked = waiting or self._level is not self._level_wanted
 
     def _bound(self) -> list[BoundSource]:
         sources = self._pipeline.sources if self._pipeline is not None else []
@@ -231,7 +239,7 @@ class Stepping(_core.StepCounter):
 
     def _ask_detail(self, detail: Detail) -> None:
         """Has the steps from the next one on recorded with this detail. Called on the loop; never waits."""
-        self._detail_wanted = detail
+        self._level_wanted = detail
         self._asked = True
 
     def _look_ahead(self, at: int) -> None:
@@ -239,7 +247,7 @@ class Stepping(_core.StepCounter):
         if self._budget_at and at >= self._budget_at and self._pipeline is not None:
             self._budget_at = at + self._look_every
             self._set_look()
-            self._detail_wanted = self._pipeline.look_ahead(at) or self._detail_wanted
+            self._level_wanted = self._pipeline.look_ahead(at) or self._level_wanted
 
     def _set_look(self) -> None:
         """Has the counter look at the clock in the steps from `_look_at` on."""
@@ -250,12 +258,14 @@ class Stepping(_core.StepCounter):
         return False
 
     def _take_detail(self, step: int, at: int) -> None:
-        """Goes to the level that was asked for, at the begin of a step. The loop waits for the message."""
-        detail = self._detail_wanted
-        if detail is self._detail or self._pipeline is None:
+        """Goes to the level that was asked for, and to the detail of the window that begins or ends, at the begin of a step.
+        The loop waits for the message."""
+        level = self._level_wanted
+        detail = level if self._chosen is None else self._chosen.within(level)
+        if (level is self._level and detail == self._detail) or self._pipeline is None:
             return
-        self._detail = detail
-        self._pipeline.inbox.put(DetailChanged(at, step, detail))
+        self._level, self._detail = level, detail
+        self._pipeline.inbox.put(DetailChanged(at, step, detail, level))
         for source in self._bound():
             source.set_detail(detail)
         self._want(self._action.records and not self._pauses)

@@ -25,6 +25,7 @@ from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime._core import counter, flow, instant, span
 from stepscope.runtime.control.armed import Armed, ArmedStatus
 from stepscope.runtime.control.settings import Control
+from stepscope.runtime.control.window_detail import WindowDetail
 from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.domain import Domain
 from stepscope.runtime.errors import (
@@ -147,6 +148,7 @@ __all__ = [
     "TriggerError",
     "TrustReport",
     "Window",
+    "WindowDetail",
     "WindowRequest",
     "counter",
     "flow",

@@ -1,21 +1,24 @@
 """A rank of a job whose loops go at different speeds: it records what it is asked for, and says what that was.
 
-    python -m tests.control_rank '{"directory": ..., "rank": 0, "world": 8, ...}'
+    python -m tests.control_rank '{"directory": ..., "rank": 0, "world": 8, ...}' ['{...}' ...]
 
-Each finished window is a line of `windows-RANK`. The loop ends when the file `stop` is there, or `stop-RANK`. Ranks keep together as those
-that exchange gradients do, only not as closely: none is more than `LEAD` steps ahead of the slowest.
+Further ranks that are named are children, as on a host that is told of one process only. Each finished window is a line of
+`windows-RANK`. The loop ends when the file `stop` is there, or `stop-RANK`. Ranks keep together as those that exchange
+gradients do, only not as closely: none is more than `LEAD` steps ahead of the slowest.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import mmap
 import os
+import socket
 import struct
+import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -40,32 +43,43 @@ class RankSettings(msgspec.Struct, kw_only=True):
     patience: float = 20.0
     control: str = ""
     """What is watched; default: the directory."""
+    alone: bool = False
+    """Whether the system tells of no changes of files, as a shared file system does not."""
+    host: str = ""
+    """What the machine is to be called, for a process that has a name of it to itself."""
 
 
 class Steps:
-    """The steps of all ranks, in a file that they share."""
+    """The steps of all ranks, in a file that is read and written: machines that share files have no memory in common."""
 
     def __init__(self, path: Path, ranks: int) -> None:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        if os.fstat(file).st_size < 8 * ranks:
-            os.ftruncate(file, 8 * ranks)
-        self._memory = mmap.mmap(file, 8 * ranks)
-        os.close(file)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if os.fstat(self._file).st_size < 8 * ranks:
+            os.ftruncate(self._file, 8 * ranks)
         self._ranks = ranks
 
     def put(self, rank: int, step: int) -> None:
         """This is where the rank is; `GONE`: nobody waits for it any more."""
-        struct.pack_into("q", self._memory, 8 * rank, step)
+        os.pwrite(self._file, struct.pack("q", step), 8 * rank)
 
     def least(self) -> int:
         """Where the slowest rank is."""
-        steps: tuple[int, ...] = struct.unpack_from(f"{self._ranks}q", self._memory)
+        steps: tuple[int, ...] = struct.unpack(f"{self._ranks}q", os.pread(self._file, 8 * self._ranks, 0))
         return min(steps)
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._file)
 
 
 def main(settings: RankSettings) -> None:
     """Runs the loop."""
     logging.basicConfig(level=logging.INFO, format=f"{settings.rank} %(message)s")
+    if settings.host:
+        socket.sethostname(settings.host)
+    if settings.alone:
+        absent: Any = None
+        sys.modules["watchfiles"] = absent
     directory = Path(settings.directory)
     steps = Steps(directory / "steps", settings.world)
     time.sleep(settings.late)
@@ -74,8 +88,14 @@ def main(settings: RankSettings) -> None:
 
     def write(window: Window) -> None:
         armed = window.metadata["armed"]
-        said = {"run": armed.get("run_id", ""), "steps": [step.number for step in window.steps]}
-        print(json.dumps({**said, "complete": window.complete, "name": armed["name"]}), file=windows)
+        said = {
+            "run": armed.get("run_id", ""),
+            "steps": [step.number for step in window.steps],
+            "complete": window.complete,
+            "name": armed["name"],
+            "note": armed.get("note", ""),
+        }
+        print(json.dumps(said), file=windows)
 
     control = Control(path=settings.control or settings.directory, poll=0.1, patience=settings.patience)
     with stepscope.trace(
@@ -98,4 +118,6 @@ def main(settings: RankSettings) -> None:
 
 
 if __name__ == "__main__":
+    others = [subprocess.Popen([sys.executable, "-m", "tests.control_rank", each]) for each in sys.argv[2:]]
     main(msgspec.json.decode(sys.argv[1], type=RankSettings))
+    sys.exit(max([abs(other.wait()) for other in others], default=0))

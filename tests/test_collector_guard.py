@@ -18,6 +18,8 @@ from stepscope.collector.errors import ExposureError
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.tickets import MOST, Tickets
 from tests.collecting import ask, collecting, trained, until
+from tests.collectors import COMMAND
+from tests.launch import run_to_end
 from tests.support import missing
 
 TOKEN = "a-token-of-this-test"
@@ -131,6 +133,53 @@ def test_exposure_is_refused_unless_it_is_asked_for(tmp_path: Path) -> None:
         assert job["exposed"]
     with collecting(tmp_path, "--insecure") as collector:
         assert not collector.get("/v1/job")["exposed"], "on loopback nothing is exposed"
+
+
+def orders(directory: Path, name: str) -> list[dict[str, object]]:
+    """Lines that a collector wrote about orders, or about those who may give none."""
+    lines = [json.loads(line) for line in (directory / f"{name}.jsonl").read_text().splitlines()]
+    return [line for line in lines if line.get("path") == "/v1/windows"]
+
+
+ORDER = json.dumps({"command": "arm", "steps": 1}).encode()
+
+
+def test_an_exposed_collector_takes_no_orders(tmp_path: Path) -> None:
+    """Without a token it does not start where others can reach it; `--insecure` lets it, and everybody is refused, here too."""
+    started = run_to_end([*COMMAND, "collect", "--dir", str(tmp_path), "--host", "0.0.0.0", "--port", "0"])
+    assert started.returncode == 1 and "say --insecure" in started.stderr
+    with collecting(tmp_path, "--host", "0.0.0.0", "--insecure") as collector:
+        assert collector.get("/v1/job")["exposed"], "what the page shows to all who look"
+        for body in (ORDER, b"{"):
+            answer = ask(f"{collector.url}/v1/windows", method="POST", body=body)
+            assert answer.status == 403 and "without token and TLS" in answer.json()["detail"]
+    assert [(line["method"], line["client"]) for line in orders(tmp_path, "refused")] == [("POST", "127.0.0.1")] * 2
+    assert orders(tmp_path, "audit") == []
+    clear = CollectorSettings(directory=tmp_path, host="0.0.0.0", token=TOKEN, insecure=True)
+    assert clear.exposed, "a token that everybody can read on the way is none"
+
+
+def test_orders_need_the_token_and_leave_lines(tmp_path: Path) -> None:
+    """Whoever gives one: that it was given, and what became of it."""
+    with collecting(tmp_path, STEPSCOPE_TOKEN=TOKEN) as collector:
+        url = f"{collector.url}/v1/windows"
+        for headers in (None, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": "Bearer "}):
+            assert ask(url, method="POST", body=ORDER, headers=headers).status == 401
+        assert ask(url, method="POST", body=ORDER, headers=ALLOWED).status == 404
+        assert ask(url, method="POST", body=b'{"command": "arm", "steps": 0}', headers=ALLOWED).status == 400
+        assert ask(url, method="POST", body=b'{"steps": 1, "ranks": "3-1"}', headers=ALLOWED).status == 400
+    refused = orders(tmp_path, "refused")
+    assert [(line["method"], line["client"]) for line in refused] == [("POST", "127.0.0.1")] * 3
+    assert all("token" in str(line["why"]) for line in refused)
+    lines = orders(tmp_path, "audit")
+    assert [(line["action"], line.get("outcome"), line.get("status")) for line in lines] == [
+        ("order arm", None, None),
+        ("ordered arm", "refused", 404),
+        ("ordered", "refused", 400),
+        ("order arm", None, None),
+        ("ordered arm", "refused", 400),
+    ]
+    assert "connected processes takes commands" in str(lines[1]["why"])
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 import stepscope
 from stepscope import Armed, Options, Profiler, WindowRequest, schedule
 from stepscope.runtime.control.agreed_gate import AgreedGate
-from stepscope.runtime.control.agreement import Agreement
+from stepscope.runtime.control.agreement import Agreement, Asked
+from stepscope.runtime.control.end_change import EndRequest
 from stepscope.runtime.control.job_directory import Current, JobDirectory, Member
+from stepscope.runtime.control.leading import ATTEMPTS
 from stepscope.runtime.control.peer import Peer
 from stepscope.runtime.control.proposal import Decision, Proposal, Records, Start
 from stepscope.runtime.control.rate import StepRate
@@ -34,6 +36,10 @@ class Rank:
     def __init__(self, directory: Path, number: int, ranks: int, own: Any = never, patience: float = 0.05) -> None:
         self.number = number
         self.outcomes: list[Armed] = []
+        """What windows that were asked for were answered."""
+        self.ends: list[Armed] = []
+        """The same of what was to become of them."""
+        self.complete: list[bool] = []
         self.profiler: Profiler = stepscope.trace(
             schedule=own, output_dir=directory / "run", rank=number, options=QUICK, on_trace_ready=self._ready
         )
@@ -44,11 +50,15 @@ class Rank:
             rank=number,
             world_size=ranks,
             patience=patience,
-            outcome=lambda request, trigger, armed: self.outcomes.append(armed),
+            outcome=lambda asked, trigger, armed: self._answers(asked).append(armed),
         )
         self.profiler.start()
 
+    def _answers(self, asked: Asked) -> list[Armed]:
+        return self.outcomes if isinstance(asked, WindowRequest) else self.ends
+
     def _ready(self, window: stepscope.Window) -> None:
+        self.complete.append(window.complete)
         armed = window.metadata.get("armed", {})
         self.windows.append((armed.get("run_id", "-"), tuple(step.number for step in window.steps)))
 
@@ -129,6 +139,192 @@ def test_any_order_of_turns_and_steps(plan: list[tuple[Any, ...]]) -> None:
     assert len(recorded) == sum(map(bool, ranks[0].outcomes))
     for run_id, steps in recorded:
         assert len(steps) == 1 + int(run_id[1:])
+
+
+def calm(ranks: list[Rank]) -> bool:
+    """Whether nothing is left to agree on, and no window runs or waits."""
+    directory = ranks[0].agreement.directory
+    if directory is None or any(status.open for rank in ranks for status in rank.profiler.armed()):
+        return False
+    records = Records(directory)
+    decision, proposal = records.read(Decision, records.latest()), records.read(Proposal, records.latest())
+    if records.wishes() or (proposal is not None and decision is None):
+        return False
+    return decision is None or proposal is None or not decision.again or proposal.attempt == ATTEMPTS - 1
+
+
+def end_in_calm(ranks: list[Rank]) -> None:
+    """Everybody goes on until nothing is left to do."""
+    deadline, since = time.monotonic() + 90, 0
+    while since < 5:
+        assert time.monotonic() < deadline
+        for rank in ranks:
+            rank.agreement.turn()
+            rank.work(3)
+        since = since + 1 if calm(ranks) else 0
+    for rank in ranks:
+        assert rank.profiler.flush(30)
+
+
+changes = st.lists(
+    st.one_of(
+        st.tuples(st.just("turn"), st.integers(0, 2)),
+        st.tuples(st.just("turn"), st.integers(0, 2)),
+        st.tuples(st.just("work"), st.integers(0, 2), st.integers(1, 30)),
+        st.tuples(st.just("wish"), st.integers(0, 2), st.sampled_from([2, 40, 400])),
+        st.tuples(st.just("extend"), st.integers(0, 2), st.integers(1, 5)),
+        st.tuples(st.just("abort"), st.integers(0, 2)),
+    ),
+    max_size=60,
+)
+
+
+@pytest.mark.checklist("A34", "F5", "F10")
+@settings(max_examples=15)
+@given(changes)
+def test_windows_end_with_the_same_step_in_any_order(plan: list[tuple[Any, ...]]) -> None:
+    """However they are extended and aborted while some ranks have begun them and others have not."""
+    with job(3) as ranks:
+        for number, deed in enumerate(plan):
+            rank: Rank = ranks[deed[1]]
+            match deed[0]:
+                case "turn":
+                    rank.agreement.turn()
+                case "work":
+                    rank.work(deed[2])
+                case "wish":
+                    request = WindowRequest(steps=deed[2], run_id=f"r{number}", overlap="queue", granularity=2)
+                    rank.agreement.wish(request, "file")
+                case "extend":
+                    rank.agreement.wish(EndRequest(command="extend", steps=deed[2]), "file", key=f"{number}")
+                case _:
+                    rank.agreement.wish(EndRequest(command="abort", reason="enough"), "file", key=f"{number}")
+        end_in_calm(ranks)
+    assert len({tuple(rank.windows) for rank in ranks}) == 1
+    assert len({tuple(rank.complete) for rank in ranks}) == 1
+
+
+def both_turn(ranks: list[Rank], condition: Any) -> None:
+    """Goes on agreeing, without a step, until something holds."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        for rank in ranks:
+            rank.agreement.turn()
+
+
+def proposed(ranks: list[Rank], number: int) -> Start:
+    """Waits for a proposal's steps; the first rank, which leads, has armed them then, and the others have not."""
+    records = Records(ranks[0].agreement.directory or Path())
+    while True:
+        for rank in ranks:
+            rank.agreement.turn()
+            found = records.read(Start, number)
+            if found is not None:
+                assert rank is ranks[0]
+                return found
+
+
+def begun(ranks: list[Rank], **request: Any) -> int:
+    """Has a window agreed on that the first rank has begun, and the second has not; returns its first step."""
+    ranks[0].agreement.wish(WindowRequest(run_id="w", **request), "file")
+    both_turn(ranks, lambda: all(rank.outcomes for rank in ranks))
+    first = ranks[0].profiler.armed()[0].first
+    assert first is not None
+    ranks[0].work(first + 3)
+    assert [rank.profiler.armed()[0].state for rank in ranks] == ["running", "queued"]
+    return first
+
+
+@pytest.mark.checklist("A34", "F5")
+def test_a_window_that_one_rank_has_begun_is_extended_and_aborted(tmp_path: Path) -> None:
+    """The other, which has yet to come to it, records the same."""
+    with job(2) as ranks:
+        first = begun(ranks, steps=500, granularity=4)
+        ranks[1].agreement.wish(EndRequest(command="extend", steps=5), "socket", key="one")
+        both_turn(ranks, lambda: all(rank.ends for rank in ranks))
+        assert {str(rank.ends[0]) for rank in ranks} == {
+            f"recording steps {first}-{first + 507} (extended to step {first + 507})"
+        }
+        ranks[0].agreement.wish(EndRequest(command="abort", reason="enough"), "socket", key="two")
+        both_turn(ranks, lambda: all(len(rank.ends) == 2 for rank in ranks))
+        last = ranks[0].ends[1].last
+        assert last is not None and ranks[0].profiler.step_num <= last < first + 507
+        end_in_calm(ranks)
+    assert ranks[0].windows == ranks[1].windows == [("w", tuple(range(first, last + 1)))]
+    assert ranks[0].complete == ranks[1].complete == [False]
+
+
+def test_an_end_that_a_rank_has_behind_it_stays(tmp_path: Path) -> None:
+    """A rank that comes to the end before all have agreed to another one decides that it stays."""
+    with job(2) as ranks:
+        first = begun(ranks, steps=50)
+        ranks[0].agreement.wish(EndRequest(command="extend", steps=5), "file")
+        proposed(ranks, 2)
+        ranks[0].work(60)
+        both_turn(ranks, lambda: all(rank.ends for rank in ranks))
+        end_in_calm(ranks)
+        assert {rank.ends[0].reason for rank in ranks} == {
+            f"rank 0 came to step {first + 50} before all ranks had answered"
+        }
+        ranks[0].agreement.wish(EndRequest(command="extend", steps=5), "file", key="again")
+        both_turn(ranks, lambda: all(len(rank.ends) == 2 for rank in ranks))
+        assert {rank.ends[1].reason for rank in ranks} == {"no armed window runs"}
+    assert ranks[0].windows == ranks[1].windows == [("w", tuple(range(first, first + 50)))]
+
+
+def test_an_abort_that_a_rank_is_faster_than_comes_later(tmp_path: Path) -> None:
+    """The step that was chosen is behind a rank before all have agreed to it: another one is."""
+    with job(2) as ranks:
+        begun(ranks, steps=5000)
+        ranks[0].agreement.wish(EndRequest(command="abort"), "file")
+        start = proposed(ranks, 2)
+        assert start.end is not None
+        ranks[0].work(start.end.last + 5 - ranks[0].profiler.step_num)
+        end_in_calm(ranks)
+        assert ranks[0].windows == ranks[1].windows
+        assert ranks[0].windows[0][1][-1] > start.end.last
+        assert ranks[0].complete == ranks[1].complete == [False]
+
+
+def test_the_same_command_of_a_file_is_one(tmp_path: Path) -> None:
+    """All ranks read it, some of them late; after another window it is asked for anew."""
+    with job(2) as ranks:
+        first = begun(ranks, steps=50)
+        for rank in ranks:
+            rank.agreement.wish(EndRequest(command="extend", steps=5), "file")
+            both_turn(ranks, lambda: all(rank.ends for rank in ranks))
+        assert [len(rank.ends) for rank in ranks] == [1, 1]
+        end_in_calm(ranks)
+        ranks[0].agreement.wish(WindowRequest(steps=50, run_id="x"), "file")
+        both_turn(ranks, lambda: all(len(rank.outcomes) == 2 for rank in ranks))
+        second = ranks[0].outcomes[1].first
+        assert second is not None
+        ranks[0].work(second + 3 - ranks[0].profiler.step_num)
+        for rank in ranks:
+            rank.agreement.wish(EndRequest(command="extend", steps=5), "file")
+        both_turn(ranks, lambda: all(len(rank.ends) == 2 for rank in ranks))
+        end_in_calm(ranks)
+    assert ranks[0].windows == ranks[1].windows
+    assert [(steps[0], len(steps)) for _, steps in ranks[0].windows] == [(first, 55), (second, 55)]
+
+
+def test_a_rank_that_comes_late_joins_what_was_decided(tmp_path: Path) -> None:
+    """Of a window that lies ahead of it, and of its other end."""
+    with TemporaryDirectory() as directory:
+        ranks = [Rank(Path(directory), 0, 2, patience=0.01)]
+        both_turn(ranks, lambda: ranks[0].agreement.directory)
+        ranks[0].agreement.wish(WindowRequest(start_step=50, steps=10, run_id="w"), "file")
+        both_turn(ranks, lambda: ranks[0].outcomes)
+        ranks[0].work(52)
+        ranks[0].agreement.wish(EndRequest(command="extend", steps=5), "file")
+        both_turn(ranks, lambda: ranks[0].ends)
+        ranks.append(Rank(Path(directory), 1, 2, patience=0.01))
+        both_turn(ranks, lambda: ranks[1].profiler.armed() and ranks[1].profiler.armed()[0].last == 64)
+        end_in_calm(ranks)
+        for rank in ranks:
+            rank.close()
+    assert ranks[0].windows == ranks[1].windows == [("w", tuple(range(50, 65)))]
 
 
 def test_a_rank_that_comes_to_the_step_first_decides(tmp_path: Path) -> None:

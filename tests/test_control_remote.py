@@ -27,6 +27,7 @@ from stepscope.cli.main import main
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.control.client import ask_process, ask_socket
 from stepscope.runtime.control.command import Command
+from stepscope.runtime.control.end_change import EndChange
 from stepscope.runtime.control.local_socket import peer_user
 from stepscope.runtime.control.remote_gate import RemoteGate
 from stepscope.runtime.session import session_of
@@ -239,7 +240,9 @@ from stepscope import CollectorExporter, Control
 directory, url, rank, obeys = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "1"
 def ready(window):
     steps = [step.number for step in window.steps]
-    open(f"{directory}/windows-{rank}", "a").write(f"{window.metadata['armed']['run_id']} {steps[0]} {steps[-1]}\\n")
+    armed = window.metadata["armed"]
+    said = f"{armed['run_id']} {steps[0]} {steps[-1]} {armed.get('detail', '-')} {armed.get('note', '-')}\\n"
+    open(f"{directory}/windows-{rank}", "a").write(said)
 control = Control(collector=obeys, signal=True, poll=0.1)
 with stepscope.trace(control=control, exporters=[CollectorExporter(url)], output_dir=directory + "/run", rank=rank,
                      on_trace_ready=ready, name="job", options=stepscope.Options(drain_interval=0.05)) as profiler:
@@ -304,7 +307,7 @@ async def test_all_ranks_of_a_collector_record_the_same_steps(
                     status, said = await order(running.url, token=token, steps=3, run_id=f"r{number}", overlap="queue")
                     assert (status, said["outcome"]) == (200, "done"), said
                     assert said["last"] == said["first"] + 2
-                    line = f"r{number} {said['first']} {said['last']}\n"
+                    line = f"r{number} {said['first']} {said['last']} - -\n"
                     for rank in range(3):
                         path = tmp_path / f"windows-{rank}"
                         await poll(partial(_has, path, line))
@@ -339,6 +342,67 @@ async def test_all_ranks_of_a_collector_record_the_same_steps(
     assert [line["outcome"] for line in audit if line["action"] == "ordered arm"][:3] == ["done"] * 3
     assert any(line["action"] == "order status" and line["client"] == "127.0.0.1" for line in audit)
     assert token not in (tmp_path / "collector" / "audit.jsonl").read_text()
+
+
+def _lines(directory: Path, ranks: int, run: str) -> list[str]:
+    """What the ranks say of one window, those that have recorded it."""
+    paths = [directory / f"windows-{rank}" for rank in range(ranks)]
+    lines = [line for path in paths if path.exists() for line in path.read_text().splitlines()]
+    return [line for line in lines if line.startswith(f"{run} ")]
+
+
+@pytest.mark.checklist("A34", "F5", "F10")
+@pytest.mark.timeout(200)
+async def test_all_ranks_of_a_collector_end_with_the_same_step(tmp_path: Path) -> None:
+    """One order extends or aborts what runs, on all ranks alike; the detail of a window is that of the order."""
+    async with collecting(tmp_path / "collector") as running:
+        with ranks_at(running.url, tmp_path, 3):
+            streams = running.collector.streams
+            await poll(lambda: sum(one.connection is not None for one in streams.all.values()) == 3)
+            status, said = await order(running.url, command="extend")
+            assert status == 400 and "takes steps or seconds" in said["detail"]
+            status, said = await order(running.url, command="extend", steps=3)
+            assert (said["outcome"], said["reason"]) == ("refused", "no armed window runs")
+            status, said = await order(running.url, command="abort")
+            assert (said["outcome"], said["reason"]) == ("done", "no armed window runs or waits")
+            status, said = await order(running.url, steps=1, detail="stacks")
+            assert said["outcome"] == "refused" and "PythonStacksBackend()" in said["ranks"][0]["text"]
+            status, said = await order(running.url, steps=1, detail="stack")
+            assert status == 400 and "did you mean 'stacks'?" in said["detail"]
+
+            status, said = await order(running.url, steps=1_000_000, run_id="long", granularity=4, detail="every=2")
+            assert said["outcome"] == "done", said
+            first, last = said["first"], said["last"]
+            while True:
+                _, told = await order(running.url, command="status")
+                if {window["state"] for rank in told["ranks"] for window in rank["windows"]} == {"running"}:
+                    break
+            status, said = await order(running.url, command="extend", steps=5)
+            assert (said["outcome"], said["first"], said["last"]) == ("done", first, last + 8), said
+            status, said = await order(running.url, command="abort", run_id="other")
+            assert said["reason"] == "no armed window runs or waits"
+            status, said = await order(running.url, command="abort", run_id="long")
+            assert (said["outcome"], said["first"]) == ("done", first), said
+            end = said["last"]
+            await poll(lambda: len(_lines(tmp_path, 3, "long")) == 3)
+            aborted = f"aborted after step {end}: an operator of the collector"
+            assert set(_lines(tmp_path, 3, "long")) == {
+                f"long {first} {end} every=2 extended to step {last + 8}; {aborted}"
+            }
+    audit = [json.loads(line) for line in (tmp_path / "collector" / "audit.jsonl").read_text().splitlines()]
+    ordered = [(line["action"], line["outcome"]) for line in audit if line["action"].startswith("ordered ")]
+    assert [each for each in ordered if each[0] != "ordered status"] == [
+        ("ordered extend", "refused"),
+        ("ordered extend", "refused"),
+        ("ordered abort", "done"),
+        ("ordered arm", "refused"),
+        ("ordered arm", "refused"),
+        ("ordered arm", "done"),
+        ("ordered extend", "done"),
+        ("ordered abort", "done"),
+        ("ordered abort", "done"),
+    ]
+    assert len([line for line in audit if line["action"].startswith("order ")]) == len(ordered)
 
 
 async def test_processes_that_do_not_want_orders_get_none(tmp_path: Path) -> None:
@@ -382,6 +446,46 @@ def test_silence_means_no() -> None:
     gate = RemoteGate()
     gate.committed, gate.reason = False, "rank 3 cannot"
     assert gate(7) == "rank 3 cannot"
+
+
+async def test_an_end_that_is_proposed_and_decided(output_dir: Path) -> None:
+    """It is so if that is decided in time; silence, and a decision against it, leave the window as it is."""
+    windows: list[Any] = []
+    with stepscope.trace(
+        control=Control(collector=True), output_dir=output_dir, options=QUICK, on_trace_ready=windows.append
+    ) as profiler:
+        assert profiler.control is not None
+        obey = profiler.control.from_collector
+        assert obey is not None
+
+        async def ask(**fields: Any) -> Any:
+            return await asyncio.wrap_future(obey(Command(**fields)))
+
+        def steps(count: int) -> None:
+            for _ in range(count):
+                with stepscope.span("work"):
+                    pass
+                profiler.step()
+
+        assert "lacks" in (await ask(command="propose", proposal="nothing")).error
+        profiler.arm(WindowRequest(start_step=2, stop_step=5, run_id="w"))
+        steps(3)
+        extend = EndChange(command="extend", first=2, until=5, last=7)
+        assert (await ask(command="propose", proposal="no", end=extend)).armed.accepted
+        assert (await ask(command="decide", proposal="no", committed=False)).error == ""
+        assert (await ask(command="propose", proposal="yes", end=extend)).armed.last == 7
+        assert (await ask(command="decide", proposal="yes", committed=True)).error == ""
+        again = (await ask(command="propose", proposal="again", end=extend)).armed
+        assert again.reason == "the window ends with step 7, not with 5"
+        silent = EndChange(command="abort", last=5, reason="enough")
+        assert (await ask(command="propose", proposal="silent", end=silent)).armed.last == 5
+        steps(3)
+        late = await ask(command="decide", proposal="silent", committed=True)
+        assert late.error == "nothing was decided by step 6, when it was to begin"
+        assert "too late" in (await ask(command="propose", proposal="late", end=silent)).armed.reason
+        steps(5)
+    assert [[step.number for step in window.steps] for window in windows] == [[2, 3, 4, 5, 6, 7]]
+    assert windows[0].complete
 
 
 async def test_proposals_and_decisions(output_dir: Path) -> None:

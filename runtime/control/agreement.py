@@ -1,4 +1,4 @@
-"""One rank's part in agreeing with the others on the steps of a window. docs/control.md has the protocol.
+"""One rank's part in agreeing with the others on the steps of windows. docs/control.md has the protocol.
 
 Who leads asks where everybody is, chooses steps that all have ahead of them, and decides when all have answered. A rank
 that comes to the first step before that decides itself that the window is not recorded, and the leader tries again with
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ import msgspec
 from stepscope.runtime.control.agreed_gate import AgreedGate
 from stepscope.runtime.control.armable import Armable
 from stepscope.runtime.control.armed import Armed
+from stepscope.runtime.control.end_change import EndRequest
 from stepscope.runtime.control.job_directory import JobDirectory, Member, read_record
 from stepscope.runtime.control.leading import Leading
 from stepscope.runtime.control.peer import Peer
@@ -30,10 +32,15 @@ log = logging.getLogger("stepscope")
 
 ACTIVE = 0.05
 """Seconds between two turns while something is being agreed on."""
+BEAT = 5.0
+"""Seconds, at most, between two signs of life for ranks of other machines, which cannot look at this process."""
+MOST_WINDOWS = 32
+"""Of those that were armed: so many are told to the others."""
 AWAKE = 10.0
 """Seconds that a rank stays awake after it wished for something."""
 
-Outcome = Callable[[WindowRequest, str, Armed], object]
+Asked = WindowRequest | EndRequest
+Outcome = Callable[[Asked, str, Armed], object]
 """Told of what became of a request: the request, what asked for it, and the answer."""
 
 
@@ -73,7 +80,8 @@ class Agreement:
             profiler: that records.
             rank: of this process.
             world_size: how many ranks the job has.
-            patience: seconds that are waited for a rank.
+            patience: seconds that are waited for a rank; one of another machine that gave no sign of life for half of that
+                counts as dead.
             idle: seconds between two turns while nothing is asked for.
             outcome: told of what became of each request, here.
         """
@@ -85,19 +93,24 @@ class Agreement:
         """Those that are not among the records yet."""
         self._taking: dict[int, _Taking] = {}
         self._seen = 0
-        self._awake = 0.0
+        self._awake = self._next_beat = 0.0
+        self._beat = min(BEAT, patience / 8)
         self._rate = StepRate()
         self.trouble = ""
         """Why this rank cannot take part at present; empty if it does."""
 
-    def wish(self, request: WindowRequest, trigger: str, key: str = "") -> None:
-        """Asks for a window on all ranks. The same again changes nothing: another `run_id` makes another request.
+    def wish(self, asked: Asked, trigger: str, key: str = "") -> None:
+        """Asks for a window on all ranks, or that one ends later or earlier. The same again changes nothing: another
+        `run_id` makes another window. To extend or abort once more means the same until another window was decided on.
 
         Args:
             key: what makes it the same; default: the request.
         """
-        text = key or msgspec.json.encode(request).decode()
-        self._wishes[hashlib.sha256(text.encode()).hexdigest()[:16]] = Wish(request, trigger)
+        text = key or msgspec.json.encode(asked).decode()
+        if isinstance(asked, WindowRequest):
+            self._wishes[text] = Wish(asked, trigger)
+        else:
+            self._wishes[text] = Wish(None, trigger, end=asked)
         self._awake = time.monotonic() + AWAKE
 
     @property
@@ -116,7 +129,7 @@ class Agreement:
         if self._records is None:
             return min(4 * ACTIVE, self._idle)
         busy = self._taking or self._wishes or time.monotonic() < self._awake
-        return min(ACTIVE, self._idle) if busy else self._idle
+        return min(ACTIVE, self._idle) if busy else min(self._idle, self._beat)
 
     def close(self) -> None:
         """Takes part no more: nobody waits for this rank."""
@@ -138,13 +151,14 @@ class Agreement:
         if records is None:
             return
         self.trouble = ""
+        self._show_life(records)
         self._publish_wishes(records)
         if self._directory.leads:
             self._leading.turn(records)
         latest = records.latest()
         for number in range(self._seen + 1, latest + 1):
             proposal = records.read(Proposal, number)
-            if proposal is None or not proposal.request.wants(self._rank):
+            if proposal is None or not proposal.wants(self._rank):
                 continue
             if records.read(Decision, number) is None or self._may_join(records, number):
                 self._taking[number] = _Taking(proposal)
@@ -193,6 +207,12 @@ class Agreement:
         member = Member(self._rank, self._directory.me, left)
         replace_private(self._records.path("member", self._rank), msgspec.json.encode(member))
 
+    def _show_life(self, records: Records) -> None:
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._next_beat = now + self._beat
+            os.utime(records.path("member", self._rank))
+
     def _leave_records(self) -> None:
         for taking in self._taking.values():
             if taking.gate is not None and taking.gate.known is None:
@@ -206,21 +226,23 @@ class Agreement:
             self.trouble = trouble
             log.error("control: %s", trouble)
         for wish in self._wishes.values():
-            self._outcome(wish.request, wish.trigger, Armed(False, run_id=wish.request.run_id, reason=trouble))
+            self._outcome(wish.asked, wish.trigger, Armed(False, run_id=wish.asked.run_id, reason=trouble))
         self._wishes.clear()
 
     # one proposal
 
     def _publish_wishes(self, records: Records) -> None:
-        for key, wish in list(self._wishes.items()):
-            records.write(wish, key)
-            del self._wishes[key]
+        for text, wish in list(self._wishes.items()):
+            about = "" if wish.end is None else f"{records.latest_window()} "
+            records.write(wish, hashlib.sha256(f"{about}{text}".encode()).hexdigest()[:16])
+            del self._wishes[text]
 
     def _follow(self, records: Records, number: int, taking: _Taking) -> bool:
         """Does this rank's next part in a proposal; returns whether it has none left."""
         if not taking.said_step:
             step, rate = self._profiler.step_num, self._rate.per_second
-            records.write(AtStep(self._rank, step, rate), number, self._rank)
+            windows = () if taking.proposal.end is None else self._profiler.armed()[-MOST_WINDOWS:]
+            records.write(AtStep(self._rank, step, rate, windows), number, self._rank)
             taking.said_step = True
         decision = taking.gate.known if taking.gate is not None else None
         decision = decision or records.read(Decision, number)
@@ -232,45 +254,58 @@ class Agreement:
         if taking.armed is None and decision.decision == "committed":  # joined late
             start = records.read(Start, number)
             if start is not None:
-                taking.armed = self._profiler.arm(start.request, trigger=taking.proposal.trigger)
+                armed = self._ask(start, taking.proposal.trigger, None)
+                if start.end is not None and not armed:
+                    armed = Armed(True, None, start.end.last, reason=f"asked of other ranks than rank {self._rank}")
+                taking.armed = armed
         elif taking.gate is not None:
             if taking.gate.known is None:
                 taking.gate.known = decision
             if decision.decision == "aborted":
                 self._profiler.withdraw(taking.gate, decision.reason)
+            else:
+                self._profiler.confirm(taking.gate)
         self._tell(taking, decision)
         return True
 
     def _may_join(self, records: Records, number: int) -> bool:
-        """Whether a window that was decided on before this rank took part still lies ahead of it."""
+        """Whether what was decided before this rank took part still lies ahead of it."""
         decision, start = records.read(Decision, number), records.read(Start, number)
         committed = decision is not None and decision.decision == "committed"
-        return committed and start is not None and self._profiler.step_num < int(start.request.start_step)
+        return committed and start is not None and self._profiler.step_num < start.step
+
+    def _ask(self, start: Start, trigger: str, gate: AgreedGate | None) -> Armed:
+        if start.request is not None:
+            return self._profiler.arm(start.request, trigger=trigger, gate=gate)
+        assert start.end is not None
+        return self._profiler.change_end(start.end, gate=gate)
 
     def _arm(self, records: Records, number: int, taking: _Taking, start: Start) -> None:
-        wanted = start.request
-        late = f"rank {self._rank} came to step {wanted.start_step} before all ranks had answered"
-        mine = Decision("aborted", late, again=True, least=int(wanted.start_step) + 1)
+        if start.end is not None and self._rank not in start.ranks:
+            return  # it has none of these windows, so it has no say
+        proposal = taking.proposal
+        late = f"rank {self._rank} came to step {start.step} before all ranks had answered"
+        mine = Decision("aborted", late, again=proposal.end is None or proposal.may_move, least=start.step + 1)
         taking.own = records.private_copy(mine, number, self._rank)
         taking.gate = AgreedGate(records.path("decision", number), taking.own)
-        armed = taking.armed = self._profiler.arm(wanted, trigger=taking.proposal.trigger, gate=taking.gate)
+        armed = taking.armed = self._ask(start, proposal.trigger, taking.gate)
         answer = ArmedAnswer(self._rank, True)
         if not armed:
             step = self._profiler.step_num
             least: int | None = None
-            if step >= int(wanted.start_step):
+            if step >= start.step:
                 least = step + 1
-            elif taking.proposal.request.overlap == "queue":
+            elif proposal.request is not None and proposal.request.overlap == "queue":
                 least = armed.nearest
             answer = ArmedAnswer(self._rank, False, armed.reason, least)
         records.write(answer, number, self._rank)
 
     def _tell(self, taking: _Taking, decision: Decision) -> None:
-        request, trigger = taking.proposal.request, taking.proposal.trigger
+        asked, trigger = taking.proposal.asked, taking.proposal.trigger
         if decision.decision == "committed" and taking.armed is not None:
-            self._outcome(request, trigger, taking.armed)
+            self._outcome(asked, trigger, taking.armed)
         elif not decision.again:
-            self._outcome(request, trigger, Armed(False, run_id=request.run_id, reason=decision.reason))
+            self._outcome(asked, trigger, Armed(False, run_id=asked.run_id, reason=decision.reason))
 
     @property
     def leader(self) -> Peer | None:

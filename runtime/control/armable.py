@@ -6,6 +6,7 @@ from typing import Protocol
 
 from stepscope.runtime.control.armed import Armed, ArmedStatus
 from stepscope.runtime.control.armed_window import Gate
+from stepscope.runtime.control.end_change import EndChange
 from stepscope.runtime.control.window_request import WindowRequest
 
 
@@ -20,6 +21,10 @@ class Armable(Protocol):
         ...
 
     def arm(self, request: WindowRequest, *, trigger: str = "call", gate: Gate | None = None) -> Armed: ...
+
+    def change_end(self, change: EndChange, *, gate: Gate | None = None) -> Armed: ...
+
+    def confirm(self, gate: Gate) -> bool: ...
 
     def withdraw(self, gate: Gate, reason: str) -> bool: ...
 

@@ -19,7 +19,8 @@ class Armed(Documented, frozen=True, omit_defaults=True):
     first: int | None = None
     """The first step that will be recorded; `None` if that depends on another window, which ends by the clock."""
     last: int | None = None
-    """The last one; `None` if the window ends by the clock, or by another's end."""
+    """The last one; `None` if the window ends by the clock, or by another's end. Without a first one: to an abort, the step
+    with which windows end that have begun by then."""
     run_id: str = ""
     """That of the request."""
     reason: str = ""
@@ -33,6 +34,8 @@ class Armed(Documented, frozen=True, omit_defaults=True):
     def __str__(self) -> str:
         if not self.accepted:
             return f"refused: {self.reason}"
+        if self.first is None and self.last is not None:
+            return self.reason
         if self.first is None:
             text = "queued"
         elif self.last is None:
@@ -64,3 +67,10 @@ class ArmedStatus(Documented, frozen=True, omit_defaults=True):
     """Last step, planned or recorded."""
     reason: str = ""
     """Why it is so, and in what it differs from what was asked for."""
+    granularity: int = 1
+    """It is made of whole groups of so many steps."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it runs or waits."""
+        return self.state in ("queued", "running")

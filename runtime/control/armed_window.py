@@ -31,8 +31,10 @@ class ArmedWindow:
         """When it began, in ns."""
         self.deadline = 0
         """When it ends, in ns; 0: with its last step."""
+        self.longer = 0
+        """ns that it was extended by before it began."""
         self.abort_reason: str | None = None
-        """Why it is to end at the next step."""
+        """Why it is to end with its last step, which was a later one before."""
 
     @property
     def begin(self) -> int:
@@ -51,7 +53,13 @@ class ArmedWindow:
             step: the step that begins.
             now: when, in ns.
         """
-        return step > self.last or self.abort_reason is not None or (0 < self.deadline <= now)
+        return step > self.last or (0 < self.deadline <= now)
+
+    def move(self, step: int) -> None:
+        """Gives it as many steps from this one on, or from the next that begins a group."""
+        length = self.last - self.first
+        self.first = -(-step // self.request.granularity) * self.request.granularity
+        self.last = NEVER if self.last == NEVER else self.first + length
 
     def note(self, text: str) -> None:
         """Adds to what is said of it."""
@@ -73,6 +81,7 @@ class ArmedWindow:
             first=None if self.first == NEVER else self.first,
             last=None if self.last == NEVER else self.last,
             reason=self.reason,
+            granularity=self.request.granularity,
         )
 
     def facts(self) -> dict[str, Any]:
@@ -87,5 +96,6 @@ class ArmedWindow:
             "steps": request.steps,
             "seconds": request.seconds,
             "granularity": request.granularity if request.granularity > 1 else None,
+            "detail": None if request.detail is None else request.detail.text(),
         }
         return {name: value for name, value in facts.items() if value not in (None, "")}

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from stepscope.runtime.control.armed import Armed, ArmedStatus
+from stepscope.runtime.control.end_change import EndChange, EndRequest
 from stepscope.runtime.control.window_request import RunId, WindowRequest
 
 VERSION = 1
@@ -22,9 +23,11 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     version: int = VERSION
     command: Literal["arm", "extend", "abort", "status", "propose", "decide"]
-    """`propose` arms a window that is recorded only if `decide` says so before it begins."""
+    """`propose` arms a window, or changes when one ends, only if `decide` says so before that makes a difference."""
     request: WindowRequest | None = None
     """For `arm` and `propose`."""
+    end: EndChange | None = None
+    """For `propose`, instead of a request."""
     steps: Annotated[int, msgspec.Meta(ge=0)] = 0
     """For `extend`."""
     seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
@@ -37,6 +40,12 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """For `decide`."""
     reason: Annotated[str, msgspec.Meta(max_length=500)] = ""
     """For `decide` and `abort`: why."""
+
+    def end_request(self) -> EndRequest:
+        """What `extend` and `abort` ask for."""
+        if self.command == "extend":
+            return EndRequest(command="extend", steps=self.steps, seconds=self.seconds)
+        return EndRequest(command="abort", run_id=self.run_id or "", reason=self.reason or "a command")
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,7 +61,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rate: float = 0.0
     """Its steps per second, lately."""
     armed: Armed | None = None
-    """For `arm`, `propose` and `extend`."""
+    """For `arm`, `propose` and `extend`, and for an `abort` that ranks agree on."""
     windows: tuple[ArmedStatus, ...] = ()
     """For `abort` those that it ends, for `status` all that are known."""
     error: str = ""

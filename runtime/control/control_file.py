@@ -9,7 +9,9 @@ import msgspec
 
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.control.decoding import decode_json
+from stepscope.runtime.control.end_change import EndRequest
 from stepscope.runtime.control.ranks import ranks_from
+from stepscope.runtime.control.window_detail import WindowDetail, detail_from
 from stepscope.runtime.control.window_request import Count, Rank, RunId, StepNumber, WindowRequest
 
 NAME = "stepscope.json"
@@ -25,7 +27,8 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     command: Literal["extend", "abort"] | None = None
     """What is to become of the armed window that runs: `extend` lets it go on for `steps` or `seconds` more, `abort` ends
-    it with the current step. Otherwise a running window stays as it is, whatever is written here."""
+    it with the current step, or where ranks agree with the next one that all have ahead of them. Otherwise a running window
+    stays as it is, whatever is written here."""
     start_step: StepNumber | Literal["next"] | None = None
     """First step of a window; nothing is asked for without it."""
     steps: Count | None = None
@@ -46,6 +49,8 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What happens if the first step is past."""
     overlap: Literal["refuse", "queue"] = "refuse"
     """What happens if another window has some of its steps."""
+    detail: str | WindowDetail | None = None
+    """How much the window has: `"stacks,memory=off"` or `{"stacks": true, "memory": false}`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,6 +58,14 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
             self.request()
         elif self.command == "extend" and (self.steps is None) == (self.seconds is None):
             raise ValueError("command 'extend' takes steps or seconds: how much longer the window is to be")
+
+    def end_request(self) -> EndRequest | None:
+        """What is to become of the window that runs; `None` if nothing."""
+        if self.command == "extend":
+            return EndRequest(command="extend", steps=self.steps or 0, seconds=self.seconds or 0.0)
+        if self.command == "abort":
+            return EndRequest(command="abort", run_id=self.run_id, reason="the control file says so")
+        return None
 
     def request(self) -> WindowRequest | None:
         """The window that is asked for; `None` if none is.
@@ -73,6 +86,7 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
             granularity=self.granularity,
             past=self.past,
             overlap=self.overlap,
+            detail=detail_from(self.detail),
         )
 
 

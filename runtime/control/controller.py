@@ -13,12 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from stepscope.runtime.control import control_loop, user_signal
-from stepscope.runtime.control.agreement import Agreement
+from stepscope.runtime.control.agreement import Agreement, Asked
 from stepscope.runtime.control.armable import Armable
 from stepscope.runtime.control.armed import Armed, ArmedStatus
 from stepscope.runtime.control.command import VERSION, Answer, Command
 from stepscope.runtime.control.control_file import ControlFile, decode_control_file, default_content, file_of
+from stepscope.runtime.control.end_change import NOTHING_WAITS
 from stepscope.runtime.control.file_events import FileEvents
 from stepscope.runtime.control.job_directory import JobDirectory
 from stepscope.runtime.control.local_socket import LocalSocket
@@ -155,7 +158,7 @@ class Controller:
 
         if command.version != VERSION:
             answer(error=f"version {command.version} of commands is not known here, only {VERSION}")
-        elif command.command in ("arm", "propose") and command.request is None:
+        elif command.request is None and (command.command == "arm" or command.command == "propose" and not command.end):
             answer(error=f"{command.command} lacks a request")
         else:
             self._soon(partial(self._obey, command, trigger, answer))
@@ -173,9 +176,12 @@ class Controller:
                 assert request is not None
                 self._ask(request, trigger, lambda armed: answer(armed=armed), key=os.urandom(16).hex())
             case "propose":
-                assert request is not None
                 gate = RemoteGate()
-                armed = self._profiler.arm(request, trigger=trigger, gate=gate)
+                if request is not None:
+                    armed = self._profiler.arm(request, trigger=trigger, gate=gate)
+                else:
+                    assert command.end is not None
+                    armed = self._profiler.change_end(command.end, gate=gate)
                 if armed:
                     self._gates[command.proposal] = gate
                     while len(self._gates) > MOST_PROPOSALS:
@@ -183,6 +189,17 @@ class Controller:
                 answer(armed=armed)
             case "decide":
                 answer(**self._decide(command))
+            case "extend" | "abort" if self._agreement is not None:
+                asked = command.end_request()
+                if asked.command == "extend" and bool(asked.steps) == bool(asked.seconds):
+                    answer(error="extend takes a number of steps or seconds")
+                    return
+
+                def told(armed: Armed) -> None:
+                    nothing = asked.command == "abort" and armed.reason == NOTHING_WAITS
+                    answer(windows=()) if nothing else answer(armed=armed)
+
+                self._agree(asked, trigger, told, key=os.urandom(16).hex())
             case "extend":
                 answer(armed=self._profiler.extend(command.steps, seconds=command.seconds))
             case "abort":
@@ -198,7 +215,9 @@ class Controller:
         if gate.committed is not None:
             return {"error": gate.reason}
         gate.committed, gate.reason = command.committed, command.reason
-        if not command.committed:
+        if command.committed:
+            self._profiler.confirm(gate)
+        else:
             self._profiler.withdraw(gate, command.reason or "it was decided against")
         return {}
 
@@ -222,31 +241,37 @@ class Controller:
             if told is not None:
                 told(armed)
             return
-        if told is not None:
-            if not request.wants(self._rank):
-                told(Armed(True, run_id=request.run_id, reason=f"asked of other ranks than rank {self._rank}"))
-            else:
-                self._waiting.append((_named(request, trigger), told))
-        self._agreement.wish(request, trigger, key)
+        if told is not None and not request.wants(self._rank):
+            told(Armed(True, run_id=request.run_id, reason=f"asked of other ranks than rank {self._rank}"))
+            told = None
+        self._agree(request, trigger, told, key)
 
-    def _decided(self, request: WindowRequest, trigger: str, armed: Armed) -> None:
-        self._say(request, trigger, armed)
-        name = _named(request, trigger)
+    def _agree(self, asked: Asked, trigger: str, told: Callable[[Armed], object] | None, key: str) -> None:
+        """Has the ranks agree on it."""
+        assert self._agreement is not None
+        if told is not None:
+            self._waiting.append((_named(asked, trigger), told))
+        self._agreement.wish(asked, trigger, key)
+
+    def _decided(self, asked: Asked, trigger: str, armed: Armed) -> None:
+        self._say(asked, trigger, armed)
+        name = _named(asked, trigger)
         for waiting in [waiting for waiting in self._waiting if waiting[0] == name]:
             self._waiting.remove(waiting)
             waiting[1](armed)
 
-    def _say(self, request: WindowRequest, trigger: str, armed: Armed) -> None:
+    def _say(self, asked: Asked, trigger: str, armed: Armed) -> None:
         level = logging.INFO if armed else logging.WARNING
-        log.log(level, "control: %s, asked for by %s: %s", request.text(), trigger, armed)
+        log.log(level, "control: %s, asked for by %s: %s", asked.text(), trigger, armed)
         if self._file is not None:
-            self._file.status.put(
-                request=request.text(), run_id=request.run_id or None, trigger=trigger, answer=str(armed)
-            )
+            self._file.status.put(request=asked.text(), run_id=asked.run_id or None, trigger=trigger, answer=str(armed))
 
     def _changed(self, found: ControlFile) -> None:
         """The watched file says something new."""
-        if found.command == "abort":
+        asked = found.end_request()
+        if asked is not None and self._agreement is not None:
+            self._soon(partial(self._agree, asked, "file", None, msgspec.json.encode(found).decode()))
+        elif found.command == "abort":
             ended = self._profiler.abort(found.run_id or None, reason="the control file says so")
             self._say_command(
                 "abort", f"{human_count(len(ended), 'window')} ended" if ended else "no armed window runs or waits"
@@ -343,5 +368,5 @@ class Controller:
             self._file.status.put(windows=list(windows))
 
 
-def _named(request: WindowRequest, trigger: str) -> str:
-    return f"{trigger} {request!r}"
+def _named(asked: Asked, trigger: str) -> str:
+    return f"{trigger} {asked!r}"

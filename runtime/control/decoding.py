@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -14,6 +14,8 @@ from stepscope.runtime.errors import ControlError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+_BOUND = re.compile(r"Expected `(?:int|float)[^`]*` [<>]= (-?[0-9.]+)")
+_SWITCH = re.compile(r"Expected `bool")
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _PATH = re.compile(r" - at `\$((?:\.[^`]*|\[[^`]*)?)`")
@@ -57,9 +59,14 @@ def _invalid(content: bytes, kind: type[msgspec.Struct], text: str) -> ControlEr
     if unknown:
         name = unknown[1]
         inside = path[1] if path and path[1] else ""
-        reason = f"unknown field {name!r}" + ("" if inside else nearest(name, kind.__struct_fields__))
-        if inside:
-            reason += f" in {inside.lstrip('.')}"
+        place = f" in {inside.lstrip('.')}" if inside else ""
+        inner = _struct_at(kind, inside)
+        fixed: dict[str, str] = getattr(inner, "__fixed__", {})
+        reason = f"unknown field {name!r}{place}"
+        if name in fixed:
+            reason = f"{name}{place} cannot be changed at run time: {fixed[name]}"
+        elif inner is not None:
+            reason += nearest(name, inner.__struct_fields__)
     else:
         last = _LAST_NAME.search(path[1]) if path and path[1] else None
         name = last[1] if last else ""
@@ -75,9 +82,37 @@ def _invalid(content: bytes, kind: type[msgspec.Struct], text: str) -> ControlEr
         words = _words(kind, name)
         if words and "enum value" in reason:
             reason += nearest(value.strip('"'), words)
+        reason += _nearest_value(reason)
     at = _position_of(content, name)
     line, column = _place(content, at) if at >= 0 else (1, 1)
     return ControlError(f"line {line}, column {column}: {reason}", line=line, column=column)
+
+
+def _nearest_value(reason: str) -> str:
+    """What could stand there instead, where a number is out of its range or a switch is none."""
+    bound = _BOUND.search(reason)
+    if bound:
+        return f"; the nearest is {bound[1]}"
+    return "; write true or false" if _SWITCH.search(reason) else ""
+
+
+def _struct_at(kind: type[msgspec.Struct], path: str) -> type[msgspec.Struct] | None:
+    """The struct that a path such as `.window.detail` leads to; `None` if that is none."""
+    found: type[msgspec.Struct] | None = kind
+    for name in filter(None, path.split(".")):
+        if found is None:
+            break
+        hint = typing.get_type_hints(found).get(name)
+        found = next(
+            (each for each in _parts(hint) if isinstance(each, type) and issubclass(each, msgspec.Struct)), None
+        )
+    return found
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    yield hint
+    for part in typing.get_args(hint):
+        yield from _parts(part)
 
 
 def _words(kind: type[msgspec.Struct], name: str) -> list[str]:

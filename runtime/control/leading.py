@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
 
 import msgspec
 
+from stepscope.runtime.control.end_change import EndRequest, choose_end
 from stepscope.runtime.control.job_directory import Member, read_record
 from stepscope.runtime.control.proposal import ArmedAnswer, AtStep, Decision, Proposal, Records, Start
 from stepscope.runtime.control.window_request import WindowRequest
@@ -60,7 +62,7 @@ class Leading:
                 records.write(again, number + 1)
                 return
         for key, wish in records.wishes()[:1]:
-            records.write(Proposal(number + 1, key, wish.request, wish.trigger), number + 1)
+            records.write(Proposal(number + 1, key, wish.request, wish.trigger, end=wish.end), number + 1)
             taken = msgspec.structs.replace(wish, proposal=number + 1)
             replace_private(records.path("wish", key), msgspec.json.encode(taken))
             records.prune(number)
@@ -68,8 +70,10 @@ class Leading:
 
     def _lead(self, records: Records, proposal: Proposal) -> None:
         start = records.read(Start, proposal.number)
-        if start is None:
-            self._choose(records, proposal)
+        if start is None and proposal.request is not None:
+            self._choose(records, proposal, proposal.request)
+        elif start is None:
+            self._choose_end(records, proposal)
         else:
             self._decide(records, proposal, start)
 
@@ -77,29 +81,74 @@ class Leading:
         now = time.monotonic()
         return now - self._since.setdefault((number, what), now)
 
-    def _members(self, records: Records, request: WindowRequest) -> tuple[dict[int, Member], set[int]]:
-        """The ranks that live and are to record, and those that have left or died."""
+    def _members(self, records: Records, proposal: Proposal) -> tuple[dict[int, Member], set[int]]:
+        """The ranks that live and have a part in it, and those that have left or died."""
         living: dict[int, Member] = {}
         gone: set[int] = set()
+        signs: dict[int, float] = {}
         for path in records.directory.glob("member-*.json"):
             member = read_record(path, Member)
-            if member is None or not request.wants(member.rank):
+            if member is None:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                signs[member.rank] = path.stat().st_mtime
+            if not proposal.wants(member.rank):
                 continue
             if member.left or member.peer.is_dead:
                 gone.add(member.rank)
             else:
                 living[member.rank] = member
+        latest = max(signs.values(), default=0.0)  # this process gives signs as well: now, by the file system's clock
+        for rank, member in list(living.items()):
+            if not member.peer.is_local and latest - signs.get(rank, 0.0) > self._patience / 2:
+                gone.add(rank)
+                del living[rank]
         return living, gone
 
-    def _choose(self, records: Records, proposal: Proposal) -> None:
-        """Chooses steps when it is known where all are."""
-        number, request = proposal.number, proposal.request
-        members, gone = self._members(records, request)
-        wanted = range(self._world_size) if request.ranks is None else request.ranks
+    def _said(self, records: Records, number: int, gone: set[int]) -> dict[int, AtStep]:
+        """Where the ranks are that have said so."""
         said = {each.rank: each for each in records.of(AtStep, number) if each.rank not in gone}
         now = time.monotonic()
         for rank in said:
             self._arrived.setdefault((number, rank), now)
+        return said
+
+    def _ahead(self, said: dict[int, AtStep], proposal: Proposal) -> int:
+        """The first step that all have ahead of them, with time to agree on it."""
+        now, margin = time.monotonic(), MARGIN * 2**proposal.attempt
+        ahead: int = max(
+            each.step + math.ceil(each.rate * (now - self._arrived[proposal.number, each.rank] + margin))
+            for each in said.values()
+        )
+        return max(ahead + LEAST_STEPS + proposal.attempt, proposal.least)
+
+    def _choose_end(self, records: Records, proposal: Proposal) -> None:
+        """Chooses how windows end when it is known where all are that have some. Only who takes part can have one."""
+        number, asked = proposal.number, proposal.asked
+        assert isinstance(asked, EndRequest)
+        members, gone = self._members(records, proposal)
+        said = self._said(records, number, gone)
+        silent = [rank for rank in members if rank not in said]
+        if silent:
+            if self._waited(number, "step") >= self._patience:
+                self._abort(records, number, f"{_ranks(silent)} did not say at which step in {self._patience:g} s")
+            return
+        if not said:
+            self._abort(records, number, "none of the ranks takes part any more")
+            return
+        windows = {rank: each.windows for rank, each in said.items()}
+        chosen = choose_end(asked, windows, self._ahead(said, proposal))
+        if chosen.change is None:
+            self._abort(records, number, chosen.reason)
+        else:
+            records.write(Start(None, chosen.ranks, chosen.change), number)
+
+    def _choose(self, records: Records, proposal: Proposal, request: WindowRequest) -> None:
+        """Chooses steps when it is known where all are."""
+        number = proposal.number
+        members, gone = self._members(records, proposal)
+        wanted = range(self._world_size) if request.ranks is None else request.ranks
+        said = self._said(records, number, gone)
         self._absent -= members.keys()
         missing = [
             rank
@@ -116,12 +165,7 @@ class Leading:
         if not said:
             self._abort(records, number, "none of the ranks that are to record takes part")
             return
-        margin = MARGIN * 2**proposal.attempt
-        ahead = max(
-            each.step + math.ceil(each.rate * (now - self._arrived[number, each.rank] + margin))
-            for each in said.values()
-        )
-        ahead = max(ahead + LEAST_STEPS + proposal.attempt, proposal.least) + request.warmup
+        ahead = self._ahead(said, proposal) + request.warmup
         first, last = request.rounded(ahead)
         if first < ahead:
             latest = max(said.values(), key=lambda each: each.step)
@@ -140,18 +184,20 @@ class Leading:
             seconds=request.seconds,
             run_id=request.run_id,
             warmup=request.warmup,
+            granularity=request.granularity,
+            detail=request.detail,
         )
         records.write(Start(agreed, tuple(sorted(said))), number)
 
     def _decide(self, records: Records, proposal: Proposal, start: Start) -> None:
         """Decides when everybody has answered who lives."""
         number = proposal.number
-        members, _ = self._members(records, proposal.request)
+        members, _ = self._members(records, proposal)
         answers = {each.rank: each for each in records.of(ArmedAnswer, number)}
         refused = [each for each in answers.values() if not each.ok and each.rank in start.ranks]
         if refused:
             worst = max(refused, key=lambda each: each.least or 0)
-            again = all(each.least is not None for each in refused) and self._may_move(proposal, worst)
+            again = all(each.least is not None for each in refused) and proposal.may_move
             records.write(Decision("aborted", f"rank {worst.rank}: {worst.reason}", again, worst.least or 0), number)
             return
         silent = [rank for rank in start.ranks if rank not in answers and rank in members]
@@ -162,12 +208,6 @@ class Leading:
                 self._abort(records, number, f"{_ranks(start.ranks)} ended before the window")
         elif self._waited(number, "armed") > self._patience:
             self._abort(records, number, f"{_ranks(silent)} did not answer in {self._patience:g} s")
-
-    @staticmethod
-    def _may_move(proposal: Proposal, refusal: ArmedAnswer) -> bool:
-        """Whether later steps would still be what was asked for."""
-        request = proposal.request
-        return request.start_step == "next" or request.past == "clip" or request.overlap == "queue"
 
     def _abort(self, records: Records, number: int, reason: str) -> None:
         log.warning("control: a window is not recorded: %s", reason)

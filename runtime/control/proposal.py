@@ -1,10 +1,10 @@
 """The records of an agreement, each a file of the run's directory; every one is written in one step and never changed.
 
-wish-KEY          somebody asks for a window; the key makes equal wishes one
+wish-KEY          somebody asks for a window, or that one ends later or earlier; the key makes equal wishes one
 proposal-N        the leader takes up a wish
-step-N-RANK       at which step the rank is, and how fast it goes
+step-N-RANK       at which step the rank is, and how fast it goes; where ends are to change, which windows it has
 start-N           the leader's choice of steps
-armed-N-RANK      the rank will record them if it is decided so, or why it cannot
+armed-N-RANK      the rank will do so if it is decided, or why it cannot
 decision-N        committed or aborted; the first that is written counts
 """
 
@@ -17,6 +17,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from stepscope.runtime.control.armed import ArmedStatus
+from stepscope.runtime.control.end_change import EndChange, EndRequest
 from stepscope.runtime.control.file_reading import create_once
 from stepscope.runtime.control.job_directory import read_record
 from stepscope.runtime.control.window_request import WindowRequest
@@ -28,12 +30,19 @@ KEPT = 16
 
 
 class Wish(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A window that somebody asks for."""
+    """What somebody asks for."""
 
-    request: WindowRequest
+    request: WindowRequest | None
+    """A window; `None`: `end` is what is asked for."""
     trigger: str
     proposal: int = 0
     """The one that took it up; 0: none yet."""
+    end: EndRequest | None = None
+
+    @property
+    def asked(self) -> WindowRequest | EndRequest:
+        """One of the two."""
+        return _one(self.request, self.end)
 
 
 class Proposal(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -41,29 +50,58 @@ class Proposal(msgspec.Struct, frozen=True, omit_defaults=True):
 
     number: int
     key: str
-    request: WindowRequest
+    request: WindowRequest | None
     trigger: str
     attempt: int = 0
     least: int = 0
     """No step before this one can be the first, as the attempt before has shown."""
+    end: EndRequest | None = None
+
+    @property
+    def asked(self) -> WindowRequest | EndRequest:
+        """The window, or what is to become of one."""
+        return _one(self.request, self.end)
+
+    def wants(self, rank: int) -> bool:
+        """Whether this rank has a part in it. Which windows a rank has is known to itself only."""
+        return self.request is None or self.request.wants(rank)
+
+    @property
+    def may_move(self) -> bool:
+        """Whether later steps would still be what was asked for."""
+        request = self.request
+        if request is None:
+            return self.end is not None and self.end.command == "abort"
+        return request.start_step == "next" or request.past == "clip" or request.overlap == "queue"
 
 
-class AtStep(msgspec.Struct, frozen=True):
+class AtStep(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a rank is."""
 
     rank: int
     step: int
     rate: float
     """Steps per second, lately."""
+    windows: tuple[ArmedStatus, ...] = ()
+    """Those that it has armed, and had lately, where it matters."""
 
 
 class Start(msgspec.Struct, frozen=True, omit_defaults=True):
     """The steps that the leader has chosen."""
 
-    request: WindowRequest
+    request: WindowRequest | None
     """With the first step, and the last or how long, as numbers."""
     ranks: tuple[int, ...]
     """Those whose answer is waited for."""
+    end: EndChange | None = None
+    """Where no window is asked for: what becomes of those that there are."""
+
+    @property
+    def step(self) -> int:
+        """The step by which it must be decided."""
+        if self.request is not None:
+            return int(self.request.start_step)
+        return 0 if self.end is None else self.end.decided_by
 
 
 class ArmedAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -113,6 +151,17 @@ class Records:
         numbers = [int(found) for path in self.directory.glob("proposal-*.json") if (found := path.stem[9:]).isdigit()]
         return max(numbers, default=0)
 
+    def latest_window(self) -> int:
+        """Number of the latest proposal of a window that was decided for; 0 if none is known."""
+        for number in range(self.latest(), 0, -1):
+            proposal = self.read(Proposal, number)
+            if proposal is None:
+                return 0
+            decision = self.read(Decision, number) if proposal.request is not None else None
+            if decision is not None and decision.decision == "committed":
+                return number
+        return 0
+
     def wishes(self) -> list[tuple[str, Wish]]:
         """Wishes that no proposal has taken up, in the order of their times."""
         found: list[tuple[int, str, Wish]] = []
@@ -145,6 +194,12 @@ class Records:
         path = self.directory / f".decision-{number}-{rank}-{os.getpid()}"
         path.write_bytes(msgspec.json.encode(record))
         return path
+
+
+def _one(request: WindowRequest | None, end: EndRequest | None) -> WindowRequest | EndRequest:
+    if request is not None:
+        return request
+    return EndRequest(command="abort") if end is None else end
 
 
 _NAMES: dict[type[msgspec.Struct], str] = {

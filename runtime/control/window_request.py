@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from stepscope.runtime.checked import Checked
+from stepscope.runtime.control.window_detail import WindowDetail
 from stepscope.runtime.schedule import NEVER
 
 MAX_RUN_ID = 80
@@ -47,6 +48,8 @@ class WindowRequest(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What happens if the first step has begun already: nothing is recorded, or what is left of the window."""
     overlap: Literal["refuse", "queue"] = "refuse"
     """What happens if another window is recorded in some of its steps: it is refused, or begins when that has ended."""
+    detail: WindowDetail | None = None
+    """How much it has; default: as much as the program has set. What the profiler cannot do is refused."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,6 +11,7 @@ import msgspec
 from stepscope.runtime.control.client import ask_process
 from stepscope.runtime.control.command import Answer, Command
 from stepscope.runtime.control.ranks import ranks_from
+from stepscope.runtime.control.window_detail import detail_from
 from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.errors import ControlError
 
@@ -19,8 +20,8 @@ Asks running processes to record a window, and shows what each of them does: all
 process of this machine over its socket. The processes decide whether they can be asked:
 trace(control=Control(collector=True)), trace(control=Control(socket=True)).
 
-Through the collector all ranks record the same steps, or none does. Over the socket of a process whose ranks watch one
-control file, they agree as well.
+Through the collector all ranks record the same steps, or none does, and a window that is extended or aborted ends with the
+same step on all. Over the socket of a process whose ranks watch one control file, they agree as well.
 """
 
 EPILOG = """\
@@ -29,6 +30,7 @@ examples:
   stepscope arm --url https://collector.example:7788 --token-file token --ranks 0,3-5 --steps 10
   stepscope arm --url http://127.0.0.1:7788 --start 2000 --stop 2009 --run-id again
   stepscope arm --pid 4711 --seconds 5
+  stepscope arm --pid 4711 --steps 3 --detail stacks,shapes
   stepscope arm --pid 4711 --extend --steps 20
   stepscope arm --pid 4711 --abort
   stepscope arm --pid 4711 --status
@@ -62,6 +64,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     what.add_argument("--granularity", type=int, default=1, metavar="N", help="whole groups of so many steps")
     what.add_argument("--clip", action="store_true", help="record what is left of a window that has begun already")
     what.add_argument("--queue", action="store_true", help="wait for another window instead of being refused")
+    what.add_argument(
+        "--detail", metavar="TEXT", help="how much it has, such as stacks,shapes,memory=off,operators=off,every=10"
+    )
     other = parser.add_argument_group("instead of a window").add_mutually_exclusive_group()
     other.add_argument("--extend", action="store_true", help="let the running window go on for --steps or --seconds")
     other.add_argument("--abort", action="store_true", help="end the running window, and forget those that wait")
@@ -100,6 +105,7 @@ def arm(given: argparse.Namespace) -> int:
                 granularity=given.granularity,
                 past="clip" if given.clip else "refuse",
                 overlap="queue" if given.queue else "refuse",
+                detail=detail_from(given.detail),
             )
         elif command == "extend" and (given.steps is None) == (given.seconds is None):
             raise ValueError("--extend takes --steps or --seconds: how much longer the window is to be")
@@ -153,6 +159,7 @@ def _ask_collector(given: argparse.Namespace, name: Any) -> int:
         "granularity": given.granularity,
         "past": "clip" if given.clip else "refuse",
         "overlap": "queue" if given.queue else "refuse",
+        "detail": given.detail,
     }
     result = send_order(given, order)
     if given.json:
