@@ -57,7 +57,10 @@ class Stepping(_core.StepCounter):
         self._live = False
         self._calls = Serial()
         self._state = "new"
-        self._detail = self._level = self._level_wanted = FULL
+        self._detail: Detail = FULL
+        """What is recorded now: the level that the overhead budget allows, and less where a window was asked for with less."""
+        self._level: Detail = FULL
+        self._level_wanted: Detail = FULL
         self._chosen: WindowDetail | None = None
         """What the window that runs, or that backends warm up for, was asked for with."""
         self._action = self._planned = ProfilerAction.NONE

@@ -186,7 +186,8 @@ def test_windows_end_with_the_same_step_in_any_order(plan: list[tuple[Any, ...]]
     """However they are extended and aborted while some ranks have begun them and others have not."""
     with job(3) as ranks:
         for number, deed in enumerate(plan):
-            rank: Rank = ranks[deed[1]]
+            asked: int = deed[1]
+            rank = ranks[asked]
             match deed[0]:
                 case "turn":
                     rank.agreement.turn()
