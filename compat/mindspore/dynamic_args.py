@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -22,6 +22,7 @@ from stepscope.compat.mindspore.enums import (
 )
 from stepscope.compat.mindspore.options import ProfilerOptions, read_options
 from stepscope.runtime.control.decoding import decode_json
+from stepscope.runtime.control.ranks import ranks_from
 from stepscope.runtime.errors import ControlError
 
 log = logging.getLogger("stepscope")
@@ -43,7 +44,8 @@ COMMANDS: Final = ("", "extend", "abort")
 """What may be asked of a window that runs: to go on until the `stop_step` that the file has now, or to end at once."""
 
 _FURTHER = frozenset(ProfilerOptions.__struct_fields__) - set(FIELDS) - {"start_profile", "output_path"}
-_ALIASES = {"aic_metrics": "aicore_metrics"}
+_OWN = ("run_id", "command", "steps", "ranks")
+"""Further fields that are no options of `Profiler`."""
 _IGNORED = frozenset(("analyse", "prof_path"))
 """Fields of MindSpore 2.10's file that say nothing new: `analyse_mode` and `output_path` do."""
 
@@ -60,7 +62,7 @@ class DynamicProfilerArgs:
     the log.
 
     Args:
-        start_step: first step that is recorded; -1: none.
+        start_step: first step that is recorded; -1: none; `next`: the next that can be, with `steps`.
         stop_step: last step that is recorded; -1: none.
         aicore_metrics: number (`DYNAMIC_METRICS`) or name.
         profiler_level: 0, 1, 2 or a name; -1: not controlled.
@@ -69,7 +71,8 @@ class DynamicProfilerArgs:
         activities: 0 for CPU and NPU, 1 for CPU, 2 for NPU, or names.
         parallel_strategy, with_stack, data_simplification: see `ProfilerOptions`.
         is_valid: whether this was read from a file that could be read.
-        further: `run_id`, which tells a window from another one of the same steps; `command`, one of `COMMANDS`; and
+        further: `run_id`, which tells a window from another one of the same steps; `command`, one of `COMMANDS`;
+            `steps`, how many are recorded, in place of `stop_step`; `ranks`, those that record, as `"0,3-5"` or a list; and
             options of `Profiler`.
     """
 
@@ -79,7 +82,7 @@ class DynamicProfilerArgs:
 
     def __init__(
         self,
-        start_step: int = -1,
+        start_step: int | Literal["next"] = -1,
         stop_step: int = -1,
         aicore_metrics: int | str = -1,
         profiler_level: int | str = 0,
@@ -94,7 +97,7 @@ class DynamicProfilerArgs:
         self._said: list[str] = []
         if "aic_metrics" in further:
             aicore_metrics = further.pop("aic_metrics")
-        self.start_step = self._read("start_step", start_step, _integer)
+        self.start_step: int | Literal["next"] = self._read("start_step", start_step, _start)
         self.stop_step = self._read("stop_step", stop_step, _integer)
         self._metrics = self._read("aicore_metrics", aicore_metrics, _metrics)
         self._level = self._read("profiler_level", profiler_level, _level)
@@ -110,17 +113,21 @@ class DynamicProfilerArgs:
         """What is asked of the window that runs."""
         if command not in COMMANDS:
             self._say(f"command is {command!r}, which is none{nearest(str(command), COMMANDS[1:])}")
+        self.steps: int = self._read("steps", further.pop("steps", 0), _count, 0)
+        """How many steps are recorded; 0: `stop_step` says where they end."""
+        self.ranks: tuple[int, ...] | None = self._read("ranks", further.pop("ranks", None), _ranks, None)
+        """Those that record; `None` for all."""
         self._further = self._read_further(further)
         for text in self._said:
             log.warning("dynamic profiler: %s", text)
 
-    def _read(self, name: str, value: Any, read: Callable[[Any], Any]) -> Any:
+    def _read(self, name: str, value: Any, read: Callable[[Any], Any], *default: Any) -> Any:
         try:
             return read(value)
         except (TypeError, ValueError) as error:
-            default = FIELDS[name]
-            self._say(f"{name} is {value!r}: {error}; {default!r} is taken")
-            return default
+            taken = default[0] if default else FIELDS[name]
+            self._say(f"{name} is {value!r}: {error}; {taken!r} is taken")
+            return taken if default else read(taken)
 
     def _read_further(self, given: dict[str, Any]) -> dict[str, Any]:
         kept: dict[str, Any] = {}
@@ -137,7 +144,7 @@ class DynamicProfilerArgs:
                 else:
                     kept[name] = value
             elif name not in _IGNORED:
-                self._say(f"{name!r} is no field{nearest(name, [*FIELDS, *sorted(_FURTHER), 'run_id', 'command'])}")
+                self._say(f"{name!r} is no field{nearest(name, [*FIELDS, *sorted(_FURTHER), *_OWN])}")
         return kept
 
     def _say(self, text: str) -> None:
@@ -156,7 +163,9 @@ class DynamicProfilerArgs:
     @property
     def vars(self) -> dict[str, Any]:
         """The fields of the file."""
-        return {**self._numbers(), **self._further}
+        own: dict[str, Any] = {"steps": self.steps} if self.steps else {}
+        own |= {} if self.ranks is None else {"ranks": list(self.ranks)}
+        return {**self._numbers(), **own, **self._further}
 
     @property
     def args(self) -> dict[str, Any]:
@@ -259,6 +268,26 @@ def _integer(value: Any) -> int:
     if not -(1 << 31) <= value < 1 << 31:
         raise ValueError("it must fit 32 bits")
     return value
+
+
+def _start(value: Any) -> int | Literal["next"]:
+    return "next" if value == "next" else _integer(value)
+
+
+def _count(value: Any) -> int:
+    number = _integer(value)
+    if number < 0:
+        raise ValueError("it must be a number from 1")
+    return number
+
+
+def _ranks(value: Any) -> tuple[int, ...] | None:
+    if value is None or isinstance(value, str):
+        return ranks_from(value)
+    found = [_count(each) for each in cast(Iterable[Any], value)] if isinstance(value, list | tuple) else []
+    if not found:
+        raise TypeError('it must name ranks, as "0,3-5" or [0, 3]')
+    return ranks_from(found)
 
 
 def _boolean(value: Any) -> bool:
