@@ -384,9 +384,10 @@ while True:
 """
 
 
-@pytest.mark.checklist("A23", "F8", "F9", "C21")
+@pytest.mark.checklist("A23", "A31", "F3", "F8", "F9", "C21")
 def test_killed(job: Job) -> None:
-    """SIGKILL inside a window: no process is left, the next start needs no cleaning, and what was recorded is found."""
+    """SIGKILL inside a window: no process is left, the next start needs no cleaning, and what was recorded is found, under
+    a name that says what it is."""
     job.write(start_step=2, stop_step=1000)
     program = textwrap.dedent(KILLED).format(root=str(ROOT), config=str(job.config.parent), output=str(job.output))
     with launched([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True) as process:
@@ -407,6 +408,27 @@ def test_killed(job: Job) -> None:
     steps = output.steps_of(found[0].directory.parent)
     assert steps[0] == 2
     assert len(output.operators(found[0].directory.parent)) >= 15
+    assert found[0].directory.is_relative_to(job.output / f"rank0_start2_stop{steps[-1] - 1}")
+    assert len(list(job.output.glob("rank0_*"))) == len(analysis.windows)
+
+
+@pytest.mark.checklist("A26", "A31", "F7", "F8")
+def test_terminated(job: Job) -> None:
+    """SIGTERM inside a window: it ends in order, with its products and the name of what was recorded."""
+    job.write(start_step=2, stop_step=1000, analyse_mode=0)
+    program = textwrap.dedent(KILLED).format(root=str(ROOT), config=str(job.config.parent), output=str(job.output))
+    with launched([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) >= 20:
+                break
+        process.send_signal(signal.SIGTERM)
+        last = int([line, *process.stdout.read().split()][-1])
+        assert process.wait(60) == -signal.SIGTERM
+    (name, directory), *others = job.windows().items()
+    # The signal may come between the end of a step and the line that says so.
+    assert (name in {f"rank0_start2_stop{step}" for step in (last, last + 1)}, others) == (True, [])
+    assert output.steps_of(directory)[:19] == list(range(2, 21))
 
 
 @pytest.mark.checklist("A5", "C20", "F13")

@@ -18,6 +18,7 @@ from stepscope.compat.mindspore.dynamic_args import DynamicProfilerArgs
 from stepscope.compat.mindspore.enums import nearest
 from stepscope.compat.mindspore.profiler import Profiler
 from stepscope.compat.mindspore.step_windows import Asked, Ended, Late, Planned, StepWindows
+from stepscope.compat.mindspore.window_names import METADATA, STEPS_PER_CALL
 from stepscope.runtime import _core
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.watched_file import WatchedFile
@@ -112,6 +113,7 @@ class DynamicProfilerMonitor:
         self._windows = StepWindows(late, granularity, rank=self.rank, agreed=several)
         self._group, self._position, self._strict = granularity, step_position, strict
         self._step_num = 0
+        self._steps_per_call = 1
         self._ended = 0
         """Number of the last step that has ended."""
         self._unraised: list[str] = []
@@ -174,6 +176,7 @@ class DynamicProfilerMonitor:
         if waiting is not None:
             waiting.__exit__(None, None, None)
         step = int(run_context.original_args().cur_step_num)
+        self._steps_per_call = self._group
         if self._early:
             self._begin_again()
         # Where data are sunk the number is that of the last step of a group.
@@ -293,7 +296,8 @@ class DynamicProfilerMonitor:
             profiler = Profiler(
                 output_path=self._directory(planned.first, planned.last), start_profile=False, **config.args
             )
-            profiler.add_metadata("dynamic_profiler", {"asked": planned.asked, "run_id": planned.asked.run_id})
+            about = {"asked": planned.asked, "run_id": planned.asked.run_id, STEPS_PER_CALL: self._steps_per_call}
+            profiler.add_metadata(METADATA, about)
             profiler.step_num = planned.first
             profiler.start()
         except Exception as error:  # training goes on without
