@@ -227,3 +227,24 @@ def test_commands() -> None:
     assert args.command == ""
     assert args.diagnostics == ("command is 'extnd', which is none; did you mean 'extend'?",)
     assert repr(DynamicProfilerArgs(start_step=2)).startswith("DynamicProfilerArgs(start_step=2, stop_step=-1, ")
+
+
+def test_which_steps_and_ranks() -> None:
+    """The next steps, so many of them, on some ranks; what cannot be is said, and asks for nothing."""
+    args = DynamicProfilerArgs("next", steps=3, ranks="0,3-4")
+    assert (args.start_step, args.steps, args.ranks, args.diagnostics) == ("next", 3, (0, 3, 4), ())
+    assert DynamicProfilerArgs.from_block(args.to_block()) == args
+    assert DynamicProfilerArgs(2, 3, ranks=[1]) != DynamicProfilerArgs(2, 3)
+    with pytest.raises(ValueError, match="format|no number"):
+        args.to_bytes()
+    for fields in (
+        {"start_step": "nxt"},
+        {"steps": -1},
+        {"steps": "3"},
+        {"ranks": "a"},
+        {"ranks": []},
+        {"ranks": [-1]},
+    ):
+        wrong: Any = DynamicProfilerArgs(**{"start_step": 2, "stop_step": 3, **fields})
+        (name,) = fields
+        assert [text.partition(" ")[0] for text in wrong.diagnostics] == [name]

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from tests import mindspore_output as output
 from tests.launch import launched
 from tests.support import ROOT
 
-RANKS = ("RANK", "RANK_ID", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+RANKS = ("RANK", "RANK_ID", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "WORLD_SIZE", "RANK_SIZE")
 
 
 class Context:
@@ -85,6 +86,11 @@ class Job:
 
 def _has_read(monitor: DynamicProfilerMonitor, wanted: DynamicProfilerArgs) -> bool:
     return monitor.config == wanted
+
+
+def _has_answered(job: Job, answer: str) -> bool:
+    status = job.config.with_name(f"{job.config.name}.status.json")
+    return bool(json.loads(status.read_text()).get("answer") == answer)
 
 
 def wait(condition: Callable[[], object]) -> None:
@@ -229,7 +235,8 @@ def test_the_first_step_of_a_callback(job: Job) -> None:
 
 @pytest.mark.checklist("A29", "A38", "A40", "F3")
 def test_what_cannot_be_followed(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    """It is said once for each configuration, and nothing raises into training, unless that is asked for."""
+    """It is said once for each configuration, in the log and beside the file, and nothing raises into training, unless that
+    is asked for."""
     monitor = job.monitor()
     job.callbacks(monitor, 4)
     for fields in ({"start_step": 2, "stop_step": 6}, {"start_step": 9, "stop_step": 7}):
@@ -238,6 +245,8 @@ def test_what_cannot_be_followed(job: Job, caplog: pytest.LogCaptureFixture) -> 
         job.callbacks(monitor, 3, first=5)
         errors = [record for record in caplog.records if record.levelno == logging.ERROR]
         assert len(errors) == 1
+        answer = errors[0].getMessage().removeprefix("[Dynamic Profiler] rank 0: ")
+        wait(partial(_has_answered, job, answer))
     assert job.windows() == {}
     strict = job.monitor(strict=True)
     with pytest.raises(RuntimeError, match="start_step 9 is greater than stop_step 7"):
@@ -481,14 +490,77 @@ def test_a_window_that_cannot_begin(job: Job, caplog: pytest.LogCaptureFixture) 
     assert monitor.profilers == []
 
 
-def test_several_ranks_of_a_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They follow one file, and write beside each other."""
+def test_the_next_steps(job: Job) -> None:
+    """As many as are asked for, from the next step on; a command for the window that runs needs no more than its name."""
+    monitor = job.monitor()
+    job.callbacks(monitor, 3)
+    job.change(start_step="next", steps=2)
+    job.callbacks(monitor, 4, first=4)
+    job.change(start_step="next", steps=2, run_id="again")
+    job.callbacks(monitor, 1, first=8)
+    job.change(command="extend", steps=3)
+    job.callbacks(monitor, 6, first=9)
+    assert {name: output.steps_of(each) for name, each in job.windows().items()} == {
+        "rank0_start4_stop5": [4, 5],
+        "rank0_start8_stop12": [8, 9, 10, 11, 12],
+    }
+
+
+def test_chosen_ranks(job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """One that is not among them records nothing, and that is no error."""
     ranks: list[DynamicProfilerMonitor] = []
     for rank in range(3):
         monkeypatch.setenv("RANK", str(rank))
         ranks.append(job.monitor())
+    job.change(start_step=2, stop_step=2, ranks="0,2")
+    for monitor in ranks:
+        job.callbacks(monitor, 3)
+    assert sorted(job.windows()) == ["rank0_start2_stop2", "rank2_start2_stop2"]
+    assert not [record for record in caplog.records if record.levelno == logging.ERROR]
+
+
+@pytest.mark.parametrize("agree", [None, False])
+def test_several_ranks_of_a_job(job: Job, monkeypatch: pytest.MonkeyPatch, agree: bool | None) -> None:
+    """They follow one file, and write beside each other: each by itself where nobody knows how many there are, or where
+    they are not to agree."""
+    if agree is not None:
+        monkeypatch.setenv("WORLD_SIZE", "3")
+    ranks: list[DynamicProfilerMonitor] = []
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        ranks.append(job.monitor(agree=agree is None))
     job.change(start_step=2, stop_step=2)
     for rank, monitor in enumerate(ranks):
         monkeypatch.setenv("RANK", str(rank))
         job.callbacks(monitor, 3)
     assert sorted(job.windows()) == ["rank0_start2_stop2", "rank1_start2_stop2", "rank2_start2_stop2"]
+
+
+@pytest.mark.checklist("A28", "F3")
+@pytest.mark.parametrize("callback", [True, False])
+def test_ranks_that_are_asked_for_the_first_step(
+    job: Job, monkeypatch: pytest.MonkeyPatch, callback: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Callbacks of MindSpore are told when it begins, so there is time to agree before; otherwise it has begun already."""
+    framework: Any = ModuleType("mindspore.train")
+    framework.Callback = type("Callback", (), {})
+    if callback:
+        monkeypatch.setitem(sys.modules, "mindspore.train", framework)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    job.write(start_step=1, stop_step=2)
+    ranks: list[DynamicProfilerMonitor] = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        ranks.append(job.monitor())
+    answer = "recording steps 1-2" if callback else "refused: start_step 1 is past, or too near: rank"
+    status = job.config.with_name(f"{job.config.name}.status.json")
+    wait(lambda: json.loads(status.read_text()).get("answer", "").startswith(answer))
+    for monitor in ranks:
+        job.callbacks(monitor, 4)
+    expected = ["rank0_start1_stop2", "rank1_start1_stop2"] if callback else []
+    assert sorted(job.windows()) == expected
+    job.change(start_step=1, stop_step=2, run_id="")
+    job.change(start_step=-1, stop_step=-1)
+    job.change(start_step=1, stop_step=2)
+    wait(lambda: "another run_id asks for it again" in json.loads(status.read_text()).get("answer", ""))
+    assert bool(expected) or "is past, or too near" in caplog.text

@@ -148,7 +148,7 @@ class DynamicProfilerMonitor:
                 world_size=target.rank_size,
                 poll=poll,
             )
-        self._loop = control_loop.acquire()
+        self._loop: control_loop.ControlLoop | None = control_loop.acquire()
         try:
             self._file.start()
             if self._agreed is not None:
@@ -219,8 +219,8 @@ class DynamicProfilerMonitor:
         else:
             self._after(self._step_num)
             self._before(self._step_num + 1)
-        said, self._unraised = self._unraised, []
-        if said:
+        if self._unraised:
+            said, self._unraised = self._unraised, []
             raise RuntimeError(f"{self.config_path}: {'; '.join(said)}")
 
     def close(self) -> None:

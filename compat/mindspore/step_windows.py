@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from stepscope.runtime.arming import Arming
 from stepscope.runtime.control.armed import Armed, ArmedStatus
 from stepscope.runtime.control.armed_window import ArmedWindow, Gate
 from stepscope.runtime.control.end_change import EndChange
-from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.control.window_request import MAX_RUN_ID, WindowRequest
 from stepscope.runtime.schedule import NEVER, never
 
 Late = Literal["refuse", "clip"]
@@ -148,12 +150,12 @@ class StepWindows(Arming):
             raise ValueError(problem)
         if asked.start == "next":
             return WindowRequest(
-                steps=self._up(asked.steps), run_id=asked.run_id, ranks=asked.ranks, past=self._late, overlap="queue"
+                steps=self._up(asked.steps), run_id=_run_id(asked), ranks=asked.ranks, past=self._late, overlap="queue"
             )
         return WindowRequest(
             start_step=self._down(asked.start),
             stop_step=self._up(asked.last),
-            run_id=asked.run_id,
+            run_id=_run_id(asked),
             ranks=asked.ranks,
             past=self._late,
         )
@@ -179,9 +181,12 @@ class StepWindows(Arming):
                 self._follow_file(asked, step)
             running = self._armed_running
             waiting = {window: window.first for window in self._armed if window is not running}
-            self._ask(step)
             for window, first in waiting.items():
-                if window.state == "missed":
+                if first < step and window.gate is not None:
+                    window.gate(step)  # so that nobody records it, if that is not decided yet
+            self._ask(step)
+            for each, first in waiting.items():
+                if each.state == "missed":
                     self._handled, self._placed = self._placed or self._handled, None
                     self.complain(f"{_late(first, step)}: nothing is recorded{self._nearest(step)}")
             window = self._armed_running
@@ -290,11 +295,11 @@ class StepWindows(Arming):
             self.abort(reason="it was aborted")
             return
         assert self.running is not None
-        if asked.start != self.running.asked.start or asked.key == self._handled:
+        if asked.start not in (-1, self.running.asked.start) or asked.key == self._handled:
             return
         self._handled = asked.key
         last = window.last + self._up(asked.steps) if asked.steps else self._up(asked.last)
-        problem = "" if asked.steps else asked.problem()
+        problem = "" if asked.steps or asked.start == -1 < asked.stop else asked.problem()
         if problem or last < step:
             problem = problem or "stop_step has passed"
             self.complain(f"the window cannot be extended to step {asked.last}: {problem}")
@@ -338,9 +343,9 @@ class StepWindows(Arming):
         """The window that runs or waits and was asked for with this start."""
         for each in self.armed():
             if each.open and each.first is not None:
-                if asked.start == "next" or each.first == self._down(asked.start):
+                if asked.start in ("next", -1) or each.first == self._down(int(asked.start)):
                     return each
-                if self._late == "clip" and asked.start < each.first:
+                if self._late == "clip" and int(asked.start) < each.first:
                     return each
         return None
 
@@ -357,6 +362,14 @@ class StepWindows(Arming):
     def _up(self, step: int) -> int:
         """Last step of the group that has this one."""
         return -(-step // self._group) * self._group
+
+
+def _run_id(asked: Asked) -> str:
+    """Any text as one that names of windows may have."""
+    fit = re.sub(r"[^A-Za-z0-9._@:+-]", "-", asked.run_id)[:MAX_RUN_ID]
+    if fit == asked.run_id:
+        return fit
+    return f"{fit[: MAX_RUN_ID - 9]}-{hashlib.sha256(asked.run_id.encode(errors='replace')).hexdigest()[:8]}"
 
 
 def _late(start: int | str, step: int) -> str:

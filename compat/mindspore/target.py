@@ -54,7 +54,7 @@ def find() -> Target:
         version = str(getattr(mindspore, "__version__", ""))
     elif "torch" in frameworks and torch.cuda.is_available():
         device = "GPU"
-    rank, size, known = _place(
+    rank, size, size_known = _place(
         mindspore if "mindspore" in frameworks else None, torch if "torch" in frameworks else None
     )
     for name in ("RANK_ID", "DEVICE_ID"):
@@ -66,7 +66,7 @@ def find() -> Target:
         device_id=_device_id(mindspore if "mindspore" in frameworks else None, device),
         rank=rank,
         rank_size=size,
-        size_known=known,
+        size_known=size_known,
         frameworks=frameworks,
         mode=mode,
         version=version,
