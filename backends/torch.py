@@ -155,12 +155,25 @@ class TorchBackend:
         """Stacks, shapes, memory and the like can be had in kineto mode, window by window."""
         if what == "operators":
             return ""
+        live = self._live
+        if what == "shortest_us" and live is False:
+            return (
+                f"backend {self.name!r} records with kineto, which delivers all operators; make it with mode='stream'"
+            )
         if what not in SWITCHES:
             return None
-        live = isinstance(self._mode, StreamMode) or self._wanted == "stream"
         if not live or not on:
             return ""
         return f"operators of backend {self.name!r} arrive live, which have no {what}; make it with mode='kineto'"
+
+    @property
+    def _live(self) -> bool | None:
+        """Whether operators arrive live; `None`: that is seen when it is opened."""
+        if self._mode is not None:
+            return isinstance(self._mode, StreamMode)
+        if self._wanted == "auto" and not self._settings.beyond_stream:
+            return None
+        return self._wanted == "stream"
 
     def choose(self, chosen: Mapping[str, bool]) -> None:
         """Switches stacks, shapes and the like on or off for windows that begin from now on."""

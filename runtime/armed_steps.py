@@ -12,7 +12,7 @@ from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.control.armed import ArmedState
 from stepscope.runtime.control.armed_window import ArmedWindow
-from stepscope.runtime.control.end_change import PendingEnd
+from stepscope.runtime.control.end_change import EndChange, PendingEnd
 from stepscope.runtime.control.window_detail import WindowDetail
 from stepscope.runtime.messages import ActionChanged, WindowEnds
 from stepscope.runtime.schedule import NEVER, ScheduleFunction
@@ -93,10 +93,9 @@ class ArmedSteps(Stepping):
             if refused:
                 log.info("profiler %r: %s: %s", self.name, pending.change.text(), refused)
             else:
-                self._carry_out_end(pending)
+                self._carry_out_end(pending.change)
 
-    def _carry_out_end(self, pending: PendingEnd) -> None:
-        change = pending.change
+    def _carry_out_end(self, change: EndChange) -> None:
         for window in list(self._armed):
             if not change.concerns(window):
                 continue
@@ -214,6 +213,11 @@ class ArmedSteps(Stepping):
             window.first = step
         if step == window.first and action.records and self._action is ProfilerAction.RECORD:
             self._drop(window, "missed", "the schedule is in a window of its own")
+            return False
+        detail, window.looked_at = None if window.looked_at else window.request.detail, True
+        if detail is not None and (refused := detail.refusal(self._backends)):  # how they record is known by now
+            log.warning("profiler %r: the window of %s: %s", self.name, window.request.text(), refused)
+            self._drop(window, "withdrawn", refused)
             return False
         if window.gate is not None and not window.admitted:
             refused = window.gate(step)

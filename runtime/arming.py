@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 from stepscope.runtime.armed_steps import ArmedSteps
 from stepscope.runtime.control.armed import Armed, ArmedStatus
 from stepscope.runtime.control.armed_window import ArmedWindow, Gate
 from stepscope.runtime.control.end_change import EndChange, PendingEnd
 from stepscope.runtime.control.placement import place
 from stepscope.runtime.control.window_request import WindowRequest
-
-log = logging.getLogger("stepscope")
 
 MOST_WAITING = 64
 """Armed windows that may wait at a time."""
@@ -153,7 +149,7 @@ class Arming(ArmedSteps):
                 late = f"too late: the loop is at step {self._step} already"
                 return Armed(False, run_id=answer.run_id, reason=late, nearest=self._step + 1)
             if gate is None:
-                self._carry_out_end(PendingEnd(change, lambda step: ""))
+                self._carry_out_end(change)
             else:
                 self._ends.append(PendingEnd(change, gate))
             return answer
@@ -164,7 +160,7 @@ class Arming(ArmedSteps):
             pending = next((each for each in self._ends if each.gate is gate), None)
             if pending is not None:
                 self._ends.remove(pending)
-                self._carry_out_end(pending)
+                self._carry_out_end(pending.change)
             return pending is not None
 
     def withdraw(self, gate: Gate, reason: str) -> bool:
@@ -184,15 +180,6 @@ class Arming(ArmedSteps):
         """The windows that were armed: the latest that are over, then the one that runs, then those that wait."""
         with self._arming:
             return tuple(window.status() for window in (*self._armed_over, *self._armed))
-
-    def _begin_steps(self) -> None:
-        with self._arming:
-            for window in list(self._armed):  # how backends record is known when they are open
-                detail = window.request.detail
-                if detail is not None and (refused := detail.refusal(self._backends)):
-                    log.warning("profiler %r: the window of %s: %s", self.name, window.request.text(), refused)
-                    self._drop(window, "withdrawn", refused)
-        super()._begin_steps()
 
     def _armed_notes(self) -> tuple[str, ...]:
         """What came to less than was asked for."""

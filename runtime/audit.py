@@ -42,7 +42,8 @@ def _pipeline(pipeline: PipelineStatistics, closed: bool) -> Iterator[str]:
     if pipeline.drained < pipeline.routed + pipeline.unrouted or closed:
         gone = pipeline.routed + pipeline.unrouted
         yield from _equal(f"{RECORDER}: drained", pipeline.drained, "routed or dropped", gone)
-    yield from _equal(f"{RECORDER}: routed", pipeline.routed, "seen by windows", windows.seen.get(RECORDER, 0))
+    seen = windows.seen.get(RECORDER, 0) + windows.left_out
+    yield from _equal(f"{RECORDER}: routed", pipeline.routed, "seen by windows or left out", seen)
     for source, seen in windows.seen.items():
         stages = (windows.accepted, windows.outside, windows.late, windows.superseded, windows.kept)
         parts = [part.get(source, 0) for part in stages]

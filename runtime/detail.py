@@ -34,6 +34,8 @@ class Detail(msgspec.Struct, frozen=True):
     """Events of the program are recorded in one step of so many, those with a number that it divides; 0: in none."""
     chosen: tuple[tuple[str, bool], ...] = ()
     """What backends that have a method `choose` switch on or off, whatever they were made for."""
+    shortest: int = 0
+    """Operators that arrive live and took less, in ns, are left out."""
     asked: bool = False
     """Whether what is left out was asked for, so that nobody needs to be told."""
 
@@ -87,7 +89,8 @@ class DetailFilter:
     def __init__(self) -> None:
         self._changes: list[tuple[int, Detail]] = []
         self._times: list[int] = []
-        self._masks: list[int] = []
+        self._masks: list[tuple[int, int]] = []
+        """What is recorded from each of these times on, and the shortest operator of it."""
         self._arrays: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         self._last_mark = 0
         self.left_out = 0
@@ -108,16 +111,21 @@ class DetailFilter:
                 continue
             known = at
             number = bisect_right(self._changes, at, key=lambda change: change[0])
-            wanted = self._changes[number - 1][1].wanted(step) if number else EVERYTHING
-            if wanted != (self._masks[-1] if self._masks else EVERYTHING):
+            detail = self._changes[number - 1][1] if number else FULL
+            wanted = detail.wanted(step), detail.shortest
+            if wanted != (self._masks[-1] if self._masks else (EVERYTHING, 0)):
                 self._times.append(at)
                 self._masks.append(wanted)
                 self._arrays = None
         self._last_mark = known
         del self._times[:-_KEPT], self._masks[:-_KEPT]
 
-    def wanted(self, events: Block) -> Mask | None:
-        """Whether each event is wanted; `None`: all are."""
+    def wanted(self, events: Block, *, ended: bool = True) -> Mask | None:
+        """Whether each event is wanted; `None`: all are.
+
+        Args:
+            ended: whether they have their durations.
+        """
         if not self._masks:
             return None
         if self._arrays is None:
@@ -125,9 +133,13 @@ class DetailFilter:
         times, masks = self._arrays
         kind: Any = events["kind"]
         at = np.searchsorted(times, events["ts"], "right") - 1
-        mask = np.where(at < 0, EVERYTHING, masks[np.maximum(at, 0)])
-        what = np.where(are_operators(events), OPERATORS, EVENTS)
+        mask = np.where(at < 0, EVERYTHING, masks[np.maximum(at, 0), 0])
+        operators = are_operators(events)
+        what = np.where(operators, OPERATORS, EVENTS)
         chosen: Mask = ((mask & what) != 0) | (kind == Kind.STEP) | (kind == Kind.GAP)
+        if ended and masks[:, 1].any():
+            shortest = np.where(at < 0, 0, masks[np.maximum(at, 0), 1])
+            chosen &= ~(operators & (kind == Kind.SPAN) & (events["dur"] < shortest))
         return None if chosen.all() else chosen
 
     def keep(self, events: Block) -> Block:

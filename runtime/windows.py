@@ -54,6 +54,8 @@ class WindowsStatistics(msgspec.Struct, frozen=True):
     watermarks: dict[str, int]
     kept: dict[str, int] = {}
     """Events that the flight recorder keeps and has not saved."""
+    left_out: int = 0
+    """Events of the recorder that this profiler did not want at the level of detail of their step, and does not see."""
 
 
 class Ending(NamedTuple):
@@ -279,7 +281,7 @@ class Windows:
             Each closed window with its last batches.
         """
         closed: list[tuple[OpenWindow, list[EventBatch]]] = []
-        wanted = self.detail.wanted(open_spans)
+        wanted = self.detail.wanted(open_spans, ended=False)
         if wanted is not None:
             open_spans = open_spans[wanted]
         for window in [window for window in self._open if window.ready]:
@@ -348,6 +350,7 @@ class Windows:
             closed=self._closed_count,
             closed_by_linger=self._by_linger,
             seen=dict(self._seen),
+            left_out=self.detail.left_out,
             accepted=dict(self._accepted),
             outside=dict(self._outside),
             late=dict(self._late),

@@ -97,7 +97,7 @@ def main(settings: RankSettings) -> None:
         }
         print(json.dumps(said), file=windows)
 
-    control = Control(path=settings.control or settings.directory, poll=0.1, patience=settings.patience)
+    control = Control(path=settings.control or settings.directory, poll=0.1, patience=settings.patience, socket=True)
     with stepscope.trace(
         control=control,
         output_dir=directory / "out",

@@ -172,6 +172,8 @@ def test_what_torch_keeps_of_operators_in_one_window(output_dir: Path) -> None:
     with running(output_dir, sc.TorchBackend(mode="kineto")) as (profiler, memory):
         for number, detail in enumerate(asked):
             assert profiler.arm(WindowRequest(start_step=2 + 2 * number, steps=2, detail=detail_from(detail)))
+        small = profiler.arm(WindowRequest(start_step=20, steps=1, detail=WindowDetail(shortest_us=5)))
+        assert "shortest_us=5: backend 'torch' records with kineto, which delivers all operators" in small.reason
         work(profiler, 14, multiply)
     with running(output_dir / "less", sc.TorchBackend(record_shapes=True)) as (profiler, less):
         for number, detail in enumerate(["shapes=off", None]):
@@ -203,11 +205,12 @@ def test_live_operators_of_one_window(output_dir: Path) -> None:
         pytest.skip("operators cannot arrive live in this process")
     torch = operators.torch
     with running(output_dir, sc.TorchBackend(mode="stream")) as (profiler, memory):
-        for number, detail in enumerate([None, "operators=off,shapes=off", None]):
+        for number, detail in enumerate([None, "operators=off,shapes=off", "shortest_us=1e9", None]):
             assert profiler.arm(WindowRequest(start_step=2 + 2 * number, steps=2, detail=detail_from(detail)))
         refused = profiler.arm(WindowRequest(start_step=20, steps=2, detail=WindowDetail(shapes=True)))
-        work(profiler, 10, lambda: torch.ones(3).relu())
-    assert ["aten::relu" in memory.names(number) for number in range(3)] == [True, False, True]
+        work(profiler, 12, lambda: torch.ones(3).relu())
+    assert ["aten::relu" in memory.names(number) for number in range(4)] == [True, False, False, True]
+    assert [spans(memory, number) for number in range(4)] == [[2, 3], [4, 5], [6, 7], [8, 9]]
     assert str(refused) == (
         "refused: detail shapes: operators of backend 'torch' arrive live, which have no shapes; make it with mode='kineto'"
     )
@@ -232,12 +235,13 @@ def test_a_request_from_before_the_start_is_looked_at_then(output_dir: Path) -> 
     operators = importlib.import_module("tests.operators")
     if not operators.ARMED:
         pytest.skip("operators cannot arrive live in this process")
-    profiler = sc.trace(schedule=never, backends=[sc.TorchBackend()], output_dir=output_dir, options=QUICK)
-    assert profiler.arm(WindowRequest(start_step=1, steps=2, detail=WindowDetail(shapes=True)))
+    backend = sc.TorchBackend()
+    profiler = sc.trace(schedule=never, backends=[backend], output_dir=output_dir, options=QUICK)
+    assert profiler.arm(WindowRequest(start_step=2, steps=2, detail=WindowDetail(shapes=True)))
     with profiler:
         work(profiler, 5)
     (status,) = profiler.armed()
-    if "kineto" in str(profiler.report()):  # as where there is a GPU
+    if backend.report().mode == "kineto":  # as where there is a GPU
         assert status.state == "recorded"
     else:
         assert (status.state, "arrive live" in status.reason) == ("withdrawn", True)
@@ -250,11 +254,14 @@ def test_a_request_from_before_the_start_is_looked_at_then(output_dir: Path) -> 
         ("stack", "'stack' is nothing that a window can have; did you mean 'stacks'?"),
         ("record_shapes", "did you mean 'shapes'?"),
         ("stacks,,", "'' is nothing that a window can have; known: every, flops, memory, modules, operators, shapes"),
+        ("shortest=3", "did you mean 'shortest_us'?"),
+        ("shortest_us=-1", "shortest_us is -1; the nearest that it can be is 0"),
         ("stacks=of", "stacks is 'of'; did you mean 'off'?"),
         ("stacks,stacks=off", "it says stacks twice"),
         ("every=-3", "every is -3; the nearest that it can be is 0"),
         ("every=9999999", "every is 9999999; the nearest that it can be is 1048576"),
-        ("every", "every is ''; write how many steps, such as every=10"),
+        ("every", "every is ''; write a number, such as every=10"),
+        ("shortest_us=nan", "shortest_us is nan; the nearest that it can be is 0"),
         ("mode=kineto", "mode cannot be changed at run time: a backend chooses how it records when it is opened"),
         ("overhead_budget=0.1", "overhead_budget cannot be changed at run time: there is one for the run"),
     ],
@@ -271,7 +278,7 @@ def test_texts_that_are_wrong(text: str, message: str, capsys: pytest.CaptureFix
 
 def test_texts_are_read_back() -> None:
     """What a window is said to have had can be asked for again."""
-    for text in ("stacks", "operators=off", "stacks,memory=off,every=10", "every=0"):
+    for text in ("stacks", "operators=off", "stacks,memory=off,shortest_us=2.5,every=10", "every=0"):
         detail = detail_from(text)
         assert detail is not None and detail.text() == text and detail_from(detail) is detail
     assert detail_from(None) is None

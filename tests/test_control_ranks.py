@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.runtime.control.client import ask_process
+from stepscope.runtime.control.command import Command
 from tests.control_jobs import job, rank_settings, wait
 from tests.control_rank import RankSettings
 
@@ -42,7 +44,7 @@ def test_eight_ranks_at_different_speeds_record_the_same_steps(tmp_path: Path) -
 
 @pytest.mark.checklist("A34", "F5", "F10")
 def test_eight_ranks_at_different_speeds_end_with_the_same_step(tmp_path: Path) -> None:
-    """A window that is extended, and one that is aborted: by the file, whether a rank has begun it or not."""
+    """A window that is extended, and one that is aborted: by the file, or one rank's socket, whoever has begun it."""
     with job(tmp_path, rank_settings(tmp_path)) as running:
         running.ask("short", steps=400)
         running.until_window("running")
@@ -68,6 +70,18 @@ def test_eight_ranks_at_different_speeds_end_with_the_same_step(tmp_path: Path) 
         running.until_window("withdrawn")
         running.write(command="extend", steps=6)
         running.until_answer("no armed window runs")
+
+        running.ask("other", steps=1_000_000)
+        running.until_window("running")
+        pid = running.processes[5].pid
+        (answer,) = ask_process(pid, Command(command="extend", steps=3), 60)
+        assert answer.armed is not None and "extended to step" in answer.armed.reason, answer
+        (answer,) = ask_process(pid, Command(command="abort", run_id="other"), 60)
+        assert answer.armed is not None and answer.armed.accepted, answer
+        (steps,) = running.steps_of("other")
+        assert (answer.rank, steps[-1]) == (5, answer.armed.last)
+        (answer,) = ask_process(pid, Command(command="abort"), 60)
+        assert answer.windows == () and answer.armed is None and not answer.error
 
 
 @pytest.mark.checklist("A20", "A23", "F9")

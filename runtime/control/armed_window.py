@@ -27,6 +27,8 @@ class ArmedWindow:
         self.reason = ""
         self.admitted = gate is None
         """Whether the gate has let it pass."""
+        self.looked_at = False
+        """Whether backends, as they are open, were asked for its detail."""
         self.begun_at = 0
         """When it began, in ns."""
         self.deadline = 0

@@ -27,7 +27,8 @@ class Control(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether the ranks of a job, which see the same directory, agree on the steps of a window before any records it.
     Otherwise each goes by its own count of steps."""
     patience: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 20.0
-    """Seconds that the ranks wait for one that has not answered, before a window is given up."""
+    """Seconds that the ranks wait for one that has not answered, before a window is given up. One on another machine that has
+    shown no sign of life for half of it is not waited for."""
     job: RunId = ""
     """What the job is called; default: as the launcher says (STEPSCOPE_JOB, TORCHELASTIC_RUN_ID, SLURM_JOB_ID)."""
     signal: bool = False

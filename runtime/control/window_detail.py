@@ -53,6 +53,8 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     every: Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)] = 1
     """Events of the program, and operators that arrive live, are recorded in one step of so many: those whose number it
     divides; 0: in none, so that the window has the marks of its steps, and what other backends deliver."""
+    shortest_us: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+    """Operators that arrive live and took less time, in µs, are left out."""
     operators: bool | None = None
     """Operators of frameworks."""
     stacks: bool | None = None
@@ -80,12 +82,17 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             operators=level.operators and self.operators is not False,
             every=math.lcm(level.every, self.every) if level.every and self.every else 0,
             chosen=self.chosen,
+            shortest=round(self.shortest_us * 1000),
             asked=level == FULL,
         )
 
     def refusal(self, backends: Iterable[object]) -> str:
         """Why the backends of a profiler cannot do this; empty if they can."""
         adjustable = [backend for backend in backends if isinstance(backend, _Adjustable)]
+        if self.shortest_us:
+            refused = next((why for each in adjustable if (why := each.can_choose(SHORTEST, True))), "")
+            if refused:
+                return f"detail {SHORTEST}={self.shortest_us:g}: {refused}"
         for what, on in self.chosen:
             said = [answer for each in adjustable if (answer := each.can_choose(what, on)) is not None]
             refused = next(filter(None, said), "")
@@ -98,10 +105,14 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def text(self) -> str:
         """In a few words, which `detail_from` reads back: `stacks,operators=off`; empty for nothing."""
         parts = [name if on else f"{name}=off" for name, on in self.chosen]
+        if self.shortest_us:
+            parts.append(f"{SHORTEST}={self.shortest_us:.12g}")
         return ",".join([*parts, *([f"every={self.every}"] if self.every != 1 else [])])
 
 
+SHORTEST = "shortest_us"
 SWITCHES = ("operators", "stacks", "shapes", "memory", "flops", "modules")
+_MOST = {"every": MOST_STEPS, SHORTEST: 1_000_000_000}
 _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
 
 
@@ -116,19 +127,19 @@ def detail_from(said: str | WindowDetail | None) -> WindowDetail | None:
     """
     if said is None or isinstance(said, WindowDetail):
         return said
-    fields: dict[str, bool | int] = {}
+    fields: dict[str, bool | float] = {}
     for part in said.split(","):
         name, _, value = (text.strip() for text in part.partition("="))
         if name in WindowDetail.__fixed__:
             raise ValueError(
                 f"detail is {said!r}: {name} cannot be changed at run time: {WindowDetail.__fixed__[name]}"
             )
-        if name != "every" and name not in SWITCHES:
-            known = nearest(name, ("every", *SWITCHES))
+        if name not in (*_MOST, *SWITCHES):
+            known = nearest(name, (*_MOST, *SWITCHES))
             raise ValueError(f"detail is {said!r}: {part.strip()!r} is nothing that a window can have{known}")
         if name in fields:
             raise ValueError(f"detail is {said!r}: it says {name} twice")
-        fields[name] = _steps(said, value) if name == "every" else _switch(said, name, value)
+        fields[name] = _number(said, name, value) if name in _MOST else _switch(said, name, value)
     return msgspec.convert(fields, WindowDetail)
 
 
@@ -139,12 +150,12 @@ def _switch(said: str, name: str, value: str) -> bool:
     return _WORDS[word]
 
 
-def _steps(said: str, value: str) -> int:
+def _number(said: str, name: str, value: str) -> float:
     try:
-        steps = int(value)
+        number = int(value) if name == "every" else float(value)
     except ValueError as error:
-        raise ValueError(f"detail is {said!r}: every is {value!r}; write how many steps, such as every=10") from error
-    if not 0 <= steps <= MOST_STEPS:
-        near = min(max(steps, 0), MOST_STEPS)
-        raise ValueError(f"detail is {said!r}: every is {steps}; the nearest that it can be is {near}")
-    return steps
+        raise ValueError(f"detail is {said!r}: {name} is {value!r}; write a number, such as {name}=10") from error
+    if not 0 <= number <= _MOST[name]:
+        near = _MOST[name] if number > 0 else 0
+        raise ValueError(f"detail is {said!r}: {name} is {value}; the nearest that it can be is {near}")
+    return number
