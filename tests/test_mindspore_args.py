@@ -237,14 +237,9 @@ def test_which_steps_and_ranks() -> None:
     assert DynamicProfilerArgs(2, 3, ranks=[1]) != DynamicProfilerArgs(2, 3)
     with pytest.raises(ValueError, match="format|no number"):
         args.to_bytes()
-    for fields in (
-        {"start_step": "nxt"},
-        {"steps": -1},
-        {"steps": "3"},
-        {"ranks": "a"},
-        {"ranks": []},
-        {"ranks": [-1]},
-    ):
-        wrong: Any = DynamicProfilerArgs(**{"start_step": 2, "stop_step": 3, **fields})
-        (name,) = fields
-        assert [text.partition(" ")[0] for text in wrong.diagnostics] == [name]
+    make: Any = DynamicProfilerArgs
+    wrong: list[tuple[str, Any]] = [("start_step", "nxt"), ("steps", -1), ("steps", "3")]
+    for name, value in [*wrong, ("ranks", "a"), ("ranks", []), ("ranks", [-1])]:
+        found = make(**{"start_step": 2, "stop_step": 3, name: value})
+        assert [text.partition(" ")[0] for text in found.diagnostics] == [name]
+        assert found.ranks == (() if name == "ranks" else None)

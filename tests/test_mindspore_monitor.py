@@ -428,11 +428,10 @@ def test_terminated(job: Job) -> None:
     program = textwrap.dedent(KILLED).format(root=str(ROOT), config=str(job.config.parent), output=str(job.output))
     with launched([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            if int(line) >= 20:
-                break
+        while int(process.stdout.readline()) < 20:
+            pass
         process.send_signal(signal.SIGTERM)
-        last = int([line, *process.stdout.read().split()][-1])
+        last = int(["20", *process.stdout.read().split()][-1])
         assert process.wait(60) == -signal.SIGTERM
     (name, directory), *others = job.windows().items()
     # The signal may come between the end of a step and the line that says so.

@@ -24,6 +24,8 @@ from tests.support import ROOT
 
 SPEEDS = (4.0, 2.0, 8.0, 6.0)
 """ms per step."""
+POLLS = (0.6, 1.0, 0.5, 0.75)
+"""Seconds between two looks at the file."""
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -100,13 +102,18 @@ class Job:
 
 
 @contextmanager
-def job(directory: Path, ranks: int = 4, *, sink: int = 1, poll: float = 0.5) -> Generator[Job]:
+def job(directory: Path, ranks: int = 4, *, sink: int = 1, poll: float | None = None) -> Generator[Job]:
     """Starts the ranks, and ends them in order."""
     running = Job(directory, ranks, sink)
     with ExitStack() as stack:
         for rank in range(ranks):
             told = MonitorSettings(
-                directory=str(directory), rank=rank, world=ranks, step_ms=SPEEDS[rank], poll=poll, sink=sink
+                directory=str(directory),
+                rank=rank,
+                world=ranks,
+                step_ms=SPEEDS[rank],
+                poll=poll or POLLS[rank],
+                sink=sink,
             )
             program = [sys.executable, "-m", "tests.monitor_rank", msgspec.json.encode(told).decode()]
             running.processes.append(stack.enter_context(launched(program, cwd=ROOT)))

@@ -210,6 +210,6 @@ def test_whatever_is_asked_for(configurations: dict[int, Asked], late: Late, gra
         end = last
     assert len(found) <= len({asked.key for asked in configurations.values() if not asked.command})
     if late == "refuse":
-        starts = {(asked.start - 1) // granularity * granularity + 1 for asked in configurations.values()}
+        starts = {(int(asked.start) - 1) // granularity * granularity + 1 for asked in configurations.values()}
         assert {first for first, _, _ in found} <= starts
     assert len(said) <= 2 * len(configurations)

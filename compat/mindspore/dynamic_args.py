@@ -115,8 +115,8 @@ class DynamicProfilerArgs:
             self._say(f"command is {command!r}, which is none{nearest(str(command), COMMANDS[1:])}")
         self.steps: int = self._read("steps", further.pop("steps", 0), _count, 0)
         """How many steps are recorded; 0: `stop_step` says where they end."""
-        self.ranks: tuple[int, ...] | None = self._read("ranks", further.pop("ranks", None), _ranks, None)
-        """Those that record; `None` for all."""
+        self.ranks: tuple[int, ...] | None = self._read("ranks", further.pop("ranks", None), _ranks, ())
+        """Those that record; `None` for all, none if it could not be read."""
         self._further = self._read_further(further)
         for text in self._said:
             log.warning("dynamic profiler: %s", text)

@@ -181,9 +181,9 @@ class StepWindows(Arming):
                 self._follow_file(asked, step)
             running = self._armed_running
             waiting = {window: window.first for window in self._armed if window is not running}
-            for window, first in waiting.items():
-                if first < step and window.gate is not None:
-                    window.gate(step)  # so that nobody records it, if that is not decided yet
+            for each, first in waiting.items():
+                if first < step and each.gate is not None:
+                    each.gate(step)  # so that nobody records it, if that is not decided yet
             self._ask(step)
             for each, first in waiting.items():
                 if each.state == "missed":
