@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from stepscope.compat.mindspore.agreed_windows import ASKING
 from tests import mindspore_output as output
 from tests.control_jobs import wait
 from tests.control_rank import GONE, Steps
@@ -54,8 +55,14 @@ class Job:
 
     def answer(self, run_id: str) -> str:
         """Waits for what rank 0 says of a request."""
-        wait(lambda: self.status().get("run_id") == run_id and self.status().get("answer"), lambda: str(self.status()))
-        return str(self.status()["answer"])
+        found: dict[str, Any] = {}
+
+        def has_answered() -> bool:
+            found.update(self.status())
+            return found.get("run_id") == run_id and found["answer"] != ASKING
+
+        wait(has_answered, lambda: str(found))
+        return str(found["answer"])
 
     def until_answer(self, text: str) -> None:
         """Waits until rank 0 says this."""

@@ -23,6 +23,8 @@ from stepscope.runtime.run import job_from_environment
 
 log = logging.getLogger("stepscope")
 
+ASKING = "the ranks are being asked"
+"""The answer before there is one."""
 SHOWN = 8
 """Windows that the status file tells of."""
 
@@ -135,6 +137,8 @@ class AgreedWindows:
                 before = self._answers.get(request, "it is not answered yet")
                 again = f"it was asked for before ({before}): another run_id asks for it again"
                 self._say(request.text(), request.run_id, again)
+            elif request not in self._answers:  # another rank may have read the file before, and it is done
+                self._say(request.text(), request.run_id, ASKING)
             self._wished.add(request)
             self._agreement.wish(request, "file")
 
