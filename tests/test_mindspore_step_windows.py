@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.compat.mindspore.step_windows import Asked, Late, StepWindows
+from stepscope.compat.mindspore.asked_steps import Asked, Late
+from stepscope.compat.mindspore.step_windows import StepWindows
 
 OFF = Asked(-1, -1)
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from stepscope.compat.mindspore.step_windows import Asked, StepWindows
+from stepscope.compat.mindspore.asked_steps import Asked
+from stepscope.compat.mindspore.step_windows import StepWindows
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.agreement import Agreement
 from stepscope.runtime.control.armed import Armed, ArmedStatus

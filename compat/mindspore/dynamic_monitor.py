@@ -13,11 +13,12 @@ from typing import Any, Final, Literal, Self
 from stepscope.compat.mindspore import target as targets
 from stepscope.compat.mindspore.agreed_windows import SHOWN, AgreedWindows
 from stepscope.compat.mindspore.analyses import analyses
+from stepscope.compat.mindspore.asked_steps import Asked, Ended, Late, Planned
 from stepscope.compat.mindspore.at_exit import before_exit
 from stepscope.compat.mindspore.dynamic_args import DynamicProfilerArgs
 from stepscope.compat.mindspore.enums import nearest
 from stepscope.compat.mindspore.profiler import Profiler
-from stepscope.compat.mindspore.step_windows import Asked, Ended, Late, Planned, StepWindows
+from stepscope.compat.mindspore.step_windows import StepWindows
 from stepscope.compat.mindspore.window_names import METADATA, STEPS_PER_CALL
 from stepscope.runtime import _core
 from stepscope.runtime.control import control_loop
