@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 import weakref
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -15,6 +14,7 @@ from stepscope.compat.mindspore.agreed_windows import SHOWN, AgreedWindows
 from stepscope.compat.mindspore.analyses import analyses
 from stepscope.compat.mindspore.asked_steps import Asked, Ended, Late, Planned
 from stepscope.compat.mindspore.at_exit import before_exit
+from stepscope.compat.mindspore.callback_class import as_callback, is_callback
 from stepscope.compat.mindspore.dynamic_args import DynamicProfilerArgs
 from stepscope.compat.mindspore.enums import nearest
 from stepscope.compat.mindspore.profiler import Profiler
@@ -74,7 +74,7 @@ class DynamicProfilerMonitor:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        made: Self = object.__new__(_as_callback(cls))
+        made: Self = object.__new__(as_callback(cls))
         return made
 
     def __init__(
@@ -161,7 +161,7 @@ class DynamicProfilerMonitor:
         _watching.add(self)
         # The loop's first step goes on already, unless `step()` is called at its begin. A callback of MindSpore is told of
         # it: so ranks have until then to agree on a window that begins with it.
-        if step_position == "end" and not (several and _is_callback(type(self))):
+        if step_position == "end" and not (several and is_callback(type(self))):
             self._early = self._before(1)
 
     @property
@@ -372,27 +372,6 @@ def _poll(interval: object) -> float:
         log.error("poll_interval must be a number of seconds from 0.01 to 86400, got %r; 2 is taken", interval)
         return DEFAULT_POLL
     return float(interval)
-
-
-def _is_callback(kind: type[Any]) -> bool:
-    """Whether it is a callback of MindSpore's own class."""
-    base: Any = getattr(sys.modules.get("mindspore.train"), "Callback", None)
-    return base is not None and issubclass(kind, base)
-
-
-_classes: dict[type, type] = {}
-
-
-def _as_callback(kind: type[Any]) -> type[Any]:
-    """The class, which is also a callback of MindSpore if that is imported: it calls nothing else."""
-    module: Any = sys.modules.get("mindspore.train")
-    base: Any = getattr(module, "Callback", None)
-    if base is None or issubclass(kind, base):
-        return kind
-    if kind not in _classes:
-        body = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__qualname__": kind.__qualname__}
-        _classes[kind] = type(kind.__name__, (kind, base), body)
-    return _classes[kind]
 
 
 _watching: weakref.WeakSet[DynamicProfilerMonitor] = weakref.WeakSet()
