@@ -109,6 +109,9 @@ def test_one_step(job: Job, caplog: pytest.LogCaptureFixture) -> None:
         "[Dynamic Profiler] rank 0: stop at step 10",
     ]
     assert any(event["name"] == "dynamic profiler: start" for event in output.events(directory))
+    wait(lambda: has_answered(job, "recording steps 10-10"))
+    status = job.config.with_name(f"{job.config.name}.status.json")
+    wait(lambda: [window["state"] for window in json.loads(status.read_text())["windows"]] == ["recorded"])
 
 
 @pytest.mark.checklist("A33", "A37")

@@ -90,16 +90,16 @@ def test_late() -> None:
     """A start in the past is refused, or what is left is recorded, under the name of what it was."""
     found, said = run({3: Asked(2, 6)})
     assert found == []
-    nearest = "the nearest start_step that can be followed is"
-    assert said == [f"start_step 2 is in the past, step 3 begins: nothing is recorded; {nearest} 4"]
+    nearest = "nothing is recorded; the nearest start_step that can be followed is"
+    assert said == [f"start_step 2 is in the past, step 3 begins: {nearest} 4"]
+    assert run({3: Asked(2, 6)}, granularity=4)[1] == [f"start_step 2 is in the past, step 3 begins: {nearest} 5"]
     assert run({3: Asked(2, 6)}, late="clip") == (
         [(3, 6, "")],
         ["start_step 2 is in the past, step 3 begins: steps 3 to 6 are recorded"],
     )
     found, said = run({9: Asked(2, 6)}, late="clip")
     assert found == []
-    late = "start_step 2 is in the past, step 9 begins, and stop_step 6 has passed"
-    assert said == [f"{late}: nothing is recorded; {nearest} 10"]
+    assert said == [f"start_step 2 is in the past, step 9 begins, and stop_step 6 has passed: {nearest} 10"]
 
 
 @pytest.mark.checklist("A30", "A34", "F5")
