@@ -51,7 +51,7 @@ class Arming(ArmedSteps):
                 return Armed(False, run_id=run_id, reason=f"{MOST_WAITING} windows wait already")
             spare = 0
             while True:
-                ahead = self._step + (1 if self._live else 0) + spare
+                ahead = self._first_free(self._step + (1 if self._live else 0) + spare)
                 first, last, reason, nearest = place(request, ahead, self._armed, self.schedule)
                 if first is None:
                     return Armed(False, run_id=run_id, reason=reason, nearest=nearest)
@@ -66,6 +66,10 @@ class Arming(ArmedSteps):
             self._armed.append(window)
             self._armed.sort(key=lambda each: each.first)
             return self._answer(window)
+
+    def _first_free(self, step: int) -> int:
+        """The first step from this one on that a window can begin with."""
+        return step
 
     def extend(self, steps: int = 0, *, seconds: float = 0.0) -> Armed:
         """Lets the armed window that runs go on for longer.

@@ -19,6 +19,7 @@ from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.control.settings import Control
+from stepscope.runtime.ending import call_before_close
 from stepscope.runtime.errors import ClosedError, ProfilerStateError
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.join import leave
@@ -403,7 +404,7 @@ _alive: set[Profiler] = set()
 
 
 def close_all(cause: BaseException | str | None = None) -> None:
-    """Closes every profiler that is open, within the longest of their deadlines.
+    """Closes every profiler that is open, within the longest of their deadlines; first what is to be done before that.
 
     Args:
         cause: what ends the program, which flight recorders are told: an exception, or a signal by its name. Default: at
@@ -411,6 +412,7 @@ def close_all(cause: BaseException | str | None = None) -> None:
     """
     if cause is None and not hasattr(sys, "ps1"):  # in an interactive interpreter it may be of any time
         cause = getattr(sys, "last_value", None)
+    call_before_close()
     profilers = list(_alive)
     for profiler in profilers:
         profiler._begin_end(cause)  # pyright: ignore[reportPrivateUsage]

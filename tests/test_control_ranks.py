@@ -33,6 +33,7 @@ def test_eight_ranks_at_different_speeds_record_the_same_steps(tmp_path: Path) -
         assert steps[0] % 4 == 0 and len(steps) == 8
         running.ask("some", steps=2, ranks="1,3-4")
         assert len(running.steps_of("some", [1, 3, 4])) == 1
+        running.until_answer("(by ranks 1,3-4)")
         running.ask("late", start_step=5, stop_step=9)
         running.until_answer("is past")
     for rank in range(RANKS):

@@ -322,3 +322,19 @@ def test_commands() -> None:
     assert args.command == ""
     assert len(args.diagnostics) == 1
     assert repr(DynamicProfilerArgs(start_step=2)).startswith("DynamicProfilerArgs(start_step=2, stop_step=-1, ")
+
+
+def test_which_steps_and_ranks() -> None:
+    """The next steps, so many of them, on some ranks; what cannot be is said, and asks for nothing."""
+    args = DynamicProfilerArgs("next", steps=3, ranks="0,3-4")
+    assert (args.start_step, args.steps, args.ranks, args.diagnostics) == ("next", 3, (0, 3, 4), ())
+    assert DynamicProfilerArgs.from_block(args.to_block()) == args
+    assert DynamicProfilerArgs(2, 3, ranks=[1]) != DynamicProfilerArgs(2, 3)
+    with pytest.raises(ValueError, match="format|no number"):
+        args.to_bytes()
+    make: Any = DynamicProfilerArgs
+    wrong: list[tuple[str, Any]] = [("start_step", "nxt"), ("steps", -1), ("steps", "3")]
+    for name, value in [*wrong, ("ranks", "a"), ("ranks", []), ("ranks", [-1])]:
+        found = make(**{"start_step": 2, "stop_step": 3, name: value})
+        assert [text.partition(" ")[0] for text in found.diagnostics] == [name]
+        assert found.ranks == (() if name == "ranks" else None)

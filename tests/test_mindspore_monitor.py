@@ -11,9 +11,10 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,75 +25,8 @@ from stepscope.compat.mindspore.layout import RAW
 from stepscope.mindspore import DynamicProfilerArgs, DynamicProfilerMonitor, Profiler
 from tests import mindspore_output as output
 from tests.launch import launched
+from tests.monitors import RANKS, Context, Job, has_answered, wait
 from tests.support import ROOT
-
-RANKS = ("RANK", "RANK_ID", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-
-
-class Context:
-    """What a framework gives its callbacks."""
-
-    def __init__(self) -> None:
-        self.cur_step_num = 0
-
-    def original_args(self) -> Context:
-        """Itself."""
-        return self
-
-
-class Job:
-    """A configuration file, and monitors that watch it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.config = path / "cfg" / "profiler_config.json"
-        self.output = path / "out"
-        self.monitors: list[DynamicProfilerMonitor] = []
-
-    def write(self, **fields: Any) -> None:
-        """Replaces the file as an editor does that knows how."""
-        self.config.parent.mkdir(exist_ok=True)
-        new = self.config.with_suffix(".new")
-        new.write_text(json.dumps({"analyse_mode": 0, **fields}))
-        os.replace(new, self.config)
-
-    def monitor(self, **arguments: Any) -> DynamicProfilerMonitor:
-        """A monitor that looks often."""
-        made = DynamicProfilerMonitor(self.config.parent, self.output, 0.02, **arguments)
-        self.monitors.append(made)
-        return made
-
-    def change(self, **fields: Any) -> None:
-        """Replaces the file, and waits until every monitor has read it."""
-        self.write(**fields)
-        wanted = DynamicProfilerArgs.from_json(self.config.read_bytes())
-        for monitor in self.monitors:
-            wait(partial(_has_read, monitor, wanted))
-
-    def callbacks(self, monitor: DynamicProfilerMonitor, steps: int, first: int = 1, sink: int = 1) -> None:
-        """A training that calls the monitor back, once for each group of steps."""
-        context = Context()
-        for context.cur_step_num in range(first + sink - 1, first + steps, sink):
-            monitor.step_begin(context)
-            for step in range(sink):
-                output.work(step)
-            monitor.step_end(context)
-
-    def windows(self) -> dict[str, Path]:
-        """What was written: each window's directory, by the name of the one that holds it."""
-        return {directory.parent.name: directory for directory in output.windows_below(self.output)}
-
-
-def _has_read(monitor: DynamicProfilerMonitor, wanted: DynamicProfilerArgs) -> bool:
-    return monitor.config == wanted
-
-
-def wait(condition: Callable[[], object]) -> None:
-    """Waits until something holds; fails after a minute."""
-    ending = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < ending, "it did not come to hold"
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -175,6 +109,9 @@ def test_one_step(job: Job, caplog: pytest.LogCaptureFixture) -> None:
         "[Dynamic Profiler] rank 0: stop at step 10",
     ]
     assert any(event["name"] == "dynamic profiler: start" for event in output.events(directory))
+    wait(lambda: has_answered(job, "recording steps 10-10"))
+    status = job.config.with_name(f"{job.config.name}.status.json")
+    wait(lambda: [window["state"] for window in json.loads(status.read_text())["windows"]] == ["recorded"])
 
 
 @pytest.mark.checklist("A16", "A5", "B17")
@@ -244,7 +181,8 @@ def test_the_first_step_of_a_callback(job: Job) -> None:
 
 @pytest.mark.checklist("A29", "A38", "A40", "F3")
 def test_what_cannot_be_followed(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    """It is said once for each configuration, and nothing raises into training, unless that is asked for."""
+    """It is said once for each configuration, in the log and beside the file, and nothing raises into training, unless that
+    is asked for."""
     monitor = job.monitor()
     job.callbacks(monitor, 4)
     for fields in ({"start_step": 2, "stop_step": 6}, {"start_step": 9, "stop_step": 7}):
@@ -253,6 +191,8 @@ def test_what_cannot_be_followed(job: Job, caplog: pytest.LogCaptureFixture) -> 
         job.callbacks(monitor, 3, first=5)
         errors = [record for record in caplog.records if record.levelno == logging.ERROR]
         assert len(errors) == 1
+        answer = errors[0].getMessage().removeprefix("[Dynamic Profiler] rank 0: ")
+        wait(partial(has_answered, job, answer))
     assert job.windows() == {}
     strict = job.monitor(strict=True)
     with pytest.raises(RuntimeError, match="start_step 9 is greater than stop_step 7"):
@@ -399,9 +339,10 @@ while True:
 """
 
 
-@pytest.mark.checklist("A23", "F8", "F9", "C21")
+@pytest.mark.checklist("A23", "A31", "F3", "F8", "F9", "C21")
 def test_killed(job: Job) -> None:
-    """SIGKILL inside a window: no process is left, the next start needs no cleaning, and what was recorded is found."""
+    """SIGKILL inside a window: no process is left, the next start needs no cleaning, and what was recorded is found, under
+    a name that says what it is."""
     job.write(start_step=2, stop_step=1000)
     program = textwrap.dedent(KILLED).format(root=str(ROOT), config=str(job.config.parent), output=str(job.output))
     with launched([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True) as process:
@@ -422,6 +363,26 @@ def test_killed(job: Job) -> None:
     steps = output.steps_of(found[0].directory.parent)
     assert steps[0] == 2
     assert len(output.operators(found[0].directory.parent)) >= 15
+    assert found[0].directory.is_relative_to(job.output / f"rank0_start2_stop{steps[-1] - 1}")
+    assert len(list(job.output.glob("rank0_*"))) == len(analysis.windows)
+
+
+@pytest.mark.checklist("A26", "A31", "F7", "F8")
+def test_terminated(job: Job) -> None:
+    """SIGTERM inside a window: it ends in order, with its products and the name of what was recorded."""
+    job.write(start_step=2, stop_step=1000, analyse_mode=0)
+    program = textwrap.dedent(KILLED).format(root=str(ROOT), config=str(job.config.parent), output=str(job.output))
+    with launched([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while int(process.stdout.readline()) < 20:
+            pass
+        process.send_signal(signal.SIGTERM)
+        last = int(["20", *process.stdout.read().split()][-1])
+        assert process.wait(60) == -signal.SIGTERM
+    (name, directory), *others = job.windows().items()
+    # The signal may come between the end of a step and the line that says so.
+    assert (name in {f"rank0_start2_stop{step}" for step in (last, last + 1)}, others) == (True, [])
+    assert output.steps_of(directory)[:19] == list(range(2, 21))
 
 
 @pytest.mark.checklist("A5", "C20", "F13")
@@ -474,14 +435,77 @@ def test_a_window_that_cannot_begin(job: Job, caplog: pytest.LogCaptureFixture) 
     assert monitor.profilers == []
 
 
-def test_several_ranks_of_a_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They follow one file, and write beside each other."""
+def test_the_next_steps(job: Job) -> None:
+    """As many as are asked for, from the next step on; a command for the window that runs needs no more than its name."""
+    monitor = job.monitor()
+    job.callbacks(monitor, 3)
+    job.change(start_step="next", steps=2)
+    job.callbacks(monitor, 4, first=4)
+    job.change(start_step="next", steps=2, run_id="again")
+    job.callbacks(monitor, 1, first=8)
+    job.change(command="extend", steps=3)
+    job.callbacks(monitor, 6, first=9)
+    assert {name: output.steps_of(each) for name, each in job.windows().items()} == {
+        "rank0_start4_stop5": [4, 5],
+        "rank0_start8_stop12": [8, 9, 10, 11, 12],
+    }
+
+
+def test_chosen_ranks(job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """One that is not among them records nothing, and that is no error."""
     ranks: list[DynamicProfilerMonitor] = []
     for rank in range(3):
         monkeypatch.setenv("RANK", str(rank))
         ranks.append(job.monitor())
+    job.change(start_step=2, stop_step=2, ranks="0,2")
+    for monitor in ranks:
+        job.callbacks(monitor, 3)
+    assert sorted(job.windows()) == ["rank0_start2_stop2", "rank2_start2_stop2"]
+    assert not [record for record in caplog.records if record.levelno == logging.ERROR]
+
+
+@pytest.mark.parametrize("agree", [None, False])
+def test_several_ranks_of_a_job(job: Job, monkeypatch: pytest.MonkeyPatch, agree: bool | None) -> None:
+    """They follow one file, and write beside each other: each by itself where nobody knows how many there are, or where
+    they are not to agree."""
+    if agree is not None:
+        monkeypatch.setenv("WORLD_SIZE", "3")
+    ranks: list[DynamicProfilerMonitor] = []
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        ranks.append(job.monitor(agree=agree is None))
     job.change(start_step=2, stop_step=2)
     for rank, monitor in enumerate(ranks):
         monkeypatch.setenv("RANK", str(rank))
         job.callbacks(monitor, 3)
     assert sorted(job.windows()) == ["rank0_start2_stop2", "rank1_start2_stop2", "rank2_start2_stop2"]
+
+
+@pytest.mark.checklist("A28", "F3")
+@pytest.mark.parametrize("callback", [True, False])
+def test_ranks_that_are_asked_for_the_first_step(
+    job: Job, monkeypatch: pytest.MonkeyPatch, callback: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Callbacks of MindSpore are told when it begins, so there is time to agree before; otherwise it has begun already."""
+    framework: Any = ModuleType("mindspore.train")
+    framework.Callback = type("Callback", (), {})
+    if callback:
+        monkeypatch.setitem(sys.modules, "mindspore.train", framework)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    job.write(start_step=1, stop_step=2)
+    ranks: list[DynamicProfilerMonitor] = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        ranks.append(job.monitor())
+    answer = "recording steps 1-2" if callback else "refused: start_step 1 is past, or too near: rank"
+    status = job.config.with_name(f"{job.config.name}.status.json")
+    wait(lambda: json.loads(status.read_text()).get("answer", "").startswith(answer))
+    for monitor in ranks:
+        job.callbacks(monitor, 4)
+    expected = ["rank0_start1_stop2", "rank1_start1_stop2"] if callback else []
+    assert sorted(job.windows()) == expected
+    job.change(start_step=1, stop_step=2, run_id="")
+    job.change(start_step=-1, stop_step=-1)
+    job.change(start_step=1, stop_step=2)
+    wait(lambda: "another run_id asks for it again" in json.loads(status.read_text()).get("answer", ""))
+    assert bool(expected) or "is past, or too near" in caplog.text

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.compat.mindspore.step_windows import Asked, Late, StepWindows
+from stepscope.compat.mindspore.asked_steps import Asked, Late
+from stepscope.compat.mindspore.step_windows import StepWindows
 
 OFF = Asked(-1, -1)
 
@@ -123,6 +124,52 @@ def test_commands() -> None:
     assert run({1: Asked(2, 6, "", "abort")}) == ([], ["command 'abort' changes nothing: no window runs"])
 
 
+@pytest.mark.checklist("A33", "A34")
+def test_how_many_steps() -> None:
+    """A window may be asked for by its length, from a step or the next one on, and be extended so."""
+    assert run({1: Asked(3, -1, steps=2)}) == ([(3, 4, "")], [])
+    assert run({5: Asked("next", -1, steps=2)}) == ([(5, 6, "")], [])
+    assert run({6: Asked("next", -1, steps=2)}, granularity=4)[0] == [(9, 12, "")]
+    assert run({2: Asked("next", -1, steps=2), 3: Asked(-1, -1, "", "extend", steps=3)})[0] == [(2, 6, "")]
+    assert run({1: Asked("next", 5)}) == ([], ["start_step 'next' needs steps, which says how many"])
+
+
+def test_a_window_that_has_yet_to_begin() -> None:
+    """It is forgotten when the file asks for something else, and not when it says the same in other words."""
+    assert run({1: Asked(8, 9), 3: Asked(12, 13)}) == ([(12, 13, "")], [])
+    assert run({1: Asked(8, 9), 3: OFF}) == ([], [])
+    assert run({1: Asked(8, 9), 3: Asked(8, 9), 5: Asked(8, 9)}) == ([(8, 9, "")], [])
+    assert run({1: Asked(8, 9), 3: OFF, 5: Asked(8, 9)}) == ([(8, 9, "")], [])
+
+
+def test_steps_that_are_passed_over() -> None:
+    """A loop may go on by more than one step: what begins in between is in the past."""
+    windows = StepWindows()
+    asked = Asked(6, 9)
+    assert windows.before(asked, 5) is None
+    assert windows.before(asked, 9) is None
+    assert windows.take_complaints() == [
+        "start_step 6 is in the past, step 9 begins: nothing is recorded; the nearest start_step that can be followed is 10"
+    ]
+    assert windows.before(asked, 10) is None
+    clipping = StepWindows("clip")
+    assert clipping.before(asked, 5) is None
+    planned = clipping.before(asked, 8)
+    assert planned is not None
+    assert (planned.first, planned.last) == (8, 9)
+
+
+@pytest.mark.checklist("F6")
+def test_any_text_is_a_run_id() -> None:
+    """Where names of windows cannot have it they have another one, which tells it from others all the same."""
+    ids = [
+        StepWindows().request(Asked(2, 3, text)).run_id for text in ("second-try", "second try", "second/try", "x" * 99)
+    ]
+    assert ids[0] == "second-try"
+    assert len(set(ids)) == 4
+    assert all(len(run_id) <= 80 for run_id in ids)
+
+
 @pytest.mark.checklist("A26", "F7")
 def test_training_ends_inside() -> None:
     """The window has what there was, and the reason."""
@@ -164,6 +211,6 @@ def test_whatever_is_asked_for(configurations: dict[int, Asked], late: Late, gra
         end = last
     assert len(found) <= len({asked.key for asked in configurations.values() if not asked.command})
     if late == "refuse":
-        starts = {(asked.start - 1) // granularity * granularity + 1 for asked in configurations.values()}
+        starts = {(int(asked.start) - 1) // granularity * granularity + 1 for asked in configurations.values()}
         assert {first for first, _, _ in found} <= starts
     assert len(said) <= 2 * len(configurations)

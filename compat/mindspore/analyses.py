@@ -29,7 +29,7 @@ class Analyses:
     def forget(self) -> None:
         """Begins anew, as in a forked child, where the jobs are the parent's."""
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: a signal handler may submit while its thread does
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Callable[[], T]) -> Future[T]:

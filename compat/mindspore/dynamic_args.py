@@ -6,7 +6,7 @@ import logging
 import math
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -24,6 +24,7 @@ from stepscope.compat.mindspore.enums import (
 )
 from stepscope.compat.mindspore.options import ProfilerOptions, activities_of, boolean, read_options
 from stepscope.runtime.control.decoding import decode_json
+from stepscope.runtime.control.ranks import ranks_from
 from stepscope.runtime.errors import ControlError
 
 log = logging.getLogger("stepscope")
@@ -45,7 +46,7 @@ COMMANDS: Final = ("", "extend", "abort")
 """What may be asked of a window that runs: to go on until the `stop_step` that the file has now, or to end at once."""
 
 _FURTHER = frozenset(ProfilerOptions.__struct_fields__) - set(FIELDS) - {"start_profile", "output_path"}
-_OWN = ("run_id", "command", "prof_path", "analyse", "aic_metrics")
+_OWN = ("run_id", "command", "steps", "ranks", "prof_path", "analyse", "aic_metrics")
 """Further fields that are no options of `Profiler`."""
 
 _MODES = {-1: None, 0: "sync", 1: "async"}
@@ -68,7 +69,7 @@ class DynamicProfilerArgs:
     field, is in `diagnostics` and in the log.
 
     Args:
-        start_step: first step that is recorded; -1: none.
+        start_step: first step that is recorded; -1: none; `next`: the next that can be, with `steps`.
         stop_step: last step that is recorded; -1: none.
         aicore_metrics: number (`DYNAMIC_METRICS`) or name.
         profiler_level: 0, 1, 2 or a name; -1: not controlled.
@@ -78,6 +79,7 @@ class DynamicProfilerArgs:
         parallel_strategy, with_stack, data_simplification: see `ProfilerOptions`.
         is_valid: whether this was read from a file that could be read.
         further: `run_id`, which tells a window from another one of the same steps; `command`, one of `COMMANDS`;
+            `steps`, how many are recorded, in place of `stop_step`; `ranks`, those that record, as `"0,3-5"` or a list;
             `prof_path`, a directory that takes the place of the monitor's `output_path`, unless it is `UNSET_PATH`;
             `analyse`, which makes products whatever `analyse_mode` says, or none; and options of `Profiler`.
     """
@@ -88,7 +90,7 @@ class DynamicProfilerArgs:
 
     def __init__(
         self,
-        start_step: int = -1,
+        start_step: int | Literal["next"] = -1,
         stop_step: int = -1,
         aicore_metrics: int | str = -1,
         profiler_level: int | str = 0,
@@ -105,7 +107,7 @@ class DynamicProfilerArgs:
             other, aicore_metrics = aicore_metrics, further.pop("aic_metrics")
             if other not in (-1, aicore_metrics):
                 self._say(f"aicore_metrics is {other!r} and aic_metrics {aicore_metrics!r}: aic_metrics is taken")
-        self.start_step: int = self._read("start_step", start_step, _integer)
+        self.start_step: int | Literal["next"] = self._read("start_step", start_step, _start)
         self.stop_step: int = self._read("stop_step", stop_step, _integer)
         self._metrics: AicoreMetrics = self._read("aicore_metrics", aicore_metrics, _metrics)
         self._level: ProfilerLevel | None = self._read("profiler_level", profiler_level, _level)
@@ -125,6 +127,10 @@ class DynamicProfilerArgs:
         )
         if self._analyse is False and self._mode != -1:
             self._say(f"analyse is False, so analyse_mode {self._mode} makes no products; did you mean analyse true?")
+        self.steps: int = self._read("steps", further.pop("steps", 0), _count, 0)
+        """How many steps are recorded; 0: `stop_step` says where they end."""
+        self.ranks: tuple[int, ...] | None = self._read("ranks", further.pop("ranks", None), _ranks, ())
+        """Those that record; `None` for all, none if it could not be read."""
         self._further = self._read_further(further)
         for text in self._said:
             log.warning("dynamic profiler: %s", text)
@@ -174,6 +180,8 @@ class DynamicProfilerArgs:
     def vars(self) -> dict[str, Any]:
         """The fields of the file: numbers where MindSpore has one, else names."""
         own: dict[str, Any] = {} if self.prof_path == UNSET_PATH else {"prof_path": self.prof_path}
+        own |= {"steps": self.steps} if self.steps else {}
+        own |= {} if self.ranks is None else {"ranks": list(self.ranks)}
         own |= {} if self._analyse is None else {"analyse": self._analyse}
         return {**self._fields(), **own, **self._further}
 
@@ -338,6 +346,26 @@ def _path(value: Any) -> str:
     if not value or "\0" in value:
         raise ValueError("it is no path")
     return value
+
+
+def _start(value: Any) -> int | Literal["next"]:
+    return "next" if value == "next" else _integer(value)
+
+
+def _count(value: Any) -> int:
+    number = _integer(value)
+    if number < 0:
+        raise ValueError("it must be a number from 1")
+    return number
+
+
+def _ranks(value: Any) -> tuple[int, ...] | None:
+    if value is None or isinstance(value, str):
+        return ranks_from(value)
+    found = [_count(each) for each in cast(Iterable[Any], value)] if isinstance(value, list | tuple) else []
+    if not found:
+        raise TypeError('it must name ranks, as "0,3-5" or [0, 3]')
+    return ranks_from(found)
 
 
 def _number(value: Any, numbers: Mapping[int, Any]) -> int | str:

@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 import weakref
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from stepscope.compat.mindspore import target as targets
+from stepscope.compat.mindspore.agreed_windows import SHOWN, AgreedWindows
+from stepscope.compat.mindspore.analyses import analyses
+from stepscope.compat.mindspore.asked_steps import Asked, Ended, Late, Planned
 from stepscope.compat.mindspore.at_exit import before_exit
+from stepscope.compat.mindspore.callback_class import as_callback, is_callback
 from stepscope.compat.mindspore.dynamic_args import UNSET_PATH, DynamicProfilerArgs
 from stepscope.compat.mindspore.enums import nearest
 from stepscope.compat.mindspore.profiler import Profiler
-from stepscope.compat.mindspore.step_windows import Asked, Ended, Late, Planned, StepWindows
+from stepscope.compat.mindspore.step_windows import StepWindows
+from stepscope.compat.mindspore.window_names import METADATA, STEPS_PER_CALL
 from stepscope.runtime import _core
 from stepscope.runtime.control.environment import directory_from_environment
+from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.watched_file import WatchedFile
+from stepscope.runtime.ending import before_close
 
 log = logging.getLogger("stepscope")
 
@@ -28,10 +34,13 @@ DEFAULT_POLL: Final = 2.0
 
 Position = Literal["begin", "end"]
 
+TERMINATED: Final = 10.0
+"""Seconds that a process that is terminated waits for the products of its window, whose raw data are kept in any case."""
+
 KEPT: Final = 64
 """Windows whose profilers can be asked afterwards."""
 
-_SETTINGS = ("late", "granularity", "step_position", "strict")
+_SETTINGS = ("late", "granularity", "step_position", "strict", "agree")
 
 
 class DynamicProfilerMonitor:
@@ -40,7 +49,10 @@ class DynamicProfilerMonitor:
     A callback for `mindspore.train.Model` where MindSpore is imported when this is made, and for any loop that calls
     `step_begin` and `step_end`; or call `step()` once in each step. The file is read by a thread of this process, so
     nothing is shared with other processes, and nothing is left when one is killed. A file that cannot be read changes
-    nothing: see `<file>.status.json` beside it, and the log.
+    nothing: see `<file>.status.json` beside it, which also says what became of what was asked for, and the log.
+
+    Where the launcher or a framework tells of several ranks, which watch the same file, all of them record the same steps,
+    or none does: they agree on a window before it begins.
 
     A window goes to `<output_path>/rank<R>_start<S>_stop<E>/`, named by the steps that were recorded, in a directory of
     its own. Nothing here raises into training, unless `strict`.
@@ -54,6 +66,7 @@ class DynamicProfilerMonitor:
             Where a callback is called once for a group, that is one step of the trace.
         step_position: where in the loop's body `step()` is called: at its `end`, as in MindSpore's examples, or `begin`.
         strict: let `step()` raise for a configuration that cannot be followed.
+        agree: whether ranks agree on steps; otherwise each follows what it reads, by its own count.
 
     Raises:
         TypeError: if `cfg_path` is no path.
@@ -63,7 +76,7 @@ class DynamicProfilerMonitor:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        made: Self = object.__new__(_as_callback(cls))
+        made: Self = object.__new__(as_callback(cls))
         return made
 
     def __init__(
@@ -76,6 +89,7 @@ class DynamicProfilerMonitor:
         granularity: int = 1,
         step_position: Position = "end",
         strict: bool = False,
+        agree: bool = True,
         **kwargs: Any,
     ) -> None:
         if not isinstance(cfg_path, str | os.PathLike):
@@ -94,12 +108,15 @@ class DynamicProfilerMonitor:
             log.warning("output_path must be a path, got %r; %r is taken", output_path, DEFAULT_OUTPUT)
             output_path = DEFAULT_OUTPUT
         place = Path(cfg_path)
-        self.rank = targets.find().rank
+        target = targets.find()
+        self.rank = target.rank
         self.output_path = Path(directory_from_environment(output_path))
         self.config_path = Path(os.path.realpath(place if place.suffix == ".json" else place / CONFIG))
-        self._windows = StepWindows(late, granularity)
+        several = agree and target.size_known and target.rank_size > 1
+        self._windows = StepWindows(late, granularity, rank=self.rank, agreed=several)
         self._group, self._position, self._strict = granularity, step_position, strict
         self._step_num = 0
+        self._steps_per_call = 1
         self._ended = 0
         """Number of the last step that has ended."""
         self._unraised: list[str] = []
@@ -112,18 +129,43 @@ class DynamicProfilerMonitor:
         self._waiting: _core.span | None = None
         self.profilers: list[Profiler] = []
         """One for each window so far, of the latest `KEPT`."""
+        poll = _poll(poll_interval)
         self._file = WatchedFile(
             self.config_path,
             DynamicProfilerArgs.from_json,
             default=json.dumps(DynamicProfilerArgs().vars, indent=4).encode() + b"\n",
             create=self.rank == 0,
-            poll=_poll(poll_interval),
+            poll=poll,
+            on_change=self._changed,
             status=self.rank == 0,
         )
-        self._file.start()
+        self._config: DynamicProfilerArgs | None = None
+        self._latest: Asked | None = None
+        """What that says of steps."""
+        self._agreed: AgreedWindows | None = None
+        if several:
+            self._windows.configuration = self._read_now
+            self._agreed = AgreedWindows(
+                self._windows,
+                self.config_path,
+                self._file.status,
+                rank=self.rank,
+                world_size=target.rank_size,
+                poll=poll,
+            )
+        self._loop: control_loop.ControlLoop | None = control_loop.acquire()
+        try:
+            self._file.start()
+            if self._agreed is not None:
+                self._agreed.start()
+        except BaseException:
+            self._let_go()
+            raise
         self._say(f"config json file: {self.config_path}")
         _watching.add(self)
-        if step_position == "end":
+        # The loop's first step goes on already, unless `step()` is called at its begin. A callback of MindSpore is told of
+        # it: so ranks have until then to agree on a window that begins with it.
+        if step_position == "end" and not (several and is_callback(type(self))):
             self._early = self._before(1)
 
     @property
@@ -139,6 +181,7 @@ class DynamicProfilerMonitor:
         if waiting is not None:
             waiting.__exit__(None, None, None)
         step = int(run_context.original_args().cur_step_num)
+        self._steps_per_call = self._group
         if self._early:
             self._begin_again()
         # Where data are sunk the number is that of the last step of a group.
@@ -181,34 +224,61 @@ class DynamicProfilerMonitor:
         else:
             self._after(self._step_num)
             self._before(self._step_num + 1)
-        said, self._unraised = self._unraised, []
-        if said:
+        if self._unraised:
+            said, self._unraised = self._unraised, []
             raise RuntimeError(f"{self.config_path}: {'; '.join(said)}")
 
     def close(self) -> None:
         """Ends what runs, which is analysed as far as it came, and stops watching. Closing twice changes nothing."""
+        self._close("training ended")
+
+    def terminate(self) -> None:
+        """As `close()`, for a process that is about to end: products are made in the background."""
+        self._mode = self._mode and "async"
+        self._close("the process was terminated")
+
+    def _close(self, reason: str) -> None:
         if self._profiler is not None:
-            log.warning("[Dynamic Profiler] rank %d: training ended inside of a window", self.rank)
-            self._finish(self._windows.end(self._ended, "training ended"))
-        self._file.close()
+            log.warning("[Dynamic Profiler] rank %d: %s inside of a window", self.rank, reason)
+            self._finish(self._windows.end(self._ended, reason))
+        self._let_go()
         _watching.discard(self)
+
+    def _let_go(self) -> None:
+        if self._agreed is not None:
+            self._agreed.close()
+        self._file.close()
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            control_loop.release(loop)
 
     # both
 
+    def _changed(self, config: DynamicProfilerArgs) -> None:
+        """The file says something new; on the control thread, or where this is made."""
+        if self._agreed is not None:
+            self._agreed.ask(_asked_by(config))
+
     def _asked(self) -> Asked | None:
+        """What the file says of steps, the same object until it changes; `None` where ranks agree on that."""
         config = self._file.current
-        return None if config is None else Asked(config.start_step, config.stop_step, config.run_id, config.command)
+        if config is not self._config and self._agreed is None and config is not None:
+            self._config, self._latest = config, _asked_by(config)
+        return self._latest
+
+    def _read_now(self) -> DynamicProfilerArgs | None:
+        """What the file says now; on the control thread. Another rank may have read it before this one."""
+        self._file.look(patient=True)
+        return self._file.current
 
     def _before(self, step: int) -> bool:
         """Begins a window if one has to begin with this step; whether one did."""
-        asked = self._asked()
-        if asked is None:
-            return False
-        planned = self._windows.before(asked, step)
+        planned = self._windows.before(self._asked(), step)
         begun = planned is not None and self._begin(planned)
         if planned is not None and not begun:
-            self._windows.end(step)
-        self._complain()
+            self._windows.end(step, "it could not begin")
+        if self._windows.complains:
+            self._complain()
         return begun
 
     def _after(self, step: int) -> None:
@@ -216,13 +286,16 @@ class DynamicProfilerMonitor:
         if self._profiler is None:
             return
         self._profiler.step()
-        ended = self._windows.after(self._asked() or Asked(-1, -1), step)
+        ended = self._windows.after(self._asked(), step)
         if ended is not None:
             self._finish(ended)
-        self._complain()
+        if self._windows.complains:
+            self._complain()
 
     def _begin(self, planned: Planned) -> bool:
         config = self._file.current
+        if isinstance(planned.configuration, DynamicProfilerArgs):
+            config = planned.configuration
         assert config is not None
         self._into = self.output_path if config.prof_path == UNSET_PATH else Path(config.prof_path)
         try:
@@ -230,7 +303,8 @@ class DynamicProfilerMonitor:
                 output_path=self._directory(planned.first, planned.last), start_profile=False, **config.args
             )
             profiler.decided = True
-            profiler.add_metadata("dynamic_profiler", {"asked": planned.asked, "run_id": planned.asked.run_id})
+            about = {"asked": planned.asked, "run_id": planned.asked.run_id, STEPS_PER_CALL: self._steps_per_call}
+            profiler.add_metadata(METADATA, about)
             profiler.step_num = planned.first
             profiler.start()
         except Exception as error:  # training goes on without
@@ -241,6 +315,7 @@ class DynamicProfilerMonitor:
         del self.profilers[:-KEPT]
         _core.instant("dynamic profiler: start", category="stepscope", first=planned.first, last=planned.last)
         self._say(f"start at step {planned.first}, will stop at step {planned.last}")
+        self._report(f"recording steps {planned.first}-{planned.last}")
         return True
 
     def _finish(self, ended: Ended | None) -> None:
@@ -258,6 +333,7 @@ class DynamicProfilerMonitor:
         except Exception as error:  # training goes on; raw data are kept
             log.error("[Dynamic Profiler] rank %d: the window did not end well: %s", self.rank, error)
         self._say(f"stop at step {ended.last}{f': {ended.reason}' if ended.reason else ''}")
+        self._report("")
 
     def _begin_again(self) -> None:
         """The window was begun where this was made; what it recorded since is no part of the first step."""
@@ -278,10 +354,23 @@ class DynamicProfilerMonitor:
         said = self._windows.take_complaints()
         for text in said:
             log.error("[Dynamic Profiler] rank %d: %s", self.rank, text)
+            self._report(text)
         self._unraised += said if self._strict else []
+
+    def _report(self, answer: str) -> None:
+        """Has the control thread write to the status file how things stand; where ranks agree, that is done by itself."""
+        loop, asked, windows = self._loop, self._latest, list(self._windows.armed()[-SHOWN:])
+        if loop is None or asked is None or not self._file.status.enabled:
+            return
+        facts = {"request": asked.text(), "run_id": asked.run_id or None, "answer": answer} if answer else {}
+        loop.call_soon(lambda: self._file.status.put(**facts, trigger="file", windows=windows))
 
     def _say(self, text: str) -> None:
         log.info("[Dynamic Profiler] rank %d: %s", self.rank, text)
+
+
+def _asked_by(config: DynamicProfilerArgs) -> Asked:
+    return Asked(config.start_step, config.stop_step, config.run_id, config.command, config.steps, config.ranks)
 
 
 def _poll(interval: object) -> float:
@@ -289,21 +378,6 @@ def _poll(interval: object) -> float:
         log.error("poll_interval must be a number of seconds from 0.01 to 86400, got %r; 2 is taken", interval)
         return DEFAULT_POLL
     return float(interval)
-
-
-_classes: dict[type, type] = {}
-
-
-def _as_callback(kind: type[Any]) -> type[Any]:
-    """The class, which is also a callback of MindSpore if that is imported: it calls nothing else."""
-    module: Any = sys.modules.get("mindspore.train")
-    base: Any = getattr(module, "Callback", None)
-    if base is None or issubclass(kind, base):
-        return kind
-    if kind not in _classes:
-        body = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__qualname__": kind.__qualname__}
-        _classes[kind] = type(kind.__name__, (kind, base), body)
-    return _classes[kind]
 
 
 _watching: weakref.WeakSet[DynamicProfilerMonitor] = weakref.WeakSet()
@@ -314,5 +388,13 @@ def _close_all() -> None:
         monitor.close()
 
 
+def _terminated() -> None:
+    """A signal ends the process: windows end in order, and products are made as far as there is time for that."""
+    for monitor in list(_watching):
+        monitor.terminate()
+    analyses.wait(TERMINATED)
+
+
 before_exit(_close_all)
+before_close(_terminated)
 os.register_at_fork(after_in_child=_watching.clear)

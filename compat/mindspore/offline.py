@@ -20,6 +20,7 @@ from stepscope.compat.mindspore.errors import (
 from stepscope.compat.mindspore.layout import RAW, new_directory
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.target import Target
+from stepscope.compat.mindspore.window_names import named_after
 from stepscope.runtime.errors import FormatError, ProfilerStateError, RecoveredError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
@@ -81,7 +82,7 @@ def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tup
     rejected = _without_raw(path)
     for raw in sorted(_raw_directories(path), key=lambda raw: raw.stat().st_mtime_ns, reverse=True):
         try:
-            done += _analyse_run(raw, options, pretty, steps)
+            done += _analyse_run(raw, path, options, pretty, steps)
         except (ProfilerRawFileException, FormatError, ProfilerStateError, OSError) as error:
             rejected.append(f"{raw}: {error}")
     for reason in rejected:
@@ -139,13 +140,16 @@ def _info(directory: Path) -> WindowInfo:
 
 
 def _analyse_run(
-    raw: Path, options: ProfilerOptions, pretty: bool, steps: tuple[int, ...] | None
+    raw: Path, below: Path, options: ProfilerOptions, pretty: bool, steps: tuple[int, ...] | None
 ) -> list[WindowAnalysis]:
     journal = _journal(raw)
     windows, rank = _windows(journal)
     if not windows:
         raise ProfilerRawFileException(f"{journal.name} holds no events of a window")
     directory = _window_directory(raw)
+    if journal.name.endswith(RECOVERED):
+        new = named_after(directory, windows[min(windows)], below)
+        journal, directory = new / journal.relative_to(directory), new
     info = _info(directory)
     target = info.target(rank)
     if options.analyse_only and target.rank != options.rank_id:

@@ -21,6 +21,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     device_id: int = 0
     rank: int = 0
     rank_size: int = 1
+    size_known: bool = False
+    """Whether somebody said how many ranks there are; else there may be more."""
     frameworks: tuple[str, ...] = ()
     """Those of MindSpore and torch that the program has imported."""
     mode: str = ""
@@ -52,7 +54,9 @@ def find() -> Target:
         version = str(getattr(mindspore, "__version__", ""))
     elif "torch" in frameworks and torch.cuda.is_available():
         device = "GPU"
-    rank, size = _place(mindspore if "mindspore" in frameworks else None, torch if "torch" in frameworks else None)
+    rank, size, size_known = _place(
+        mindspore if "mindspore" in frameworks else None, torch if "torch" in frameworks else None
+    )
     for name in ("RANK_ID", "DEVICE_ID"):
         text = os.environ.get(name, "")
         if text and not text.strip().isdigit():
@@ -62,6 +66,7 @@ def find() -> Target:
         device_id=_device_id(mindspore if "mindspore" in frameworks else None, device),
         rank=rank,
         rank_size=size,
+        size_known=size_known,
         frameworks=frameworks,
         mode=mode,
         version=version,
@@ -81,18 +86,19 @@ def _device_id(mindspore: Any, device: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _place(mindspore: Any, torch: Any) -> tuple[int, int]:
-    """Rank and number of ranks: what a framework that has joined its peers knows, else the environment, else 0 of 1."""
+def _place(mindspore: Any, torch: Any) -> tuple[int, int, bool]:
+    """Rank and number of ranks, and whether that is known: what a framework that has joined its peers knows, else the
+    environment, else 0 of 1."""
     if mindspore is not None:
         management: Any = sys.modules.get("mindspore.communication.management")
         if management is not None and getattr(management.GlobalComm, "INITED", False):
-            return int(management.get_rank()), int(management.get_group_size())
+            return int(management.get_rank()), int(management.get_group_size()), True
     if torch is not None:
         distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized():
-            return int(distributed.get_rank()), int(distributed.get_world_size())
+            return int(distributed.get_rank()), int(distributed.get_world_size()), True
     rank, size = rank_from_environment()
     if rank is None:
         local = os.environ.get("LOCAL_RANK", "").strip()
         rank = int(local) if local.isdigit() else 0
-    return rank, max(size or 1, rank + 1)
+    return rank, max(size or 1, rank + 1), size is not None

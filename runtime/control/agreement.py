@@ -24,6 +24,7 @@ from stepscope.runtime.control.job_directory import JobDirectory, Member, read_r
 from stepscope.runtime.control.leading import Leading
 from stepscope.runtime.control.peer import Peer
 from stepscope.runtime.control.proposal import ArmedAnswer, AtStep, Decision, Proposal, Records, Start, Wish
+from stepscope.runtime.control.ranks import ranks_text
 from stepscope.runtime.control.rate import StepRate
 from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.presence import replace_private
@@ -92,7 +93,9 @@ class Agreement:
         self._wishes: dict[str, Wish] = {}
         """Those that are not among the records yet."""
         self._taking: dict[int, _Taking] = {}
-        self._seen = 0
+        self._watching: dict[int, Proposal] = {}
+        """What is asked of other ranks only."""
+        self._seen = self._before = 0
         self._awake = self._next_beat = 0.0
         self._beat = min(BEAT, patience / 8)
         self._rate = StepRate()
@@ -128,7 +131,7 @@ class Agreement:
             self._leave_records()
         if self._records is None:
             return min(4 * ACTIVE, self._idle)
-        busy = self._taking or self._wishes or time.monotonic() < self._awake
+        busy = self._taking or self._watching or self._wishes or time.monotonic() < self._awake
         return min(ACTIVE, self._idle) if busy else min(self._idle, self._beat)
 
     def close(self) -> None:
@@ -158,15 +161,20 @@ class Agreement:
         latest = records.latest()
         for number in range(self._seen + 1, latest + 1):
             proposal = records.read(Proposal, number)
-            if proposal is None or not proposal.wants(self._rank):
+            if proposal is None:
                 continue
-            if records.read(Decision, number) is None or self._may_join(records, number):
+            if not proposal.wants(self._rank):
+                if number > self._before or records.read(Decision, number) is None:
+                    self._watching[number] = proposal
+            elif records.read(Decision, number) is None or self._may_join(records, number):
                 self._taking[number] = _Taking(proposal)
         self._seen = max(self._seen, latest)
         for number, taking in list(self._taking.items()):
             if self._follow(records, number, taking):
                 taking.forget()
                 del self._taking[number]
+        for number, proposal in list(self._watching.items()):
+            self._watch(records, number, proposal)
 
     def _is_current(self) -> bool:
         """Whether the run is still the one that this rank entered; leads it if nobody does any more."""
@@ -198,7 +206,7 @@ class Agreement:
             )
             self._directory.stop_leading()
             return
-        self._records = records
+        self._records, self._before = records, records.latest()
         self._leading.begin()
         self._say_member()
 
@@ -218,6 +226,7 @@ class Agreement:
             if taking.gate is not None and taking.gate.known is None:
                 self._profiler.withdraw(taking.gate, "the job's directory was taken over")
         self._taking.clear()
+        self._watching.clear()
         self._records, self._seen = None, 0
         self._directory.stop_leading()
 
@@ -267,6 +276,20 @@ class Agreement:
                 self._profiler.confirm(taking.gate)
         self._tell(taking, decision)
         return True
+
+    def _watch(self, records: Records, number: int, proposal: Proposal) -> None:
+        """Tells what others have decided on: whoever says how things stand is not always among those who record."""
+        decision, start = records.read(Decision, number), records.read(Start, number)
+        if decision is None:
+            return
+        del self._watching[number]
+        asked = proposal.asked
+        if decision.decision == "aborted":
+            if not decision.again:
+                self._outcome(asked, proposal.trigger, Armed(False, run_id=asked.run_id, reason=decision.reason))
+        elif start is not None and start.request is not None:
+            others, last = f"ranks {ranks_text(start.ranks)}", start.request.stop_step
+            self._outcome(asked, proposal.trigger, Armed(True, start.step, last, asked.run_id, f"by {others}"))
 
     def _may_join(self, records: Records, number: int) -> bool:
         """Whether what was decided before this rank took part still lies ahead of it."""

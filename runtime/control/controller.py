@@ -22,10 +22,10 @@ from stepscope.runtime.control.armed import Armed, ArmedStatus
 from stepscope.runtime.control.command import VERSION, Answer, Command
 from stepscope.runtime.control.control_file import ControlFile, decode_control_file, default_content, file_of
 from stepscope.runtime.control.end_change import NOTHING_WAITS
-from stepscope.runtime.control.file_events import FileEvents
 from stepscope.runtime.control.job_directory import JobDirectory
 from stepscope.runtime.control.local_socket import LocalSocket
 from stepscope.runtime.control.rate import StepRate
+from stepscope.runtime.control.record_events import RecordEvents
 from stepscope.runtime.control.remote_gate import RemoteGate
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.control.watched_file import WatchedFile
@@ -36,8 +36,6 @@ from stepscope.runtime.table import human_count
 log = logging.getLogger("stepscope")
 
 MOST_PROPOSALS = 64
-WATCHED = ("proposal-", "start-", "decision-")
-"""Records that a rank wakes up for."""
 
 _Waiting = tuple[str, Callable[[Armed], object]]
 
@@ -315,8 +313,7 @@ class Controller:
 
     async def _run(self) -> None:
         self._wake = asyncio.Event()
-        events: FileEvents | None = None
-        watched: Path | None = None
+        events = RecordEvents(self._look)
         try:
             while True:
                 self._do_asked()
@@ -324,14 +321,7 @@ class Controller:
                 pause = self.settings.poll
                 if self._agreement is not None:
                     pause = min(self._agreement.turn(), pause)
-                    if self._agreement.directory != watched:
-                        if events is not None:
-                            events.close()
-                        watched = self._agreement.directory
-                        events = None
-                        if watched is not None:
-                            events = FileEvents(watched, lambda name: name.startswith(WATCHED), self._look)
-                            events.start()
+                    events.follow(self._agreement.directory)
                 self._tell_windows()
                 try:
                     await asyncio.wait_for(self._wake.wait(), pause)
@@ -339,8 +329,7 @@ class Controller:
                     pass
                 self._wake.clear()
         finally:
-            if events is not None:
-                events.close()
+            events.close()
             if self._agreement is not None:
                 self._agreement.close()
             for _, told in self._waiting:
