@@ -21,8 +21,8 @@ from stepscope.compat.mindspore.profiler import Profiler
 from stepscope.compat.mindspore.step_windows import StepWindows
 from stepscope.compat.mindspore.window_names import METADATA, STEPS_PER_CALL
 from stepscope.runtime import _core
-from stepscope.runtime.control.environment import directory_from_environment
 from stepscope.runtime.control import control_loop
+from stepscope.runtime.control.environment import directory_from_environment
 from stepscope.runtime.control.watched_file import WatchedFile
 from stepscope.runtime.ending import before_close
 
