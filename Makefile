@@ -26,7 +26,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # pyenv's shims exist for interpreters that it will not run, so its own folders are looked at first.
 OTHER_PYTHONS := $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python3.12 $(HOME)/.pyenv/versions/3.13.*/bin/python3.13)
 CORE := $(wildcard runtime/core/*.c runtime/core/*.h)
-PYTEST_ARGS ?=
+# Each file of tests in one process, for they wait more than they compute.
+PYTEST_ARGS ?= --numprocesses auto --maxprocesses 4 --dist loadfile
 
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
