@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 import time
 from collections.abc import Callable
@@ -37,11 +38,12 @@ def test_memory_follows_the_process(output_dir: Path) -> None:
     backend = ProcessMemoryBackend(0.002)
     with sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, options=options):
         until_sampled(backend, 2)
-        held = bytearray(b"x" * (64 << 20))
-        ending = time.monotonic() + 30
-        while time.monotonic() < ending and not _grown(memory):
-            time.sleep(0.05)
-        assert len(held) == 64 << 20
+        with mmap.mmap(-1, 64 << 20) as held:  # pages that no allocator has already
+            for _ in range(64):
+                held.write(b"x" * (1 << 20))
+            ending = time.monotonic() + 30
+            while time.monotonic() < ending and not _grown(memory):
+                time.sleep(0.05)
     assert _grown(memory)
     assert set(memory.names(kind=sc.Kind.COUNTER)) == {"process allocated"}
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -203,8 +204,9 @@ def test_one_of_several_is_killed_while_they_catch_up(server: NatsServer, collec
         time.sleep(0.1)
         found = {}
         for path in tmp_path.glob("*/streams/*/journal"):
-            if frames_in(path) == 4 * count + 1:
-                found.setdefault(path.parent.name, []).append(path)
+            with suppress(AssertionError):  # half of a frame is there while it is written
+                if frames_in(path) == 4 * count + 1:
+                    found.setdefault(path.parent.name, []).append(path)
     assert found.keys() == set(streams)
     # But for what the killed one may have had whole, and not said yet, nobody has taken anything twice.
     assert all(len([path for path in paths if path.parents[2] != directory]) <= 1 for paths in found.values())

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -154,7 +154,22 @@ settings_of = st.builds(
 )
 
 
+_ALL, _FAR, _AT = (1 << 64) - 1, (1 << 31) - 1, 5_968_113_708_444
+_TWICE = [
+    (_AT, 0, 0, 0, 1029, 0, 0, 2, 1, 0, 0, 0),
+    (_AT, 0, _ALL, _ALL, 1029, 0, 0, 2, 0, 0, 0, 0),
+    (_AT, 0, _ALL, _ALL, 1029, 0, 0, 2, 0, 0, 0, 0),
+    (_AT, 0, 0, 0, 1029, 0, 0, 2, 1, 0, 0, 0),
+    (_AT, 0, 1, _ALL, 1029, 0, _FAR, 2, 2, 0, 0, 0),
+    (_AT, 0, _ALL, 1, 1029, 0, _FAR, 2, 2, 0, 0, 0),
+]
+"""One id of several spans, which are each other's parents."""
+
+
 @settings(max_examples=300)
+@example(
+    [any_batch(_TWICE, 0, b"", "recorder")], OtlpOptions(spans_per_second=None, leave_out=(), hold_events=1), False
+)
 @given(batches, settings_of, st.booleans())
 def test_any_block_becomes_a_forest(given_batches: list[EventBatch], options: OtlpOptions, close: bool) -> None:
     """Parents are there, ids are unique, times are in order, accounts balance; also of nonsense."""

@@ -68,6 +68,7 @@ class Placement:
         self._window = held.index
         self.at = self._place(held)
         """Trace and id of each span that is sent, by its index."""
+        self._own = {place.span for place in self.at.values()}
         self.flows = self._tie()
         """By the index of a span: the flows that end in it, and how many events of flows it stands for."""
 
@@ -124,13 +125,19 @@ class Placement:
             link(span, Sent(ids.trace, ids.window(self._window), -1), "stepscope.link", "window")
             return
         up = int(self._chosen.up[index])
-        above = self.at.get(up) if up >= 0 else self._places.sent(self._window, self._missing(index))
+        above = self.at.get(up) if up >= 0 else self._sent_before(index)
         if above is not None and above.trace == me.trace and above.span != me.span:
             span.parent_span_id = above.span
             return
         span.parent_span_id = ids.step(self._window, me.home) if me.home >= 0 else ids.window(self._window)
         if above is not None and above.span != me.span:
             link(span, above, "stepscope.link", "parent")
+
+    def _sent_before(self, index: int) -> Sent | None:
+        """The first ancestor that is not among these events. One of them by the number of a missing one is none: ids that
+        were given twice would make circles."""
+        above = self._places.sent(self._window, self._missing(index))
+        return None if above is not None and above.span in self._own else above
 
     def _missing(self, index: int) -> int:
         """Id of the first ancestor that is not among these events; 0 if the way up does not end at one."""
