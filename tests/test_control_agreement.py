@@ -381,11 +381,14 @@ def test_one_rank_records_something_else(tmp_path: Path) -> None:
                 rank.work(1)
         assert "rank 1: " in ranks[0].outcomes[-1].reason and "overlap the window 'own'" in ranks[0].outcomes[-1].reason
         ranks[0].agreement.wish(WindowRequest(steps=2, run_id="queued", overlap="queue"), "file")
-        settle(ranks, 2, 10)
+        fixed = WindowRequest(start_step=2990, steps=2, granularity=4, run_id="fixed", overlap="queue")
+        ranks[0].agreement.wish(fixed, "file")
+        settle(ranks, 3, 10)
         for rank in ranks:
             rank.close()
     own = [window for window in ranks[1].windows if window[0] != "own"]
-    assert own == ranks[0].windows and [run_id for run_id, _ in own] == ["queued"]
+    assert own == ranks[0].windows and [run_id for run_id, _ in own] == ["queued", "fixed"]
+    assert own[1][1][0] % 4 == 0 and len(own[1][1]) == 4
 
 
 @pytest.mark.checklist("A23")

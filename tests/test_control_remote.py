@@ -254,13 +254,28 @@ with stepscope.trace(control=control, exporters=[CollectorExporter(url)], output
 
 
 @contextlib.contextmanager
-def ranks_at(url: str, directory: Path, count: int, *, obey: bool = True) -> Generator[list[subprocess.Popen[Any]]]:
-    """Ranks that stream to a collector."""
+def ranks_at(
+    url: str, directory: Path, count: int, *, obey: bool = True, world: int | None = None, deaf: int | None = None
+) -> Generator[list[subprocess.Popen[Any]]]:
+    """Ranks that stream to a collector.
+
+    Args:
+        url: the collector.
+        directory: of what they write.
+        count: how many.
+        obey: whether they take commands.
+        world: how many the job has; default: nobody says.
+        deaf: one that takes none.
+    """
     with contextlib.ExitStack() as stack:
         command = [sys.executable, "-c", RANK, str(directory), url]
-        settings: dict[str, Any] = {"cwd": ROOT, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        if world is not None:
+            environment["WORLD_SIZE"] = str(world)
+        settings: dict[str, Any] = {"cwd": ROOT, "env": environment}
         yield [
-            stack.enter_context(launched([*command, str(rank), str(int(obey))], **settings)) for rank in range(count)
+            stack.enter_context(launched([*command, str(rank), str(int(obey and rank != deaf))], **settings))
+            for rank in range(count)
         ]
         (directory / "stop").touch()
 
@@ -316,7 +331,7 @@ async def test_all_ranks_of_a_collector_record_the_same_steps(
                 status, said = await order(running.url, token=token, start_step=1, steps=1)
                 assert said["outcome"] == "refused" and "is past" in said["reason"]
                 status, said = await order(running.url, token=token, ranks="0-4", steps=1)
-                assert status == 404 and "3, 4" in said["detail"]
+                assert status == 404 and "not connected: ranks 3-4" in said["detail"]
                 status, said = await order(running.url, token=token, steps=1, job="other")
                 assert status == 404
                 status, said = await order(running.url, token=token, steps=0)
@@ -351,6 +366,14 @@ def _lines(directory: Path, ranks: int, run: str) -> list[str]:
     return [line for line in lines if line.startswith(f"{run} ")]
 
 
+async def _all_record(url: str) -> None:
+    """Looks until the windows of all that can be asked run."""
+    while True:
+        _, told = await order(url, command="status")
+        if {window["state"] for rank in told["ranks"] for window in rank["windows"]} == {"running"}:
+            return
+
+
 @pytest.mark.checklist("A34", "F5", "F10")
 @pytest.mark.timeout(200)
 async def test_all_ranks_of_a_collector_end_with_the_same_step(tmp_path: Path) -> None:
@@ -373,10 +396,7 @@ async def test_all_ranks_of_a_collector_end_with_the_same_step(tmp_path: Path) -
             status, said = await order(running.url, steps=1_000_000, run_id="long", granularity=4, detail="every=2")
             assert said["outcome"] == "done", said
             first, last = said["first"], said["last"]
-            while True:
-                _, told = await order(running.url, command="status")
-                if {window["state"] for rank in told["ranks"] for window in rank["windows"]} == {"running"}:
-                    break
+            await _all_record(running.url)
             status, said = await order(running.url, command="extend", steps=5)
             assert (said["outcome"], said["first"], said["last"]) == ("done", first, last + 8), said
             status, said = await order(running.url, command="abort", run_id="other")
@@ -403,6 +423,61 @@ async def test_all_ranks_of_a_collector_end_with_the_same_step(tmp_path: Path) -
         ("ordered abort", "done"),
     ]
     assert len([line for line in audit if line["action"].startswith("order ")]) == len(ordered)
+
+
+@pytest.mark.timeout(200)
+async def test_ranks_that_cannot_be_asked_are_named(tmp_path: Path) -> None:
+    """One of four is not connected and one takes no commands: a window of all is refused, one of the others is recorded; an
+    end is carried out where it can be, and is `partly`."""
+    async with collecting(tmp_path / "collector") as running:
+        with ranks_at(running.url, tmp_path, 3, world=4, deaf=1):
+            streams = running.collector.streams
+            await poll(lambda: sum(one.connection is not None for one in streams.all.values()) == 3)
+            lacking = "not connected: rank 3; without trace(control=Control(collector=True)): rank 1"
+            status, said = await order(running.url, steps=2, run_id="all")
+            assert (status, said["outcome"]) == (200, "refused"), said
+            assert said["reason"] == (
+                f"not all ranks of the job can be asked, so none records; {lacking}; for the others: ranks 0,2"
+            )
+            assert [(rank["rank"], rank["obeys"]) for rank in said["ranks"]] == [(0, False), (2, False)]
+            for ranks, named in (("0-1", "Control(collector=True)): rank 1"), ("2-3", "not connected: rank 3")):
+                status, said = await order(running.url, steps=2, ranks=ranks)
+                assert status == 404 and said["detail"].endswith(named), said
+            status, said = await order(running.url, steps=1_000_000, ranks="0,2", run_id="others")
+            assert said["outcome"] == "done", said
+            await _all_record(running.url)
+            status, said = await order(running.url, command="abort")
+            assert (said["outcome"], said["reason"]) == ("partly", lacking), said
+            await poll(lambda: len(_lines(tmp_path, 3, "others")) == 2)
+    assert _lines(tmp_path, 3, "all") == []
+
+
+@pytest.mark.timeout(200)
+async def test_windows_of_several_ranks_wait_for_others(tmp_path: Path) -> None:
+    """With `queue` later steps are found, with fixed steps as with the next ones; behind one that ends by the clock none can
+    be, and that is said."""
+    async with collecting(tmp_path / "collector") as running:
+        with ranks_at(running.url, tmp_path, 2):
+            streams = running.collector.streams
+            await poll(lambda: sum(one.connection is not None for one in streams.all.values()) == 2)
+            status, said = await order(running.url, steps=3000, run_id="long")
+            assert said["outcome"] == "done", said
+            last = said["last"]
+            status, said = await order(running.url, steps=2, run_id="refused")
+            assert said["outcome"] == "refused" and "ask with overlap='queue'" in said["ranks"][0]["text"], said
+            status, said = await order(running.url, steps=2, run_id="waits", overlap="queue")
+            assert (said["outcome"], said["first"], said["last"]) == ("done", last + 1, last + 2), said
+            status, said = await order(
+                running.url, start_step=last - 1, steps=2, granularity=4, run_id="fixed", overlap="queue"
+            )
+            first = -(-(last + 3) // 4) * 4
+            assert said["outcome"] == "done" and said["first"] == first, said
+            await order(running.url, command="abort")
+            status, said = await order(running.url, seconds=3600, run_id="timed")
+            assert said["outcome"] == "done", said
+            status, said = await order(running.url, steps=2, overlap="queue")
+            assert said["outcome"] == "refused", said
+            assert said["ranks"][0]["text"].endswith("ask again when it is over"), said
 
 
 async def test_processes_that_do_not_want_orders_get_none(tmp_path: Path) -> None:

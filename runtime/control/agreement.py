@@ -19,6 +19,7 @@ import msgspec
 from stepscope.runtime.control.agreed_gate import AgreedGate
 from stepscope.runtime.control.armable import Armable
 from stepscope.runtime.control.armed import Armed
+from stepscope.runtime.control.choosing import nearest_of, why_not
 from stepscope.runtime.control.end_change import EndRequest
 from stepscope.runtime.control.job_directory import JobDirectory, Member, read_record
 from stepscope.runtime.control.leading import Leading
@@ -291,13 +292,8 @@ class Agreement:
         armed = taking.armed = self._ask(start, proposal.trigger, taking.gate)
         answer = ArmedAnswer(self._rank, True)
         if not armed:
-            step = self._profiler.step_num
-            least: int | None = None
-            if step >= start.step:
-                least = step + 1
-            elif proposal.request is not None and proposal.request.overlap == "queue":
-                least = armed.nearest
-            answer = ArmedAnswer(self._rank, False, armed.reason, least)
+            least = nearest_of(proposal.request, start.step, self._profiler.step_num, armed.nearest)
+            answer = ArmedAnswer(self._rank, False, why_not(proposal.request, armed.reason), least)
         records.write(answer, number, self._rank)
 
     def _tell(self, taking: _Taking, decision: Decision) -> None:

@@ -9,12 +9,12 @@ import time
 
 import msgspec
 
+from stepscope.runtime.control.choosing import choose_steps
 from stepscope.runtime.control.end_change import EndRequest, choose_end
 from stepscope.runtime.control.job_directory import Member, read_record
 from stepscope.runtime.control.proposal import ArmedAnswer, AtStep, Decision, Proposal, Records, Start
 from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.presence import replace_private
-from stepscope.runtime.schedule import NEVER
 
 log = logging.getLogger("stepscope")
 
@@ -120,7 +120,7 @@ class Leading:
             each.step + math.ceil(each.rate * (now - self._arrived[proposal.number, each.rank] + margin))
             for each in said.values()
         )
-        return max(ahead + LEAST_STEPS + proposal.attempt, proposal.least)
+        return ahead + LEAST_STEPS + proposal.attempt
 
     def _choose_end(self, records: Records, proposal: Proposal) -> None:
         """Chooses how windows end when it is known where all are that have some. Only who takes part can have one."""
@@ -137,7 +137,7 @@ class Leading:
             self._abort(records, number, "none of the ranks takes part any more")
             return
         windows = {rank: each.windows for rank, each in said.items()}
-        chosen = choose_end(asked, windows, self._ahead(said, proposal))
+        chosen = choose_end(asked, windows, max(self._ahead(said, proposal), proposal.least))
         if chosen.change is None:
             self._abort(records, number, chosen.reason)
         else:
@@ -166,28 +166,13 @@ class Leading:
             self._abort(records, number, "none of the ranks that are to record takes part")
             return
         ahead = self._ahead(said, proposal) + request.warmup
-        first, last = request.rounded(ahead)
-        if first < ahead:
-            latest = max(said.values(), key=lambda each: each.step)
-            where = f"start_step {first} is past, or too near: rank {latest.rank} is at step {latest.step}"
-            if request.past == "refuse" and first <= latest.step:
-                self._abort(records, number, f"{where}; the nearest that all ranks can record is {ahead}")
-                return
-            if request.past == "clip":
-                first = -(-ahead // request.granularity) * request.granularity
-                if first > last:
-                    self._abort(records, number, f"{where}; nothing of the window is left that all ranks can record")
-                    return
-        agreed = WindowRequest(
-            start_step=first,
-            stop_step=None if last == NEVER else last,
-            seconds=request.seconds,
-            run_id=request.run_id,
-            warmup=request.warmup,
-            granularity=request.granularity,
-            detail=request.detail,
-        )
-        records.write(Start(agreed, tuple(sorted(said))), number)
+        latest = max(said.values(), key=lambda each: each.step)
+        where = f"rank {latest.rank} is at step {latest.step}"
+        chosen = choose_steps(request, ahead, proposal.least, latest.step + 1, where)
+        if chosen.request is None:
+            self._abort(records, number, chosen.reason)
+        else:
+            records.write(Start(chosen.request, tuple(sorted(said))), number)
 
     def _decide(self, records: Records, proposal: Proposal, start: Start) -> None:
         """Decides when everybody has answered who lives."""
