@@ -98,6 +98,47 @@ def test_windows_by_the_file(tmp_path: Path) -> None:
     assert told["answer"] == f"recording step {number}"
 
 
+@pytest.mark.checklist("A33", "F6")
+def test_a_request_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever was asked for meanwhile, and by every profiler that follows the file; what nothing came of can be asked again."""
+    with controlled(tmp_path) as (profiler, windows, path):
+        for run_id in ("a", "b"):
+            say(path, start_step="next", steps=1, run_id=run_id)
+            step_until(profiler, lambda: path.exists() and status(path).get("run_id") == run_id)  # noqa: B023
+        say(path, start_step="next", steps=1, run_id="a")
+        step_until(profiler, lambda: "was taken already" in status(path)["answer"])
+        number = windows[0].steps[0].number
+        taken = f"this request was taken already (recording step {number}); another run_id records it again"
+        assert (status(path)["answer"], status(path)["run_id"]) == (taken, "a")
+        assert any(taken in record.getMessage() for record in caplog.records)
+        say(path, start_step=1, steps=1, run_id="past")
+        step_until(profiler, lambda: "is in the past" in status(path)["answer"])
+        say(path, start_step=100_000, steps=1, run_id="far")
+        step_until(profiler, lambda: status(path)["answer"] == "recording step 100000")
+    assert [said(window)["run_id"] for window in windows] == ["a", "b"]
+    with controlled(tmp_path) as (profiler, windows, path):
+        assert [one.first for one in profiler.armed()] == [100_000], "the first profiler did not come to it"
+        say(path, start_step="next", steps=1, run_id="a")
+        step_until(profiler, lambda: status(path)["answer"] == taken)
+        go_on(profiler, 20)
+        say(path, start_step=profiler.step_num + 500, steps=1, run_id="past")
+        step_until(profiler, lambda: windows)
+    assert [said(window)["run_id"] for window in windows] == ["past"]
+
+
+@pytest.mark.checklist("B18")
+def test_ranks_that_do_not_agree_say_who_was_asked(tmp_path: Path) -> None:
+    """Rank 0 writes the status file, and does not record: that is no refusal."""
+    with controlled(tmp_path, rank=0, control=Control(path=str(tmp_path), poll=0.01, agree=False)) as (
+        profiler,
+        _,
+        path,
+    ):
+        say(path, start_step="next", steps=1, ranks="1")
+        step_until(profiler, lambda: "answer" in status(path))
+        assert status(path)["answer"] == "asked of ranks 1, not of rank 0; each goes by its own steps"
+
+
 @pytest.mark.checklist("A29", "A40", "F3")
 def test_a_window_in_the_past_by_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is refused once, in the log and the status file, or clipped: as the file says."""

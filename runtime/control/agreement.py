@@ -26,6 +26,7 @@ from stepscope.runtime.control.leading import Leading
 from stepscope.runtime.control.peer import Peer
 from stepscope.runtime.control.proposal import ArmedAnswer, AtStep, Decision, Proposal, Records, Start, Wish
 from stepscope.runtime.control.rate import StepRate
+from stepscope.runtime.control.telling import answer_before, answer_of_others
 from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.presence import replace_private
 
@@ -93,10 +94,15 @@ class Agreement:
         self._wishes: dict[str, Wish] = {}
         """Those that are not among the records yet."""
         self._taking: dict[int, _Taking] = {}
+        self._followed: set[str] = set()
+        """Keys of the wishes whose outcome was told here."""
         self._seen = 0
         self._awake = self._next_beat = 0.0
         self._beat = min(BEAT, patience / 8)
         self._rate = StepRate()
+        self._patience = patience
+        self._missing = 0.0
+        """Since when there is no directory in which the job's can be made; 0: there is one."""
         self.trouble = ""
         """Why this rank cannot take part at present; empty if it does."""
 
@@ -155,11 +161,11 @@ class Agreement:
         self._show_life(records)
         self._publish_wishes(records)
         if self._directory.leads:
-            self._leading.turn(records)
+            self._leading.turn(records, self._profiler.step_num)
         latest = records.latest()
         for number in range(self._seen + 1, latest + 1):
             proposal = records.read(Proposal, number)
-            if proposal is None or not proposal.wants(self._rank):
+            if proposal is None:
                 continue
             if records.read(Decision, number) is None or self._may_join(records, number):
                 self._taking[number] = _Taking(proposal)
@@ -186,7 +192,15 @@ class Agreement:
         return True
 
     def _enter(self) -> None:
-        self._directory.make()
+        try:
+            self._directory.make()
+        except FileNotFoundError:  # rank 0 has yet to make the directory of the watched file
+            now = time.monotonic()
+            self._missing = self._missing or now
+            if now - self._missing < self._patience:
+                return
+            raise
+        self._missing = 0.0
         found = self._directory.enter()
         if found is None:
             return
@@ -220,6 +234,7 @@ class Agreement:
                 self._profiler.withdraw(taking.gate, "the job's directory was taken over")
         self._taking.clear()
         self._records, self._seen = None, 0
+        self._followed.clear()
         self._directory.stop_leading()
 
     def _stumble(self, trouble: str) -> None:
@@ -235,11 +250,22 @@ class Agreement:
     def _publish_wishes(self, records: Records) -> None:
         for text, wish in list(self._wishes.items()):
             about = "" if wish.end is None else f"{records.latest_window()} "
-            records.write(wish, hashlib.sha256(f"{about}{text}".encode()).hexdigest()[:16])
+            key = hashlib.sha256(f"{about}{text}".encode()).hexdigest()[:16]
+            if not records.write(wish, key) and (answer := answer_before(records, key, wish)) is not None:
+                if key not in self._followed:
+                    self._outcome(wish.asked, wish.trigger, answer)
             del self._wishes[text]
 
     def _follow(self, records: Records, number: int, taking: _Taking) -> bool:
         """Does this rank's next part in a proposal; returns whether it has none left."""
+        if not taking.proposal.wants(self._rank):  # it is only told what becomes of it
+            decision, start = records.read(Decision, number), records.read(Start, number)
+            if decision is None:
+                return False
+            if start is not None:
+                taking.armed = answer_of_others(start)
+            self._tell(taking, decision)
+            return True
         if not taking.said_step:
             step, rate = self._profiler.step_num, self._rate.per_second
             windows = () if taking.proposal.end is None else self._profiler.armed()[-MOST_WINDOWS:]
@@ -298,6 +324,7 @@ class Agreement:
 
     def _tell(self, taking: _Taking, decision: Decision) -> None:
         asked, trigger = taking.proposal.asked, taking.proposal.trigger
+        self._followed.add(taking.proposal.key)
         if decision.decision == "committed" and taking.armed is not None:
             self._outcome(asked, trigger, taking.armed)
         elif not decision.again:

@@ -13,6 +13,7 @@ from stepscope.runtime.control.choosing import choose_steps
 from stepscope.runtime.control.end_change import EndRequest, choose_end
 from stepscope.runtime.control.job_directory import Member, read_record
 from stepscope.runtime.control.proposal import ArmedAnswer, AtStep, Decision, Proposal, Records, Start
+from stepscope.runtime.control.telling import repeats
 from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.presence import replace_private
 
@@ -40,8 +41,12 @@ class Leading:
         self._since.clear()
         self._arrived.clear()
 
-    def turn(self, records: Records) -> None:
+    def turn(self, records: Records, step: int) -> None:
         """Does the next thing that can be done.
+
+        Args:
+            records: of the run.
+            step: where this rank is.
 
         Raises:
             OSError: if a record cannot be written.
@@ -61,12 +66,20 @@ class Leading:
                 again = msgspec.structs.replace(proposal, number=number + 1, attempt=proposal.attempt + 1, least=least)
                 records.write(again, number + 1)
                 return
-        for key, wish in records.wishes()[:1]:
-            records.write(Proposal(number + 1, key, wish.request, wish.trigger, end=wish.end), number + 1)
-            taken = msgspec.structs.replace(wish, proposal=number + 1)
+        for key, wish in records.wishes():
+            same = repeats(records, wish, step)
+            if not same:
+                records.write(Proposal(number + 1, key, wish.request, wish.trigger, end=wish.end), number + 1)
+            taken = msgspec.structs.replace(wish, proposal=same or number + 1)
             replace_private(records.path("wish", key), msgspec.json.encode(taken))
+            if same:
+                log.info(
+                    "control: %s, asked for by %s, is what will be recorded already", wish.asked.text(), wish.trigger
+                )
+                continue
             records.prune(number)
             self.begin()
+            return
 
     def _lead(self, records: Records, proposal: Proposal) -> None:
         start = records.read(Start, proposal.number)
