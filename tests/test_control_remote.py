@@ -30,9 +30,10 @@ from stepscope.runtime.control.command import Command
 from stepscope.runtime.control.end_change import EndChange
 from stepscope.runtime.control.local_socket import peer_user
 from stepscope.runtime.control.remote_gate import RemoteGate
+from stepscope.runtime.processes import parent_of
 from stepscope.runtime.session import session_of
 from tests.collectors import collecting
-from tests.launch import launched
+from tests.launch import launched, run_to_end
 from tests.streams import hello
 from tests.support import ROOT, poll
 
@@ -221,14 +222,66 @@ def test_the_command_line_and_a_process(tmp_path: Path, capsys: pytest.CaptureFi
         ["--pid", "1", "--extend"],
         ["--pid", "1", "--url", "http://x", "--steps", "1"],
         ["--pid", "1", "--abort", "--extend", "--steps", "1"],
+        ["--url", "http://x", "--status", "--start", "x"],
+        ["--url", "http://x", "--status", "--start", "5"],
+        ["--url", "http://x", "--abort", "--steps", "5"],
+        ["--url", "http://x", "--status", "--run-id", "a"],
+        ["--url", "http://x", "--extend", "--steps", "5", "--queue"],
+        ["--pid", "1", "--abort", "--ranks", "3"],
+        ["--pid", "1", "--steps", "5", "--token-file", "x"],
+        ["--list", "--steps", "5"],
+        ["--list", "--status"],
+        ["--list", "--job", "a"],
     ],
 )
 def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """It is said before anybody is asked."""
+    """It is said before anybody is asked; options that would be ignored are named."""
     with pytest.raises(SystemExit) as ended:
         main(["arm", *arguments])
     assert ended.value.code == 2
     assert "error: " in capsys.readouterr().err
+
+
+def test_who_can_be_asked_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And is named where another process was asked: of a launcher its children."""
+    launcher = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', *sys.argv[1:]]).returncode)"
+    command = [sys.executable, "-c", launcher, PROGRAM, str(tmp_path)]
+    with launched(command, cwd=ROOT, stdout=-1, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        assert main(["arm", "--list", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        (pid,) = [each["pid"] for each in found if parent_of(each["pid"]) == process.pid]
+        assert main(["arm", "--list"]) == 0
+        assert f"pid {pid}: prog, step " in capsys.readouterr().out
+        assert main(["arm", "--pid", str(process.pid), "--steps", "2"]) == 1
+        assert f"of its children these take commands: {pid}\n" in capsys.readouterr().err
+        with stepscope.trace(output_dir=tmp_path, options=QUICK):
+            assert main(["arm", "--pid", str(os.getpid()), "--steps", "2"]) == 1
+            assert "needs trace(control=Control(socket=True)) or STEPSCOPE_OPTIONS; " in (
+                said := capsys.readouterr().err
+            )
+            assert str(pid) in said
+        assert main(["arm", "--pid", str(pid), "--steps", "2"]) == 0
+        assert process.communicate(timeout=60)[0] == "[2]\n"
+
+
+UNBOUND = """
+import sys
+import stepscope
+options = stepscope.Options(journal=False, session_dir=sys.argv[1])
+with stepscope.trace(control=stepscope.Control(socket=True), output_dir=sys.argv[1], options=options) as profiler:
+    profiler.step()
+print(*profiler.diagnostics(), sep="\\n")
+"""
+
+
+def test_a_socket_that_cannot_be_bound_is_in_the_diagnostics(tmp_path: Path) -> None:
+    """Its path is too long; the loop goes on."""
+    place = tmp_path / ("long" * 30)
+    place.mkdir()
+    ended = run_to_end([sys.executable, "-c", UNBOUND, str(place)], timeout=60, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
+    assert f"control: no commands are taken at {place}" in ended.stdout
 
 
 # over the collector

@@ -32,12 +32,16 @@ from stepscope.runtime.control.settings import Control
 from stepscope.runtime.control.taken import TakenRequests
 from stepscope.runtime.control.watched_file import WatchedFile
 from stepscope.runtime.control.window_request import WindowRequest
-from stepscope.runtime.run import job_from_environment, this_host
+from stepscope.runtime.run import is_child, job_from_environment, rank_from_environment, this_host
 from stepscope.runtime.table import human_count
 
 log = logging.getLogger("stepscope")
 
 MOST_PROPOSALS = 64
+ALONE = (
+    "no world size was known when trace() was called: this process goes by its own steps as rank {}, and agrees with no other; "
+    "give world_size=..., or have WORLD_SIZE set or torch.distributed initialised before"
+)
 WATCHED = ("proposal-", "start-", "decision-")
 """Records that a rank wakes up for."""
 
@@ -93,8 +97,8 @@ class Controller:
         self._signals = 0
         self._told: tuple[ArmedStatus, ...] = ()
         self._pid = 0
-        self.notes: list[str] = []
-        """Which ways are not open, and why."""
+        self._notes: list[str] = []
+        self._size_unknown = settings.path is not None and settings.agree and world_size is None
 
     @property
     def file(self) -> Path | None:
@@ -124,6 +128,8 @@ class Controller:
             self._note(problem)
         if self.settings.socket:
             self._socket = LocalSocket.listen(session, self.handle)
+            if self._socket.problem:
+                self._note(self._socket.problem)
         self._task = self._loop.start(self._run, "control")
 
     def close(self) -> None:
@@ -142,8 +148,14 @@ class Controller:
             task.cancel()
         control_loop.release(loop)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Which ways are not open, and why; and that this rank is on its own, where it seems to be one of several."""
+        alone = self._size_unknown and (self._rank is not None or is_child() or (rank_from_environment()[1] or 1) > 1)
+        return (*self._notes, *([ALONE.format(self._rank or 0)] if alone else []))
+
     def _note(self, text: str) -> None:
-        self.notes.append(text)
+        self._notes.append(text)
         log.error("control of profiler %r: %s", self._profiler.name, text)
 
     # asking
