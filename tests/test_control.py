@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -260,6 +261,47 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with controlled(tmp_path, control=Control(path=str(tmp_path / "file" / "x.json"), poll=0.01)) as (profiler, _, _):
         step_until(profiler, lambda: profiler.step_num >= 3)
     assert any("is not watched" in note for note in profiler.diagnostics())
+
+
+def test_ranks_without_a_world_size_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They agree with no others; a process that is alone hears nothing of that."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for rank, later, told in ((1, "", True), (None, "2", True), (None, "", False), (None, "1", False)):
+        with controlled(tmp_path, rank=rank) as (profiler, _, _):
+            if later:
+                monkeypatch.setenv("WORLD_SIZE", later)
+            notes = [note for note in profiler.diagnostics() if "no world size was known" in note]
+            assert bool(notes) == told, (rank, later)
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with controlled(tmp_path, rank=0, world_size=1) as (profiler, _, _):
+        assert not any("no world size" in note for note in profiler.diagnostics())
+
+
+def test_children_of_multiprocessing_are_told(tmp_path: Path) -> None:
+    """As `torch.multiprocessing.spawn` makes ranks, which join a process group later."""
+    context = multiprocessing.get_context("spawn")
+    asked: Any = context.SimpleQueue()
+    child = context.Process(target=_diagnose, args=(str(tmp_path), asked))
+    child.start()
+    assert "no world size was known when trace() was called" in asked.get()
+    child.join()
+
+
+def _diagnose(directory: str, asked: Any) -> None:
+    with stepscope.trace(control=Control(path=directory), output_dir=directory, options=QUICK) as profiler:
+        asked.put(" ".join(profiler.diagnostics()))
+
+
+def test_a_flight_recorder_says_how_it_saves(tmp_path: Path) -> None:
+    """No window can be asked of it, and what was given to it anyway is not advised."""
+    with controlled(tmp_path, keep_last=5) as (profiler, _, _):
+        armed = profiler.arm(stepscope.WindowRequest(steps=1))
+    assert not armed
+    assert armed.reason == (
+        "the profiler keeps the last 5 steps (keep_last) and records at all times; profiler.save() writes them, and a second "
+        "profiler, trace(control=...) without keep_last, records windows"
+    )
 
 
 def test_ranks_as_people_write_them() -> None:
