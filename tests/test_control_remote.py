@@ -513,9 +513,10 @@ async def test_windows_of_several_ranks_wait_for_others(tmp_path: Path) -> None:
         with ranks_at(running.url, tmp_path, 2):
             streams = running.collector.streams
             await poll(lambda: sum(one.connection is not None for one in streams.all.values()) == 2)
-            status, said = await order(running.url, steps=3000, run_id="long")
+            status, said = await order(running.url, steps=10_000, run_id="long")
             assert said["outcome"] == "done", said
             last = said["last"]
+            await _all_record(running.url)
             status, said = await order(running.url, steps=2, run_id="refused")
             assert said["outcome"] == "refused" and "ask with overlap='queue'" in said["ranks"][0]["text"], said
             status, said = await order(running.url, steps=2, run_id="waits", overlap="queue")
