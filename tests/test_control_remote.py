@@ -513,23 +513,23 @@ async def test_windows_of_several_ranks_wait_for_others(tmp_path: Path) -> None:
         with ranks_at(running.url, tmp_path, 2):
             streams = running.collector.streams
             await poll(lambda: sum(one.connection is not None for one in streams.all.values()) == 2)
-            status, said = await order(running.url, steps=10_000, run_id="long")
+            _, said = await order(running.url, steps=10_000, run_id="long")
             assert said["outcome"] == "done", said
             last = said["last"]
             await _all_record(running.url)
-            status, said = await order(running.url, steps=2, run_id="refused")
+            _, said = await order(running.url, steps=2, run_id="refused")
             assert said["outcome"] == "refused" and "ask with overlap='queue'" in said["ranks"][0]["text"], said
-            status, said = await order(running.url, steps=2, run_id="waits", overlap="queue")
+            _, said = await order(running.url, steps=2, run_id="waits", overlap="queue")
             assert (said["outcome"], said["first"], said["last"]) == ("done", last + 1, last + 2), said
-            status, said = await order(
+            _, said = await order(
                 running.url, start_step=last - 1, steps=2, granularity=4, run_id="fixed", overlap="queue"
             )
             first = -(-(last + 3) // 4) * 4
             assert said["outcome"] == "done" and said["first"] == first, said
             await order(running.url, command="abort")
-            status, said = await order(running.url, seconds=3600, run_id="timed")
+            _, said = await order(running.url, seconds=3600, run_id="timed")
             assert said["outcome"] == "done", said
-            status, said = await order(running.url, steps=2, overlap="queue")
+            _, said = await order(running.url, steps=2, overlap="queue")
             assert said["outcome"] == "refused", said
             assert said["ranks"][0]["text"].endswith("ask again when it is over"), said
 
