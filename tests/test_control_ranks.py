@@ -84,6 +84,23 @@ def test_a_request_is_taken_once(tmp_path: Path) -> None:
     assert all(set(running.windows(rank)) == {"a", "b"} for rank in range(count))
 
 
+@pytest.mark.checklist("F6")
+def test_a_request_that_was_given_up_can_be_asked_again(tmp_path: Path) -> None:
+    """A rank was silent for too long; when it goes on the same request is recorded."""
+    count = 3
+    with job(tmp_path, rank_settings(tmp_path, count, patience=[1.5] * count)) as running:
+        running.ask("before", steps=2)
+        running.steps_of("before")
+        silent = next(rank for rank in range(1, count) if rank != running.leading())
+        running.processes[silent].send_signal(signal.SIGSTOP)
+        running.ask("again", steps=2)
+        running.until_answer(f"rank {silent} did not say at which step in 1.5 s")
+        running.processes[silent].send_signal(signal.SIGCONT)
+        for run in ("between", "again"):
+            running.ask(run, steps=2)
+            assert len(running.steps_of(run)) == 1
+
+
 @pytest.mark.checklist("A34", "F5", "F10")
 def test_eight_ranks_at_different_speeds_end_with_the_same_step(tmp_path: Path) -> None:
     """A window that is extended, and one that is aborted: by the file, or one rank's socket, whoever has begun it."""
