@@ -10,36 +10,33 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
-from stepscope.collector.connection import Connection
+from stepscope.collector.addressees import Target, addressees
 from stepscope.collector.order import OrderedRank, OrderResult, WindowOrder
 from stepscope.collector.problems import ProblemError
-from stepscope.collector.stream import Stream
 from stepscope.collector.streams import Streams, rank_id
+from stepscope.runtime.control.armed import Armed
+from stepscope.runtime.control.choosing import choose_steps, may_move, nearest_of, why_not
 from stepscope.runtime.control.command import Answer, Command
 from stepscope.runtime.control.end_change import NOTHING_WAITS, choose_end
-from stepscope.runtime.control.ranks import ranks_from
+from stepscope.runtime.control.ranks import ranks_from, ranks_text
 from stepscope.runtime.control.window_detail import detail_from
 from stepscope.runtime.control.window_request import WindowRequest
-from stepscope.runtime.schedule import NEVER
 from stepscope.runtime.table import human_count
 
 MARGIN = 1.0
 """Seconds from the proposal to the first step that the first attempt allows for; each further one doubles it."""
 ATTEMPTS = 5
+LOOK = 0.3
+"""Seconds between two looks at processes of which one does not know yet how fast it goes."""
 LEAST_STEPS = 3
 """Steps ahead of the fastest rank in any case."""
 
 
-class _Target(NamedTuple):
-    stream: Stream
-    connection: Connection
-
-
-_Answers = list[tuple[_Target, Answer]]
+_Answers = list[tuple[Target, Answer]]
 
 
 class Orders:
@@ -61,7 +58,21 @@ class Orders:
             request = _request(order) if order.command == "arm" else None
         except ValueError as error:
             raise ProblemError(400, str(error)) from error
-        targets = self._targets(order, wanted)
+        targets, lacking = addressees(self._streams, order, wanted)
+        if request is not None and lacking:
+            those = ranks_text(tuple(target.rank for target in targets))
+            return _refused(
+                [(target, Answer()) for target in targets],
+                f"not all ranks of the job can be asked, so none records; {lacking}; for the others: ranks {those}",
+            )
+        result = await self._carry_out(order, request, targets)
+        if not lacking or result.outcome == "refused":
+            return result
+        reason = f"{result.reason}; {lacking}" if result.reason else lacking
+        return msgspec.structs.replace(result, outcome="partly", reason=reason)
+
+    async def _carry_out(self, order: WindowOrder, request: WindowRequest | None, targets: list[Target]) -> OrderResult:
+        """Has these processes do it; without a request it is no window that is ordered."""
         if request is not None:
             return await self._arm(order, request, targets)
         match order.command:
@@ -77,36 +88,8 @@ class Orders:
             return _result(await self._ask(targets, command, order.patience))
         return await self._end(order, command, targets)
 
-    def _targets(self, order: WindowOrder, wanted: tuple[int, ...] | None) -> list[_Target]:
-        """The processes that are meant."""
-        connected = [
-            _Target(stream, stream.connection)
-            for rank in self._streams
-            for stream in [rank.latest]
-            if isinstance(stream.connection, Connection)
-            and (not order.name or stream.run.name == order.name)
-            and (not order.job or stream.run.job == order.job)
-        ]
-        able = [target for target in connected if target.connection.control]
-        if not able:
-            raise ProblemError(
-                404,
-                f"none of {len(connected)} connected processes takes commands; they need "
-                "trace(control=Control(collector=True))",
-            )
-        jobs = sorted({(target.stream.run.name, target.stream.run.job) for target in able})
-        if len(jobs) > 1:
-            shown = ", ".join(f"name {name!r} job {job!r}" for name, job in jobs[:10])
-            raise ProblemError(409, f"several jobs are connected: say which one is meant: {shown}")
-        chosen = [target for target in able if wanted is None or (target.stream.run.rank or 0) in wanted]
-        absent = set(wanted or ()) - {target.stream.run.rank or 0 for target in chosen}
-        if absent:
-            shown = ", ".join(map(str, sorted(absent)[:20]))
-            raise ProblemError(404, f"of the ranks that are to record, these are not connected: {shown}")
-        return chosen
-
-    async def _ask(self, targets: list[_Target], command: Command, patience: float) -> _Answers:
-        async def one(target: _Target) -> Answer:
+    async def _ask(self, targets: list[Target], command: Command, patience: float) -> _Answers:
+        async def one(target: Target) -> Answer:
             try:
                 return await target.connection.order(command, patience)
             except TimeoutError:
@@ -117,7 +100,7 @@ class Orders:
         answers = await asyncio.gather(*map(one, targets))
         return list(zip(targets, answers, strict=True))
 
-    async def _arm(self, order: WindowOrder, request: WindowRequest, targets: list[_Target]) -> OrderResult:
+    async def _arm(self, order: WindowOrder, request: WindowRequest, targets: list[Target]) -> OrderResult:
         if len(targets) == 1:
             return _result(await self._ask(targets, Command(command="arm", request=request), order.patience))
         least, attempt = 0, 0
@@ -125,20 +108,20 @@ class Orders:
             where, ahead = await self._ahead(order, targets, attempt)
             if any(answer.error for _, answer in where):
                 return _result(where, reason="not all processes answer, so none records")
-            ahead = max(ahead + request.warmup, least)
-            proposed, reason = _chosen(request, ahead, max(answer.step for _, answer in where))
+            ahead += request.warmup
+            latest = f"a rank is at step {max(answer.step for _, answer in where)}"
+            proposed, reason = choose_steps(request, ahead, least, ahead, latest)
             if proposed is None:
                 return _refused(where, reason)
-            first = int(proposed.start_step)
+            by = int(proposed.start_step)
             command = Command(command="propose", request=proposed)
-            result, again = await self._propose(order, command, first, targets, "record these steps")
+            result, nearest = await self._propose(order, command, by, targets, "record these steps", request)
             attempt += 1
-            fixed = request.past == "refuse" and request.start_step != "next"
-            if not again or fixed or attempt == ATTEMPTS:
+            if nearest is None or not may_move(request) or attempt == ATTEMPTS:
                 return result
-            least = first + 1
+            least = nearest
 
-    async def _end(self, order: WindowOrder, command: Command, targets: list[_Target]) -> OrderResult:
+    async def _end(self, order: WindowOrder, command: Command, targets: list[Target]) -> OrderResult:
         """Extends or aborts what is recorded, so that it ends with the same step on all ranks."""
         least, attempt, asked = 0, 0, command.end_request()
         while True:
@@ -157,28 +140,45 @@ class Orders:
             concerned = [target for name, target in zip(names, targets, strict=True) if name in chosen.ranks]
             by = chosen.change.decided_by
             proposal = Command(command="propose", end=chosen.change)
-            result, again = await self._propose(order, proposal, by, concerned, f"{command.command} the window")
+            result, nearest = await self._propose(order, proposal, by, concerned, f"{command.command} the window")
             attempt += 1
-            if not again or command.command == "extend" or attempt == ATTEMPTS:
+            if nearest is None or command.command == "extend" or attempt == ATTEMPTS:
                 return result
-            least = by + 1
+            least = nearest
 
-    async def _ahead(self, order: WindowOrder, targets: list[_Target], attempt: int) -> tuple[_Answers, int]:
+    async def _ahead(self, order: WindowOrder, targets: list[Target], attempt: int) -> tuple[_Answers, int]:
         """Where all are, and the first step that all have ahead of them, with time to agree on it."""
         loop = asyncio.get_running_loop()
         asked = loop.time()
         where = await self._ask(targets, Command(command="status"), order.patience)
+        rates = [answer.rate for _, answer in where]
+        if not all(answer.rate or answer.error for _, answer in where):  # a loop that has just begun has no rate yet
+            await asyncio.sleep(LOOK)
+            before, since, asked = where, asked, loop.time()
+            where = await self._ask(targets, Command(command="status"), order.patience)
+            rates = [
+                max(answer.rate, (answer.step - earlier.step) / (asked - since))
+                for (_, earlier), (_, answer) in zip(before, where, strict=True)
+            ]
         passed = loop.time() - asked + MARGIN * 2**attempt
-        return where, max(answer.step + math.ceil(answer.rate * passed) for _, answer in where) + LEAST_STEPS
+        steps = [answer.step + math.ceil(rate * passed) for (_, answer), rate in zip(where, rates, strict=True)]
+        return where, max(steps) + LEAST_STEPS
 
     async def _propose(
-        self, order: WindowOrder, proposal: Command, by: int, targets: list[_Target], what: str
-    ) -> tuple[OrderResult, bool]:
-        """Proposes something to all; returns what became of it, and whether later steps might do.
+        self,
+        order: WindowOrder,
+        proposal: Command,
+        by: int,
+        targets: list[Target],
+        what: str,
+        request: WindowRequest | None = None,
+    ) -> tuple[OrderResult, int | None]:
+        """Proposes something to all; returns what became of it, and the step from which on another attempt might do.
 
         Args:
             by: the step at which it must be decided.
             what: what they are to do, for the answer.
+            request: the window that was asked for, if it is one.
         """
         name = secrets.token_hex(16)
         answers = await self._ask(targets, msgspec.structs.replace(proposal, proposal=name), order.patience)
@@ -186,12 +186,22 @@ class Orders:
             reason = f"not all ranks can {what}, so none does"
             no = Command(command="decide", proposal=name, committed=False, reason=reason)
             await self._ask([target for target, answer in answers if _obeys(answer)], no, order.patience)
-            late = any(answer.step >= by for _, answer in answers)
+            refusals = [(answer, answer.armed) for _, answer in answers if not _obeys(answer)]
+            nearest = [
+                None if armed is None else nearest_of(request, by, answer.step, armed.nearest)
+                for answer, armed in refusals
+            ]
+            least = [step for step in nearest if step is not None]
             refused: _Answers = [
-                (target, msgspec.structs.replace(answer, error=reason) if _obeys(answer) else answer)
+                (
+                    target,
+                    msgspec.structs.replace(answer, error=reason)
+                    if _obeys(answer) or answer.armed is None
+                    else _refusal(answer, answer.armed, request),
+                )
                 for target, answer in answers
             ]
-            return _result(refused, reason=reason), late
+            return _result(refused, reason=reason), max(least) if len(least) == len(nearest) else None
         decided = await self._ask(targets, Command(command="decide", proposal=name, committed=True), order.patience)
         final: _Answers = [
             (target, msgspec.structs.replace(answer, error=said.error, step=said.step or answer.step))
@@ -200,7 +210,7 @@ class Orders:
         missed = any(answer.error for _, answer in final)
         nobody = all(answer.error for _, answer in final)
         reason = "some ranks did not hear in time that it is so" if missed else ""
-        return _result(final, reason=reason), nobody
+        return _result(final, reason=reason), by + 1 if nobody else None
 
 
 def _request(order: WindowOrder) -> WindowRequest:
@@ -218,32 +228,12 @@ def _request(order: WindowOrder) -> WindowRequest:
     )
 
 
-def _chosen(request: WindowRequest, ahead: int, latest: int) -> tuple[WindowRequest | None, str]:
-    """The request with steps that all ranks have ahead of them, or why there are none."""
-    first, last = request.rounded(ahead)
-    if first < ahead:
-        where = f"start_step {first} is past, or too near: a rank is at step {latest}"
-        if request.past == "refuse":
-            return None, f"{where}; the nearest that all ranks can record is {ahead}"
-        first = -(-ahead // request.granularity) * request.granularity
-        if first > last:
-            return None, f"{where}; nothing of the window is left that all ranks can record"
-    return (
-        WindowRequest(
-            start_step=first,
-            stop_step=None if last == NEVER else last,
-            seconds=request.seconds,
-            run_id=request.run_id,
-            warmup=request.warmup,
-            granularity=request.granularity,
-            detail=request.detail,
-        ),
-        "",
-    )
-
-
 def _obeys(answer: Answer) -> bool:
     return not answer.error and (answer.armed is None or answer.armed.accepted)
+
+
+def _refusal(answer: Answer, armed: Armed, request: WindowRequest | None) -> Answer:
+    return msgspec.structs.replace(answer, armed=msgspec.structs.replace(armed, reason=why_not(request, armed.reason)))
 
 
 def _text(answer: Answer) -> str:

@@ -44,6 +44,8 @@ class Arming(ArmedSteps):
             return Armed(False, run_id=run_id, reason=f"profiler {self.name!r} is {self._state}")
         if not request.wants(self._rank):
             return Armed(False, run_id=run_id, reason=f"rank {self._rank or 0} is not among the ranks that record")
+        if refused := self._never_arms():
+            return Armed(False, run_id=run_id, reason=refused)
         if request.detail is not None and (refused := request.detail.refusal(self._backends)):
             return Armed(False, run_id=run_id, reason=refused)
         with self._arming:
@@ -70,6 +72,10 @@ class Arming(ArmedSteps):
     def _first_free(self, step: int) -> int:
         """The first step from this one on that a window can begin with."""
         return step
+
+    def _never_arms(self) -> str:
+        """Why no window can be asked for, whichever; empty if some can."""
+        return ""
 
     def extend(self, steps: int = 0, *, seconds: float = 0.0) -> Armed:
         """Lets the armed window that runs go on for longer.

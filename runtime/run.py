@@ -96,6 +96,12 @@ def job_from_environment() -> str:
     return ""
 
 
+def is_child() -> bool:
+    """Whether `multiprocessing` has started this process, as `torch.multiprocessing.spawn` does for ranks."""
+    module: Any = sys.modules.get("multiprocessing.process")
+    return module is not None and module.parent_process() is not None
+
+
 def rank_from_environment() -> tuple[int | None, int | None]:
     """(rank, world size) as launchers announce them in the environment, else as torch.distributed has them, if it is in use;
     `None` where nothing is said."""

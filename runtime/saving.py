@@ -13,6 +13,7 @@ from stepscope.runtime.hub import Hub
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.plain import plain
 from stepscope.runtime.schedule import ScheduleFunction
+from stepscope.runtime.table import human_count
 
 MAX_REASON = 200
 """Characters kept of the reason of a save."""
@@ -40,6 +41,14 @@ class Saving(Arming):
         """
         finding = Finding(at=clock.now(), text="save() was called", at_once=not self._after)
         return self._fire(plain(str(reason)[:MAX_REASON]) or "call", finding)
+
+    def _never_arms(self) -> str:
+        if self.keep_last is None:
+            return ""
+        return (
+            f"the profiler keeps the last {human_count(self.keep_last.steps, 'step')} (keep_last) and records at all times; "
+            "profiler.save() writes them, and a second profiler, trace(control=...) without keep_last, records windows"
+        )
 
     def caught(self, error: BaseException) -> bool:
         """Tells the flight recorder of an exception that was handled; saves as one that leaves the `with` does.

@@ -50,12 +50,22 @@ class Job:
         """The windows that a rank has finished, by run id."""
         path = self.directory / f"windows-{rank}"
         lines = path.read_text().splitlines() if path.exists() else []
-        said = [json.loads(line) for line in lines]
+        said = [each for each in map(json.loads, lines) if each["trigger"] != "signal"]
         assert len({each["run"] for each in said}) == len(said), f"rank {rank} has recorded something twice"
         for each in said:
             first, last = each["steps"][0], each["steps"][-1]
             assert each["name"] == f"rank{rank}_start{first}_stop{last}_{each['run']}"
         return {each["run"]: each for each in said}
+
+    def signalled(self, rank: int) -> list[list[int]]:
+        """The steps of the windows that signals asked a rank for."""
+        path = self.directory / f"windows-{rank}"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [each["steps"] for each in map(json.loads, lines) if each["trigger"] == "signal"]
+
+    def all_signalled(self, windows: int) -> bool:
+        """Whether signals had so many windows recorded on every rank."""
+        return all(len(self.signalled(each.rank)) >= windows for each in self.ranks)
 
     def windows(self, rank: int) -> dict[str, list[int]]:
         """The steps of each."""

@@ -45,6 +45,8 @@ class RankSettings(msgspec.Struct, kw_only=True):
     """What is watched; default: the directory."""
     alone: bool = False
     """Whether the system tells of no changes of files, as a shared file system does not."""
+    signal: bool = False
+    """Whether SIGUSR2 asks for windows."""
     host: str = ""
     """What the machine is to be called, for a process that has a name of it to itself."""
 
@@ -93,11 +95,18 @@ def main(settings: RankSettings) -> None:
             "steps": [step.number for step in window.steps],
             "complete": window.complete,
             "name": armed["name"],
+            "trigger": armed["trigger"],
             "note": armed.get("note", ""),
         }
         print(json.dumps(said), file=windows)
 
-    control = Control(path=settings.control or settings.directory, poll=0.1, patience=settings.patience, socket=True)
+    control = Control(
+        path=settings.control or settings.directory,
+        poll=0.1,
+        patience=settings.patience,
+        socket=True,
+        signal=settings.signal,
+    )
     with stepscope.trace(
         control=control,
         output_dir=directory / "out",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -96,6 +97,47 @@ def test_windows_by_the_file(tmp_path: Path) -> None:
     assert said(windows[1])["name"] == f"rank0_start{number}_stop{number}_again"
     assert told["state"] == "ok" and told["trigger"] == "file" and told["run_id"] == "again"
     assert told["answer"] == f"recording step {number}"
+
+
+@pytest.mark.checklist("A33", "F6")
+def test_a_request_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever was asked for meanwhile, and by every profiler that follows the file; what nothing came of can be asked again."""
+    with controlled(tmp_path) as (profiler, windows, path):
+        for run_id in ("a", "b"):
+            say(path, start_step="next", steps=1, run_id=run_id)
+            step_until(profiler, lambda: path.exists() and status(path).get("run_id") == run_id)  # noqa: B023
+        say(path, start_step="next", steps=1, run_id="a")
+        step_until(profiler, lambda: "was taken already" in status(path)["answer"])
+        number = windows[0].steps[0].number
+        taken = f"this request was taken already (recording step {number}); another run_id records it again"
+        assert (status(path)["answer"], status(path)["run_id"]) == (taken, "a")
+        assert any(taken in record.getMessage() for record in caplog.records)
+        say(path, start_step=1, steps=1, run_id="past")
+        step_until(profiler, lambda: "is in the past" in status(path)["answer"])
+        say(path, start_step=100_000, steps=1, run_id="far")
+        step_until(profiler, lambda: status(path)["answer"] == "recording step 100000")
+    assert [said(window)["run_id"] for window in windows] == ["a", "b"]
+    with controlled(tmp_path) as (profiler, windows, path):
+        assert [one.first for one in profiler.armed()] == [100_000], "the first profiler did not come to it"
+        say(path, start_step="next", steps=1, run_id="a")
+        step_until(profiler, lambda: status(path)["answer"] == taken)
+        go_on(profiler, 20)
+        say(path, start_step=profiler.step_num + 500, steps=1, run_id="past")
+        step_until(profiler, lambda: windows)
+    assert [said(window)["run_id"] for window in windows] == ["past"]
+
+
+@pytest.mark.checklist("B18")
+def test_ranks_that_do_not_agree_say_who_was_asked(tmp_path: Path) -> None:
+    """Rank 0 writes the status file, and does not record: that is no refusal."""
+    with controlled(tmp_path, rank=0, control=Control(path=str(tmp_path), poll=0.01, agree=False)) as (
+        profiler,
+        _,
+        path,
+    ):
+        say(path, start_step="next", steps=1, ranks="1")
+        step_until(profiler, lambda: "answer" in status(path))
+        assert status(path)["answer"] == "asked of ranks 1, not of rank 0; each goes by its own steps"
 
 
 @pytest.mark.checklist("A29", "A40", "F3")
@@ -219,6 +261,47 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with controlled(tmp_path, control=Control(path=str(tmp_path / "file" / "x.json"), poll=0.01)) as (profiler, _, _):
         step_until(profiler, lambda: profiler.step_num >= 3)
     assert any("is not watched" in note for note in profiler.diagnostics())
+
+
+def test_ranks_without_a_world_size_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They agree with no others; a process that is alone hears nothing of that."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for rank, later, told in ((1, "", True), (None, "2", True), (None, "", False), (None, "1", False)):
+        with controlled(tmp_path, rank=rank) as (profiler, _, _):
+            if later:
+                monkeypatch.setenv("WORLD_SIZE", later)
+            notes = [note for note in profiler.diagnostics() if "no world size was known" in note]
+            assert bool(notes) == told, (rank, later)
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with controlled(tmp_path, rank=0, world_size=1) as (profiler, _, _):
+        assert not any("no world size" in note for note in profiler.diagnostics())
+
+
+def test_children_of_multiprocessing_are_told(tmp_path: Path) -> None:
+    """As `torch.multiprocessing.spawn` makes ranks, which join a process group later."""
+    context = multiprocessing.get_context("spawn")
+    asked: Any = context.SimpleQueue()
+    child = context.Process(target=_diagnose, args=(str(tmp_path), asked))
+    child.start()
+    assert "no world size was known when trace() was called" in asked.get()
+    child.join()
+
+
+def _diagnose(directory: str, asked: Any) -> None:
+    with stepscope.trace(control=Control(path=directory), output_dir=directory, options=QUICK) as profiler:
+        asked.put(" ".join(profiler.diagnostics()))
+
+
+def test_a_flight_recorder_says_how_it_saves(tmp_path: Path) -> None:
+    """No window can be asked of it, and what was given to it anyway is not advised."""
+    with controlled(tmp_path, keep_last=5) as (profiler, _, _):
+        armed = profiler.arm(stepscope.WindowRequest(steps=1))
+    assert not armed
+    assert armed.reason == (
+        "the profiler keeps the last 5 steps (keep_last) and records at all times; profiler.save() writes them, and a second "
+        "profiler, trace(control=...) without keep_last, records windows"
+    )
 
 
 def test_ranks_as_people_write_them() -> None:

@@ -277,7 +277,7 @@ def test_an_end_that_a_rank_has_behind_it_stays(tmp_path: Path) -> None:
 def test_an_abort_that_a_rank_is_faster_than_comes_later(tmp_path: Path) -> None:
     """The step that was chosen is behind a rank before all have agreed to it: another one is."""
     with job(2) as ranks:
-        begun(ranks, steps=5000)
+        begun(ranks, steps=1_000_000)
         ranks[0].agreement.wish(EndRequest(command="abort"), "file")
         start = proposed(ranks, 2)
         assert start.end is not None
@@ -381,11 +381,36 @@ def test_one_rank_records_something_else(tmp_path: Path) -> None:
                 rank.work(1)
         assert "rank 1: " in ranks[0].outcomes[-1].reason and "overlap the window 'own'" in ranks[0].outcomes[-1].reason
         ranks[0].agreement.wish(WindowRequest(steps=2, run_id="queued", overlap="queue"), "file")
-        settle(ranks, 2, 10)
+        fixed = WindowRequest(start_step=2990, steps=2, granularity=4, run_id="fixed", overlap="queue")
+        ranks[0].agreement.wish(fixed, "file")
+        settle(ranks, 3, 10)
         for rank in ranks:
             rank.close()
     own = [window for window in ranks[1].windows if window[0] != "own"]
-    assert own == ranks[0].windows and [run_id for run_id, _ in own] == ["queued"]
+    assert own == ranks[0].windows and [run_id for run_id, _ in own] == ["queued", "fixed"]
+    assert own[1][1][0] % 4 == 0 and len(own[1][1]) == 4
+
+
+def test_a_directory_that_is_still_to_be_made_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Rank 0 makes it: until then there is nothing to complain about, and wishes stay."""
+    place = tmp_path / "new"
+    rank = Rank(tmp_path, 0, 1, patience=60.0)
+    waiting = Agreement(
+        JobDirectory(place / "stepscope.json", "job"),
+        rank.profiler,
+        rank=0,
+        world_size=1,
+        outcome=lambda asked, trigger, armed: rank.outcomes.append(armed),
+    )
+    waiting.wish(WindowRequest(steps=1, run_id="early"), "file")
+    for _ in range(3):
+        waiting.turn()
+    assert (waiting.trouble, rank.outcomes, caplog.records) == ("", [], [])
+    place.mkdir()
+    both_turn([rank], lambda: waiting.turn() and rank.outcomes)
+    assert rank.outcomes[0].accepted
+    waiting.close()
+    rank.close()
 
 
 @pytest.mark.checklist("A23")

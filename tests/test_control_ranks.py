@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,14 +34,71 @@ def test_eight_ranks_at_different_speeds_record_the_same_steps(tmp_path: Path) -
         (steps,) = running.steps_of("grouped")
         assert steps[0] % 4 == 0 and len(steps) == 8
         running.ask("some", steps=2, ranks="1,3-4")
-        assert len(running.steps_of("some", [1, 3, 4])) == 1
-        running.until_answer("(by ranks 1,3-4)")
+        ((first, last),) = running.steps_of("some", [1, 3, 4])
+        answer = f"recording steps {first}-{last} (by ranks 1,3-4)"
+        running.until("some", lambda status: (status.get("run_id"), status["answer"]) == ("some", answer))
         running.ask("late", start_step=5, stop_step=9)
         running.until_answer("is past")
     for rank in range(RANKS):
         told = set(running.windows(rank))
         assert ("some" in told) == (rank in (1, 3, 4))
         assert "late" not in told
+
+
+def test_a_signal_to_all_ranks_is_one_request(tmp_path: Path) -> None:
+    """One window on all of them; when it is over a signal asks for another one."""
+    count = 4
+    ranks = rank_settings(tmp_path, count, signal=[True] * count)
+    with job(tmp_path, ranks) as running:
+        for number in range(1, 3):
+            for process in running.processes.values():
+                process.send_signal(signal.SIGUSR2)
+            wait(partial(running.all_signalled, number), lambda: "no window")
+        running.ask("after", steps=2)
+        running.steps_of("after")
+    windows = [running.signalled(rank) for rank in range(count)]
+    assert windows == [windows[0]] * count and len(windows[0]) == 2, windows
+
+
+@pytest.mark.checklist("A33", "F6")
+def test_a_request_is_taken_once(tmp_path: Path) -> None:
+    """The same again is passed over, and that is said; one that was given up can be asked for again."""
+    count = 3
+    with job(tmp_path, rank_settings(tmp_path, count)) as running:
+        running.ask("a", steps=2)
+        ((first, last),) = running.steps_of("a")
+        running.ask("b", steps=2)
+        running.steps_of("b")
+        running.ask("a", steps=2)
+        taken = f"this request was taken already (recording steps {first}-{last}); another run_id records it again"
+        running.until_answer(taken)
+
+        far = max(running.windows(rank)["b"][-1] for rank in range(count)) + 100_000
+        running.ask("waits", start_step=far, steps=2)
+        running.until_window("queued")
+        running.write(command="abort")
+        running.until_window("withdrawn")
+        running.ask("waits", start_step=far, steps=2)
+        running.until_window("queued")
+        running.until("waits", lambda status: status.get("answer") == f"recording steps {far}-{far + 1}")
+    assert all(set(running.windows(rank)) == {"a", "b"} for rank in range(count))
+
+
+@pytest.mark.checklist("F6")
+def test_a_request_that_was_given_up_can_be_asked_again(tmp_path: Path) -> None:
+    """A rank was silent for too long; when it goes on the same request is recorded."""
+    count = 3
+    with job(tmp_path, rank_settings(tmp_path, count, patience=[1.5] * count)) as running:
+        running.ask("before", steps=2)
+        running.steps_of("before")
+        silent = next(rank for rank in range(1, count) if rank != running.leading())
+        running.processes[silent].send_signal(signal.SIGSTOP)
+        running.ask("again", steps=2)
+        running.until_answer(f"rank {silent} did not say at which step in 1.5 s")
+        running.processes[silent].send_signal(signal.SIGCONT)
+        for run in ("between", "again"):
+            running.ask(run, steps=2)
+            assert len(running.steps_of(run)) == 1
 
 
 @pytest.mark.checklist("A34", "F5", "F10")

@@ -30,9 +30,10 @@ from stepscope.runtime.control.command import Command
 from stepscope.runtime.control.end_change import EndChange
 from stepscope.runtime.control.local_socket import peer_user
 from stepscope.runtime.control.remote_gate import RemoteGate
+from stepscope.runtime.processes import parent_of
 from stepscope.runtime.session import session_of
 from tests.collectors import collecting
-from tests.launch import launched
+from tests.launch import launched, run_to_end
 from tests.streams import hello
 from tests.support import ROOT, poll
 
@@ -221,14 +222,66 @@ def test_the_command_line_and_a_process(tmp_path: Path, capsys: pytest.CaptureFi
         ["--pid", "1", "--extend"],
         ["--pid", "1", "--url", "http://x", "--steps", "1"],
         ["--pid", "1", "--abort", "--extend", "--steps", "1"],
+        ["--url", "http://x", "--status", "--start", "x"],
+        ["--url", "http://x", "--status", "--start", "5"],
+        ["--url", "http://x", "--abort", "--steps", "5"],
+        ["--url", "http://x", "--status", "--run-id", "a"],
+        ["--url", "http://x", "--extend", "--steps", "5", "--queue"],
+        ["--pid", "1", "--abort", "--ranks", "3"],
+        ["--pid", "1", "--steps", "5", "--token-file", "x"],
+        ["--list", "--steps", "5"],
+        ["--list", "--status"],
+        ["--list", "--job", "a"],
     ],
 )
 def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """It is said before anybody is asked."""
+    """It is said before anybody is asked; options that would be ignored are named."""
     with pytest.raises(SystemExit) as ended:
         main(["arm", *arguments])
     assert ended.value.code == 2
     assert "error: " in capsys.readouterr().err
+
+
+def test_who_can_be_asked_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And is named where another process was asked: of a launcher its children."""
+    launcher = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', *sys.argv[1:]]).returncode)"
+    command = [sys.executable, "-c", launcher, PROGRAM, str(tmp_path)]
+    with launched(command, cwd=ROOT, stdout=-1, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        assert main(["arm", "--list", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        (pid,) = [each["pid"] for each in found if parent_of(each["pid"]) == process.pid]
+        assert main(["arm", "--list"]) == 0
+        assert f"pid {pid}: prog, step " in capsys.readouterr().out
+        assert main(["arm", "--pid", str(process.pid), "--steps", "2"]) == 1
+        assert f"of its children these take commands: {pid}\n" in capsys.readouterr().err
+        with stepscope.trace(output_dir=tmp_path, options=QUICK):
+            assert main(["arm", "--pid", str(os.getpid()), "--steps", "2"]) == 1
+            assert "needs trace(control=Control(socket=True)) or STEPSCOPE_OPTIONS; " in (
+                said := capsys.readouterr().err
+            )
+            assert str(pid) in said
+        assert main(["arm", "--pid", str(pid), "--steps", "2"]) == 0
+        assert process.communicate(timeout=60)[0] == "[2]\n"
+
+
+UNBOUND = """
+import sys
+import stepscope
+options = stepscope.Options(journal=False, session_dir=sys.argv[1])
+with stepscope.trace(control=stepscope.Control(socket=True), output_dir=sys.argv[1], options=options) as profiler:
+    profiler.step()
+print(*profiler.diagnostics(), sep="\\n")
+"""
+
+
+def test_a_socket_that_cannot_be_bound_is_in_the_diagnostics(tmp_path: Path) -> None:
+    """Its path is too long; the loop goes on."""
+    place = tmp_path / ("long" * 30)
+    place.mkdir()
+    ended = run_to_end([sys.executable, "-c", UNBOUND, str(place)], timeout=60, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
+    assert f"control: no commands are taken at {place}" in ended.stdout
 
 
 # over the collector
@@ -254,13 +307,28 @@ with stepscope.trace(control=control, exporters=[CollectorExporter(url)], output
 
 
 @contextlib.contextmanager
-def ranks_at(url: str, directory: Path, count: int, *, obey: bool = True) -> Generator[list[subprocess.Popen[Any]]]:
-    """Ranks that stream to a collector."""
+def ranks_at(
+    url: str, directory: Path, count: int, *, obey: bool = True, world: int | None = None, deaf: int | None = None
+) -> Generator[list[subprocess.Popen[Any]]]:
+    """Ranks that stream to a collector.
+
+    Args:
+        url: the collector.
+        directory: of what they write.
+        count: how many.
+        obey: whether they take commands.
+        world: how many the job has; default: nobody says.
+        deaf: one that takes none.
+    """
     with contextlib.ExitStack() as stack:
         command = [sys.executable, "-c", RANK, str(directory), url]
-        settings: dict[str, Any] = {"cwd": ROOT, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        if world is not None:
+            environment["WORLD_SIZE"] = str(world)
+        settings: dict[str, Any] = {"cwd": ROOT, "env": environment}
         yield [
-            stack.enter_context(launched([*command, str(rank), str(int(obey))], **settings)) for rank in range(count)
+            stack.enter_context(launched([*command, str(rank), str(int(obey and rank != deaf))], **settings))
+            for rank in range(count)
         ]
         (directory / "stop").touch()
 
@@ -316,7 +384,7 @@ async def test_all_ranks_of_a_collector_record_the_same_steps(
                 status, said = await order(running.url, token=token, start_step=1, steps=1)
                 assert said["outcome"] == "refused" and "is past" in said["reason"]
                 status, said = await order(running.url, token=token, ranks="0-4", steps=1)
-                assert status == 404 and "3, 4" in said["detail"]
+                assert status == 404 and "not connected: ranks 3-4" in said["detail"]
                 status, said = await order(running.url, token=token, steps=1, job="other")
                 assert status == 404
                 status, said = await order(running.url, token=token, steps=0)
@@ -351,6 +419,14 @@ def _lines(directory: Path, ranks: int, run: str) -> list[str]:
     return [line for line in lines if line.startswith(f"{run} ")]
 
 
+async def _all_record(url: str) -> None:
+    """Looks until the windows of all that can be asked run."""
+    while True:
+        _, told = await order(url, command="status")
+        if {window["state"] for rank in told["ranks"] for window in rank["windows"]} == {"running"}:
+            return
+
+
 @pytest.mark.checklist("A34", "F5", "F10")
 @pytest.mark.timeout(200)
 async def test_all_ranks_of_a_collector_end_with_the_same_step(tmp_path: Path) -> None:
@@ -373,10 +449,7 @@ async def test_all_ranks_of_a_collector_end_with_the_same_step(tmp_path: Path) -
             status, said = await order(running.url, steps=1_000_000, run_id="long", granularity=4, detail="every=2")
             assert said["outcome"] == "done", said
             first, last = said["first"], said["last"]
-            while True:
-                _, told = await order(running.url, command="status")
-                if {window["state"] for rank in told["ranks"] for window in rank["windows"]} == {"running"}:
-                    break
+            await _all_record(running.url)
             status, said = await order(running.url, command="extend", steps=5)
             assert (said["outcome"], said["first"], said["last"]) == ("done", first, last + 8), said
             status, said = await order(running.url, command="abort", run_id="other")
@@ -403,6 +476,62 @@ async def test_all_ranks_of_a_collector_end_with_the_same_step(tmp_path: Path) -
         ("ordered abort", "done"),
     ]
     assert len([line for line in audit if line["action"].startswith("order ")]) == len(ordered)
+
+
+@pytest.mark.timeout(200)
+async def test_ranks_that_cannot_be_asked_are_named(tmp_path: Path) -> None:
+    """One of four is not connected and one takes no commands: a window of all is refused, one of the others is recorded; an
+    end is carried out where it can be, and is `partly`."""
+    async with collecting(tmp_path / "collector") as running:
+        with ranks_at(running.url, tmp_path, 3, world=4, deaf=1):
+            streams = running.collector.streams
+            await poll(lambda: sum(one.connection is not None for one in streams.all.values()) == 3)
+            lacking = "not connected: rank 3; without trace(control=Control(collector=True)): rank 1"
+            status, said = await order(running.url, steps=2, run_id="all")
+            assert (status, said["outcome"]) == (200, "refused"), said
+            assert said["reason"] == (
+                f"not all ranks of the job can be asked, so none records; {lacking}; for the others: ranks 0,2"
+            )
+            assert [(rank["rank"], rank["obeys"]) for rank in said["ranks"]] == [(0, False), (2, False)]
+            for ranks, named in (("0-1", "Control(collector=True)): rank 1"), ("2-3", "not connected: rank 3")):
+                status, said = await order(running.url, steps=2, ranks=ranks)
+                assert status == 404 and said["detail"].endswith(named), said
+            status, said = await order(running.url, steps=1_000_000, ranks="0,2", run_id="others")
+            assert said["outcome"] == "done", said
+            await _all_record(running.url)
+            status, said = await order(running.url, command="abort")
+            assert (said["outcome"], said["reason"]) == ("partly", lacking), said
+            await poll(lambda: len(_lines(tmp_path, 3, "others")) == 2)
+    assert _lines(tmp_path, 3, "all") == []
+
+
+@pytest.mark.timeout(200)
+async def test_windows_of_several_ranks_wait_for_others(tmp_path: Path) -> None:
+    """With `queue` later steps are found, with fixed steps as with the next ones; behind one that ends by the clock none can
+    be, and that is said."""
+    async with collecting(tmp_path / "collector") as running:
+        with ranks_at(running.url, tmp_path, 2):
+            streams = running.collector.streams
+            await poll(lambda: sum(one.connection is not None for one in streams.all.values()) == 2)
+            _, said = await order(running.url, steps=10_000, run_id="long")
+            assert said["outcome"] == "done", said
+            last = said["last"]
+            await _all_record(running.url)
+            _, said = await order(running.url, steps=2, run_id="refused")
+            assert said["outcome"] == "refused" and "ask with overlap='queue'" in said["ranks"][0]["text"], said
+            _, said = await order(running.url, steps=2, run_id="waits", overlap="queue")
+            assert (said["outcome"], said["first"], said["last"]) == ("done", last + 1, last + 2), said
+            _, said = await order(
+                running.url, start_step=last - 1, steps=2, granularity=4, run_id="fixed", overlap="queue"
+            )
+            first = -(-(last + 3) // 4) * 4
+            assert said["outcome"] == "done" and said["first"] == first, said
+            await order(running.url, command="abort")
+            _, said = await order(running.url, seconds=3600, run_id="timed")
+            assert said["outcome"] == "done", said
+            _, said = await order(running.url, steps=2, overlap="queue")
+            assert said["outcome"] == "refused", said
+            assert said["ranks"][0]["text"].endswith("ask again when it is over"), said
 
 
 async def test_processes_that_do_not_want_orders_get_none(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepscope import mxnet
+from stepscope.cli.main import main
 from tests.collectors import Process, free_port
 from tests.mxnets import alone, slices
 from tests.mxnets import load as load_trace
@@ -151,24 +153,38 @@ def test_who_cannot_be_asked_is_named() -> None:
 
 
 @pytest.mark.checklist("E14")
-def test_all_ranks_of_a_collector(here: Path) -> None:
-    """One command reaches them."""
+def test_all_ranks_of_a_collector(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One command reaches them, and they record the same steps."""
     port = free_port()
     url = f"ws://127.0.0.1:{port}"
     collector = Process(here / "collected", port).wait()
     try:
-        with server("c.json", url, RANK="0", WORLD_SIZE="1") as one:
+        with (
+            server("c.json", url, RANK="0", WORLD_SIZE="2") as one,
+            server("d.json", url, RANK="1", WORLD_SIZE="2") as two,
+        ):
+            ranks = {"c_rank0.json": one, "d_rank1.json": two}
             mxnet.set_kvstore_handle(mxnet.RemoteCollector(url, options=("--name", "mxnet")))
-            one.say("before")
+            for rank in ranks.values():
+                rank.say("before")
             mxnet.set_state("run", profile_process="server")
             ending = time.monotonic() + 60
-            while not recorded("c.json", "first") and time.monotonic() < ending:
-                one.say("first")  # the step that the ranks agree on is a little ahead
+            while not all(recorded(name, "first") for name in ranks) and time.monotonic() < ending:
+                for rank in ranks.values():
+                    rank.say("first")  # the step that the ranks agree on is a little ahead
             mxnet.set_state("stop", profile_process="server")
-            one.say("after begins")
-            one.say("after")
-            one.end()
+            windows: list[dict[str, Any]] = []
+            while {window["state"] for window in windows} != {"aborted"} and time.monotonic() < ending:
+                assert main(["arm", "--url", url, "--status", "--json"]) == 0
+                told = json.loads(capsys.readouterr().out)
+                windows = [window for rank in told["ranks"] for window in rank["windows"]]
+            assert len(windows) == 2 and len({(window["first"], window["last"]) for window in windows}) == 1, windows
+            for rank in ranks.values():
+                rank.say("after begins")
+                rank.say("after")
+                rank.end()
     finally:
         collector.end()
-    events = load_trace("c.json")
-    assert [bool(slices(events, word)) for word in ("before", "first", "after")] == [False, True, False]
+    for name in ranks:
+        events = load_trace(name)
+        assert [bool(slices(events, word)) for word in ("before", "first", "after")] == [False, True, False]

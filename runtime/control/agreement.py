@@ -19,13 +19,14 @@ import msgspec
 from stepscope.runtime.control.agreed_gate import AgreedGate
 from stepscope.runtime.control.armable import Armable
 from stepscope.runtime.control.armed import Armed
+from stepscope.runtime.control.choosing import nearest_of, why_not
 from stepscope.runtime.control.end_change import EndRequest
 from stepscope.runtime.control.job_directory import JobDirectory, Member, read_record
 from stepscope.runtime.control.leading import Leading
 from stepscope.runtime.control.peer import Peer
 from stepscope.runtime.control.proposal import ArmedAnswer, AtStep, Decision, Proposal, Records, Start, Wish
-from stepscope.runtime.control.ranks import ranks_text
 from stepscope.runtime.control.rate import StepRate
+from stepscope.runtime.control.telling import answer_before, answer_of_others
 from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.presence import replace_private
 
@@ -93,12 +94,15 @@ class Agreement:
         self._wishes: dict[str, Wish] = {}
         """Those that are not among the records yet."""
         self._taking: dict[int, _Taking] = {}
-        self._watching: dict[int, Proposal] = {}
-        """What is asked of other ranks only."""
-        self._seen = self._before = 0
+        self._followed: set[str] = set()
+        """Keys of the wishes whose outcome was told here."""
+        self._seen = 0
         self._awake = self._next_beat = 0.0
         self._beat = min(BEAT, patience / 8)
         self._rate = StepRate()
+        self._patience = patience
+        self._missing = 0.0
+        """Since when there is no directory in which the job's can be made; 0: there is one."""
         self.trouble = ""
         """Why this rank cannot take part at present; empty if it does."""
 
@@ -131,7 +135,7 @@ class Agreement:
             self._leave_records()
         if self._records is None:
             return min(4 * ACTIVE, self._idle)
-        busy = self._taking or self._watching or self._wishes or time.monotonic() < self._awake
+        busy = self._taking or self._wishes or time.monotonic() < self._awake
         return min(ACTIVE, self._idle) if busy else min(self._idle, self._beat)
 
     def close(self) -> None:
@@ -157,24 +161,19 @@ class Agreement:
         self._show_life(records)
         self._publish_wishes(records)
         if self._directory.leads:
-            self._leading.turn(records)
+            self._leading.turn(records, self._profiler.step_num)
         latest = records.latest()
         for number in range(self._seen + 1, latest + 1):
             proposal = records.read(Proposal, number)
             if proposal is None:
                 continue
-            if not proposal.wants(self._rank):
-                if number > self._before or records.read(Decision, number) is None:
-                    self._watching[number] = proposal
-            elif records.read(Decision, number) is None or self._may_join(records, number):
+            if records.read(Decision, number) is None or self._may_join(records, number):
                 self._taking[number] = _Taking(proposal)
         self._seen = max(self._seen, latest)
         for number, taking in list(self._taking.items()):
             if self._follow(records, number, taking):
                 taking.forget()
                 del self._taking[number]
-        for number, proposal in list(self._watching.items()):
-            self._watch(records, number, proposal)
 
     def _is_current(self) -> bool:
         """Whether the run is still the one that this rank entered; leads it if nobody does any more."""
@@ -193,7 +192,15 @@ class Agreement:
         return True
 
     def _enter(self) -> None:
-        self._directory.make()
+        try:
+            self._directory.make()
+        except FileNotFoundError:  # rank 0 has yet to make the directory of the watched file
+            now = time.monotonic()
+            self._missing = self._missing or now
+            if now - self._missing < self._patience:
+                return
+            raise
+        self._missing = 0.0
         found = self._directory.enter()
         if found is None:
             return
@@ -206,7 +213,7 @@ class Agreement:
             )
             self._directory.stop_leading()
             return
-        self._records, self._before = records, records.latest()
+        self._records = records
         self._leading.begin()
         self._say_member()
 
@@ -226,8 +233,8 @@ class Agreement:
             if taking.gate is not None and taking.gate.known is None:
                 self._profiler.withdraw(taking.gate, "the job's directory was taken over")
         self._taking.clear()
-        self._watching.clear()
         self._records, self._seen = None, 0
+        self._followed.clear()
         self._directory.stop_leading()
 
     def _stumble(self, trouble: str) -> None:
@@ -243,11 +250,22 @@ class Agreement:
     def _publish_wishes(self, records: Records) -> None:
         for text, wish in list(self._wishes.items()):
             about = "" if wish.end is None else f"{records.latest_window()} "
-            records.write(wish, hashlib.sha256(f"{about}{text}".encode()).hexdigest()[:16])
+            key = hashlib.sha256(f"{about}{text}".encode()).hexdigest()[:16]
+            if not records.write(wish, key) and (answer := answer_before(records, key, wish)) is not None:
+                if key not in self._followed:
+                    self._outcome(wish.asked, wish.trigger, answer)
             del self._wishes[text]
 
     def _follow(self, records: Records, number: int, taking: _Taking) -> bool:
         """Does this rank's next part in a proposal; returns whether it has none left."""
+        if not taking.proposal.wants(self._rank):  # it is only told what becomes of it
+            decision, start = records.read(Decision, number), records.read(Start, number)
+            if decision is None:
+                return False
+            if start is not None:
+                taking.armed = answer_of_others(start)
+            self._tell(taking, decision)
+            return True
         if not taking.said_step:
             step, rate = self._profiler.step_num, self._rate.per_second
             windows = () if taking.proposal.end is None else self._profiler.armed()[-MOST_WINDOWS:]
@@ -277,20 +295,6 @@ class Agreement:
         self._tell(taking, decision)
         return True
 
-    def _watch(self, records: Records, number: int, proposal: Proposal) -> None:
-        """Tells what others have decided on: whoever says how things stand is not always among those who record."""
-        decision, start = records.read(Decision, number), records.read(Start, number)
-        if decision is None:
-            return
-        del self._watching[number]
-        asked = proposal.asked
-        if decision.decision == "aborted":
-            if not decision.again:
-                self._outcome(asked, proposal.trigger, Armed(False, run_id=asked.run_id, reason=decision.reason))
-        elif start is not None and start.request is not None:
-            others, last = f"ranks {ranks_text(start.ranks)}", start.request.stop_step
-            self._outcome(asked, proposal.trigger, Armed(True, start.step, last, asked.run_id, f"by {others}"))
-
     def _may_join(self, records: Records, number: int) -> bool:
         """Whether what was decided before this rank took part still lies ahead of it."""
         decision, start = records.read(Decision, number), records.read(Start, number)
@@ -314,17 +318,13 @@ class Agreement:
         armed = taking.armed = self._ask(start, proposal.trigger, taking.gate)
         answer = ArmedAnswer(self._rank, True)
         if not armed:
-            step = self._profiler.step_num
-            least: int | None = None
-            if step >= start.step:
-                least = step + 1
-            elif proposal.request is not None and proposal.request.overlap == "queue":
-                least = armed.nearest
-            answer = ArmedAnswer(self._rank, False, armed.reason, least)
+            least = nearest_of(proposal.request, start.step, self._profiler.step_num, armed.nearest)
+            answer = ArmedAnswer(self._rank, False, why_not(proposal.request, armed.reason), least)
         records.write(answer, number, self._rank)
 
     def _tell(self, taking: _Taking, decision: Decision) -> None:
         asked, trigger = taking.proposal.asked, taking.proposal.trigger
+        self._followed.add(taking.proposal.key)
         if decision.decision == "committed" and taking.armed is not None:
             self._outcome(asked, trigger, taking.armed)
         elif not decision.again:

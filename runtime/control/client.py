@@ -10,11 +10,14 @@ import msgspec
 
 from stepscope.runtime.control.command import Answer, Command
 from stepscope.runtime.control.local_socket import NAME, peer_user
+from stepscope.runtime.control.takers import takers_near
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.session import session_of
 
 MOST_BYTES = 1 << 22
 """Of all answers together."""
+
+NO_COMMANDS = "takes no commands; it needs trace(control=Control(socket=True)) or STEPSCOPE_OPTIONS"
 
 
 def ask_process(pid: int, command: Command, timeout: float) -> list[Answer]:
@@ -28,7 +31,9 @@ def ask_process(pid: int, command: Command, timeout: float) -> list[Answer]:
     """
     session = session_of(pid)
     if session is None:
-        raise ControlError(f"process {pid} traces nothing here, or belongs to somebody else")
+        raise ControlError(f"process {pid} traces nothing here, or belongs to somebody else; {takers_near(pid)}")
+    if not (session / NAME).exists():
+        raise ControlError(f"process {pid} {NO_COMMANDS}; {takers_near(pid)}")
     return ask_socket(session / NAME, command, timeout, f"process {pid}")
 
 
@@ -52,9 +57,7 @@ def ask_socket(path: Path, command: Command, timeout: float, who: str) -> list[A
                     break
                 content += part
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise ControlError(
-                f"{who} takes no commands; it needs trace(control=Control(socket=True)) or STEPSCOPE_OPTIONS"
-            ) from error
+            raise ControlError(f"{who} {NO_COMMANDS}") from error
         except TimeoutError as error:
             raise ControlError(f"{who} does not answer in {timeout:g} s") from error
         except OSError as error:

@@ -24,18 +24,24 @@ from stepscope.runtime.control.control_file import ControlFile, decode_control_f
 from stepscope.runtime.control.end_change import NOTHING_WAITS
 from stepscope.runtime.control.job_directory import JobDirectory
 from stepscope.runtime.control.local_socket import LocalSocket
+from stepscope.runtime.control.ranks import ranks_text
 from stepscope.runtime.control.rate import StepRate
 from stepscope.runtime.control.record_events import RecordEvents
 from stepscope.runtime.control.remote_gate import RemoteGate
 from stepscope.runtime.control.settings import Control
+from stepscope.runtime.control.taken import TakenRequests
 from stepscope.runtime.control.watched_file import WatchedFile
 from stepscope.runtime.control.window_request import WindowRequest
-from stepscope.runtime.run import job_from_environment, this_host
+from stepscope.runtime.run import is_child, job_from_environment, rank_from_environment, this_host
 from stepscope.runtime.table import human_count
 
 log = logging.getLogger("stepscope")
 
 MOST_PROPOSALS = 64
+ALONE = (
+    "no world size was known when trace() was called: this process goes by its own steps as rank {}, and agrees with no other; "
+    "give world_size=..., or have WORLD_SIZE set or torch.distributed initialised before"
+)
 
 _Waiting = tuple[str, Callable[[Armed], object]]
 
@@ -52,8 +58,10 @@ class Controller:
         self._profiler, self._rank = profiler, rank
         self._file: WatchedFile[ControlFile] | None = None
         self._agreement: Agreement | None = None
+        self._requests: TakenRequests | None = None
         if settings.path is not None:
             path = file_of(Path(settings.path))
+            self._requests = TakenRequests(path.absolute())
             first = not rank
             self._file = WatchedFile(
                 path,
@@ -75,7 +83,6 @@ class Controller:
                     idle=settings.poll,
                     outcome=self._decided,
                 )
-        self._taken: WindowRequest | None = None
         self._asked: deque[Callable[[], object]] = deque()
         """What is to be done on the control thread."""
         self._waiting: list[_Waiting] = []
@@ -88,8 +95,8 @@ class Controller:
         self._signals = 0
         self._told: tuple[ArmedStatus, ...] = ()
         self._pid = 0
-        self.notes: list[str] = []
-        """Which ways are not open, and why."""
+        self._notes: list[str] = []
+        self._size_unknown = settings.path is not None and settings.agree and world_size is None
 
     @property
     def file(self) -> Path | None:
@@ -119,6 +126,8 @@ class Controller:
             self._note(problem)
         if self.settings.socket:
             self._socket = LocalSocket.listen(session, self.handle)
+            if self._socket.problem:
+                self._note(self._socket.problem)
         self._task = self._loop.start(self._run, "control")
 
     def close(self) -> None:
@@ -132,12 +141,19 @@ class Controller:
             self._socket.leave(self.handle)
         if self._file is not None:
             self._file.close()
+        self._release_lost("queued")
         if task is not None:
             task.cancel()
         control_loop.release(loop)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Which ways are not open, and why; and that this rank is on its own, where it seems to be one of several."""
+        alone = self._size_unknown and (self._rank is not None or is_child() or (rank_from_environment()[1] or 1) > 1)
+        return (*self._notes, *([ALONE.format(self._rank or 0)] if alone else []))
+
     def _note(self, text: str) -> None:
-        self.notes.append(text)
+        self._notes.append(text)
         log.error("control of profiler %r: %s", self._profiler.name, text)
 
     # asking
@@ -234,14 +250,18 @@ class Controller:
         self, request: WindowRequest, trigger: str, told: Callable[[Armed], object] | None = None, key: str = ""
     ) -> None:
         """Asks this rank, or all of them if they agree with each other."""
+        if self._agreement is None and told is None and not request.wants(self._rank):
+            where = (
+                f"asked of ranks {ranks_text(request.ranks)}, not of rank {self._rank or 0}; each goes by its own steps"
+            )
+            self._put_answer(request, trigger, where)
+            return
         if self._agreement is None:
-            self._say(request, trigger, armed := self._profiler.arm(request, trigger=trigger))
+            armed = self._profiler.arm(request, trigger=trigger)
+            self._decided(request, trigger, armed)
             if told is not None:
                 told(armed)
             return
-        if told is not None and not request.wants(self._rank):
-            told(Armed(True, run_id=request.run_id, reason=f"asked of other ranks than rank {self._rank}"))
-            told = None
         self._agree(request, trigger, told, key)
 
     def _agree(self, asked: Asked, trigger: str, told: Callable[[Armed], object] | None, key: str) -> None:
@@ -252,6 +272,8 @@ class Controller:
         self._agreement.wish(asked, trigger, key)
 
     def _decided(self, asked: Asked, trigger: str, armed: Armed) -> None:
+        if self._requests is not None and trigger == "file" and isinstance(asked, WindowRequest):
+            self._requests.decided(asked, armed)
         self._say(asked, trigger, armed)
         name = _named(asked, trigger)
         for waiting in [waiting for waiting in self._waiting if waiting[0] == name]:
@@ -260,9 +282,12 @@ class Controller:
 
     def _say(self, asked: Asked, trigger: str, armed: Armed) -> None:
         level = logging.INFO if armed else logging.WARNING
-        log.log(level, "control: %s, asked for by %s: %s", asked.text(), trigger, armed)
+        self._put_answer(asked, trigger, str(armed), level)
+
+    def _put_answer(self, asked: Asked, trigger: str, answer: str, level: int = logging.INFO) -> None:
+        log.log(level, "control: %s, asked for by %s: %s", asked.text(), trigger, answer)
         if self._file is not None:
-            self._file.status.put(request=asked.text(), run_id=asked.run_id or None, trigger=trigger, answer=str(armed))
+            self._file.status.put(request=asked.text(), run_id=asked.run_id or None, trigger=trigger, answer=answer)
 
     def _changed(self, found: ControlFile) -> None:
         """The watched file says something new."""
@@ -278,13 +303,38 @@ class Controller:
             self._say_command("extend", str(self._profiler.extend(found.steps or 0, seconds=found.seconds or 0.0)))
         else:
             request = found.request()
-            if request is None or request == self._taken:
+            if request is None:
                 return
-            self._taken = request
             if self._task is None:  # in `start()`: what the file says at the start may be about the first step
-                self._ask(request, "file")
+                self._ask_by_file(request)
             else:
-                self._soon(partial(self._ask, request, "file"))
+                self._soon(partial(self._ask_by_file, request))
+
+    def _ask_by_file(self, request: WindowRequest) -> None:
+        """The file asks for it: once, unless nothing came of that."""
+        assert self._requests is not None
+        self._release_lost()
+        passed_over = self._requests.show(request)
+        if passed_over:
+            self._put_answer(request, "file", passed_over, logging.WARNING)
+        elif passed_over is None:
+            times = self._requests.times(request)
+            text = msgspec.json.encode(request).decode()
+            self._ask(request, "file", key=f"{text} {times}" if times else text)
+
+    def _release_lost(self, *more: str) -> None:
+        """Requests of which nothing is or was recorded can be asked again; more states that mean that."""
+        if self._requests is None:
+            return
+        for request, answer in self._requests.mine():
+            states = [
+                each.state
+                for each in self._profiler.armed()
+                if (each.run_id, each.trigger) == (request.run_id, "file")
+                and (each.first == answer.first or each.requested == request.text())
+            ]
+            if states and all(state in ("missed", "withdrawn", *more) for state in states):
+                self._requests.release(request)
 
     def _say_command(self, command: str, answer: str) -> None:
         log.info("control: %s, asked for by file: %s", command, answer)

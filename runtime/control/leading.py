@@ -9,12 +9,13 @@ import time
 
 import msgspec
 
+from stepscope.runtime.control.choosing import choose_steps
 from stepscope.runtime.control.end_change import EndRequest, choose_end
 from stepscope.runtime.control.job_directory import Member, read_record
 from stepscope.runtime.control.proposal import ArmedAnswer, AtStep, Decision, Proposal, Records, Start
+from stepscope.runtime.control.telling import repeats
 from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.presence import replace_private
-from stepscope.runtime.schedule import NEVER
 
 log = logging.getLogger("stepscope")
 
@@ -40,8 +41,12 @@ class Leading:
         self._since.clear()
         self._arrived.clear()
 
-    def turn(self, records: Records) -> None:
+    def turn(self, records: Records, step: int) -> None:
         """Does the next thing that can be done.
+
+        Args:
+            records: of the run.
+            step: where this rank is.
 
         Raises:
             OSError: if a record cannot be written.
@@ -61,12 +66,20 @@ class Leading:
                 again = msgspec.structs.replace(proposal, number=number + 1, attempt=proposal.attempt + 1, least=least)
                 records.write(again, number + 1)
                 return
-        for key, wish in records.wishes()[:1]:
-            records.write(Proposal(number + 1, key, wish.request, wish.trigger, end=wish.end), number + 1)
-            taken = msgspec.structs.replace(wish, proposal=number + 1)
+        for key, wish in records.wishes():
+            same = repeats(records, wish, step)
+            if not same:
+                records.write(Proposal(number + 1, key, wish.request, wish.trigger, end=wish.end), number + 1)
+            taken = msgspec.structs.replace(wish, proposal=same or number + 1)
             replace_private(records.path("wish", key), msgspec.json.encode(taken))
+            if same:
+                log.info(
+                    "control: %s, asked for by %s, is what will be recorded already", wish.asked.text(), wish.trigger
+                )
+                continue
             records.prune(number)
             self.begin()
+            return
 
     def _lead(self, records: Records, proposal: Proposal) -> None:
         start = records.read(Start, proposal.number)
@@ -120,7 +133,7 @@ class Leading:
             each.step + math.ceil(each.rate * (now - self._arrived[proposal.number, each.rank] + margin))
             for each in said.values()
         )
-        return max(ahead + LEAST_STEPS + proposal.attempt, proposal.least)
+        return ahead + LEAST_STEPS + proposal.attempt
 
     def _choose_end(self, records: Records, proposal: Proposal) -> None:
         """Chooses how windows end when it is known where all are that have some. Only who takes part can have one."""
@@ -137,7 +150,7 @@ class Leading:
             self._abort(records, number, "none of the ranks takes part any more")
             return
         windows = {rank: each.windows for rank, each in said.items()}
-        chosen = choose_end(asked, windows, self._ahead(said, proposal))
+        chosen = choose_end(asked, windows, max(self._ahead(said, proposal), proposal.least))
         if chosen.change is None:
             self._abort(records, number, chosen.reason)
         else:
@@ -166,28 +179,13 @@ class Leading:
             self._abort(records, number, "none of the ranks that are to record takes part")
             return
         ahead = self._ahead(said, proposal) + request.warmup
-        first, last = request.rounded(ahead)
-        if first < ahead:
-            latest = max(said.values(), key=lambda each: each.step)
-            where = f"start_step {first} is past, or too near: rank {latest.rank} is at step {latest.step}"
-            if request.past == "refuse" and first <= latest.step:
-                self._abort(records, number, f"{where}; the nearest that all ranks can record is {ahead}")
-                return
-            if request.past == "clip":
-                first = -(-ahead // request.granularity) * request.granularity
-                if first > last:
-                    self._abort(records, number, f"{where}; nothing of the window is left that all ranks can record")
-                    return
-        agreed = WindowRequest(
-            start_step=first,
-            stop_step=None if last == NEVER else last,
-            seconds=request.seconds,
-            run_id=request.run_id,
-            warmup=request.warmup,
-            granularity=request.granularity,
-            detail=request.detail,
-        )
-        records.write(Start(agreed, tuple(sorted(said))), number)
+        latest = max(said.values(), key=lambda each: each.step)
+        where = f"rank {latest.rank} is at step {latest.step}"
+        chosen = choose_steps(request, ahead, proposal.least, latest.step + 1, where)
+        if chosen.request is None:
+            self._abort(records, number, chosen.reason)
+        else:
+            records.write(Start(chosen.request, tuple(sorted(said))), number)
 
     def _decide(self, records: Records, proposal: Proposal, start: Start) -> None:
         """Decides when everybody has answered who lives."""

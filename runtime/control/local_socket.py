@@ -44,6 +44,8 @@ class LocalSocket:
         self._loop = control_loop.acquire()
         self._served = self._loop.start(self._serve, "control socket")
         self._connections = 0
+        self.problem = ""
+        """Why no commands are taken; empty if they are."""
 
     @classmethod
     def listen(cls, directory: Path, handler: Handler) -> LocalSocket:
@@ -74,7 +76,7 @@ class LocalSocket:
         try:
             server = await asyncio.start_unix_server(self._client, self._path, limit=MAX_BYTES)
         except OSError as error:
-            log.error("no commands are taken at %s: %s", self._path, error)
+            self.problem = f"no commands are taken at {self._path}: {error}"
             self._ready.set_result(None)
             return
         made = self._path.lstat().st_ino

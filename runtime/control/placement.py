@@ -15,6 +15,8 @@ from stepscope.runtime.schedule import NEVER, Always, PlannedSchedule, ProfilerA
 MOST_CHANGES = 1000
 """Changes of the schedule that are looked at; a window that collides with all of them is refused."""
 
+ASK_TO_WAIT = "ask with overlap='queue' to wait"
+
 
 class Placement(NamedTuple):
     """Which steps the window gets; without a first step it is refused."""
@@ -67,7 +69,7 @@ def place(request: WindowRequest, ahead: int, armed: Sequence[ArmedWindow], sche
         what = taken.what
         moved = NEVER if taken.last == NEVER else -(-(taken.last + 1) // request.granularity) * request.granularity
         if request.overlap == "refuse":
-            why = f"{_steps(first, last)} overlap {taken.what}; ask with overlap='queue' to wait"
+            why = f"{_steps(first, last)} overlap {taken.what}; {ASK_TO_WAIT}"
             return Placement(None, reason=why, nearest=None if moved == NEVER else moved)
         if taken.last == NEVER:
             return Placement(NEVER, NEVER, f"begins when {taken.what} has ended")

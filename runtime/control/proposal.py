@@ -18,6 +18,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from stepscope.runtime.control.armed import ArmedStatus
+from stepscope.runtime.control.choosing import may_move
 from stepscope.runtime.control.end_change import EndChange, EndRequest
 from stepscope.runtime.control.file_reading import create_once
 from stepscope.runtime.control.job_directory import read_record
@@ -69,10 +70,9 @@ class Proposal(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def may_move(self) -> bool:
         """Whether later steps would still be what was asked for."""
-        request = self.request
-        if request is None:
+        if self.request is None:
             return self.end is not None and self.end.command == "abort"
-        return request.start_step == "next" or request.past == "clip" or request.overlap == "queue"
+        return may_move(self.request)
 
 
 class AtStep(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -11,6 +11,7 @@ import msgspec
 from stepscope.runtime.control.client import ask_process
 from stepscope.runtime.control.command import Answer, Command
 from stepscope.runtime.control.ranks import ranks_from
+from stepscope.runtime.control.takers import takers
 from stepscope.runtime.control.window_detail import detail_from
 from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.errors import ControlError
@@ -26,6 +27,7 @@ same step on all. Over the socket of a process whose ranks watch one control fil
 
 EPILOG = """\
 examples:
+  stepscope arm --list
   stepscope arm --pid 4711 --steps 10
   stepscope arm --url https://collector.example:7788 --token-file token --ranks 0,3-5 --steps 10
   stepscope arm --url http://127.0.0.1:7788 --start 2000 --stop 2009 --run-id again
@@ -37,6 +39,18 @@ examples:
 
 exit codes: 0 every process does as asked, 1 some or all do not, 2 wrong usage
 """
+
+
+_WHERE = ("pid", "url")
+_GOES_WITH = (
+    (("start", "stop", "warmup", "granularity", "clip", "queue", "detail"), ("arm",), _WHERE, "a window"),
+    (("steps", "seconds"), ("arm", "extend"), _WHERE, "a window or --extend"),
+    (("run_id",), ("arm", "abort"), _WHERE, "a window or --abort"),
+    (("ranks",), ("arm",), ("pid",), "a window, or with --url"),
+    (("extend", "abort", "status"), ("extend", "abort", "status"), _WHERE, "--pid or --url"),
+    (("token_file", "ca", "insecure", "name", "job"), ("arm", "extend", "abort", "status"), ("url",), "--url"),
+)
+"""Options, the commands and the addressees that they mean something to, and that in words."""
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -53,9 +67,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("whom").add_mutually_exclusive_group(required=True)
     where.add_argument("--pid", type=int, metavar="PID", help="a process of this machine, and this user")
     where.add_argument("--url", help="the collector, such as https://host:7788")
+    where.add_argument("--list", action="store_true", help="show which processes of this machine and user can be asked")
     parser.add_argument("--ranks", metavar="0,3-5", help="the ranks that record; default: all")
     what = parser.add_argument_group("what")
-    what.add_argument("--start", metavar="next|N", default="next", help="number of the first step (default: next)")
+    what.add_argument(
+        "--start", metavar="next|N", type=_start, default="next", help="number of the first step (default: next)"
+    )
     what.add_argument("--steps", type=int, metavar="N", help="how many steps")
     what.add_argument("--stop", type=int, metavar="N", help="or number of the last step")
     what.add_argument("--seconds", type=float, metavar="S", help="or how long")
@@ -92,10 +109,10 @@ def arm(given: argparse.Namespace) -> int:
     try:
         ranks = ranks_from(given.ranks)
         command, request = _command(given), None
+        _refuse_ignored(parser, given, command)
         if command == "arm":
-            start = given.start if given.start == "next" else int(given.start)
             request = WindowRequest(
-                start_step=start,
+                start_step=given.start,
                 steps=given.steps,
                 stop_step=given.stop,
                 seconds=given.seconds,
@@ -107,6 +124,8 @@ def arm(given: argparse.Namespace) -> int:
                 overlap="queue" if given.queue else "refuse",
                 detail=detail_from(given.detail),
             )
+        elif command == "list":
+            return _list(given)
         elif command == "extend" and (given.steps is None) == (given.seconds is None):
             raise ValueError("--extend takes --steps or --seconds: how much longer the window is to be")
     except ValueError as error:
@@ -117,7 +136,51 @@ def arm(given: argparse.Namespace) -> int:
 
 
 def _command(given: argparse.Namespace) -> Any:
-    return next((name for name in ("extend", "abort", "status") if getattr(given, name)), "arm")
+    return next((name for name in ("list", "extend", "abort", "status") if getattr(given, name)), "arm")
+
+
+def _start(text: str) -> Any:
+    if text == "next" or text.isdecimal():
+        return text if text == "next" else int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no step: write next, or a number from 0")
+
+
+def _refuse_ignored(parser: argparse.ArgumentParser, given: argparse.Namespace, command: str) -> None:
+    """What would mean nothing is wrong usage, not passed over.
+
+    Raises:
+        ValueError: naming it, and what it goes with.
+    """
+    for names, commands, of, goes in _GOES_WITH:
+        for name in names:
+            if getattr(given, name) == parser.get_default(name):
+                continue
+            if name == "ranks" and given.url is not None:
+                continue
+            if command not in commands or all(getattr(given, each) is None for each in of):
+                raise ValueError(f"--{name.replace('_', '-')} goes with {goes}")
+
+
+def _list(given: argparse.Namespace) -> int:
+    """Shows who can be asked; 1 if nobody can."""
+    found = [each for pid in takers() for each in _status(pid, given.timeout)]
+    if given.json:
+        print(msgspec.json.encode(found).decode())
+    elif not found:
+        print(
+            "no process of this user takes commands; it needs trace(control=Control(socket=True)) or STEPSCOPE_OPTIONS"
+        )
+    for answer in () if given.json else found:
+        rank = "" if answer.rank is None else f" rank {answer.rank}"
+        print(f"pid {answer.pid}: {answer.error or f'{answer.profiler}{rank}, step {answer.step}'}")
+    return 0 if any(not answer.error for answer in found) else 1
+
+
+def _status(pid: int, timeout: float) -> list[Answer]:
+    try:
+        return ask_process(pid, Command(command="status"), min(timeout, 5.0))
+    except ControlError as error:  # it ended meanwhile, or hangs
+        return [Answer(pid=pid, error=str(error))]
 
 
 def _ask_process(given: argparse.Namespace, name: Any, request: WindowRequest | None) -> int:
@@ -142,8 +205,6 @@ def _ask_process(given: argparse.Namespace, name: Any, request: WindowRequest | 
 def _ask_collector(given: argparse.Namespace, name: Any) -> int:
     from stepscope.cli.order import send_order
 
-    if given.run_id and name not in ("arm", "abort"):
-        raise ControlError("--run-id goes with a window or --abort")
     order = {
         "command": name,
         "name": given.name,
@@ -154,7 +215,7 @@ def _ask_collector(given: argparse.Namespace, name: Any) -> int:
         "seconds": given.seconds,
         "ranks": given.ranks,
         "run_id": given.run_id,
-        "start_step": given.start if given.start == "next" else int(given.start),
+        "start_step": given.start,
         "warmup": given.warmup,
         "granularity": given.granularity,
         "past": "clip" if given.clip else "refuse",

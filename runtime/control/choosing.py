@@ -1,0 +1,82 @@
+"""Choosing the steps of a window that several ranks are to record: all must have them ahead."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from stepscope.runtime.control.placement import ASK_TO_WAIT
+from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.schedule import NEVER
+
+OF_CLOCK = "behind a window that ends by the clock no steps can be chosen for several ranks; ask again when it is over"
+
+
+class ChosenSteps(NamedTuple):
+    """The request with numbers for its steps; without one, why there are none."""
+
+    request: WindowRequest | None
+    reason: str = ""
+
+
+def choose_steps(request: WindowRequest, ahead: int, least: int, too_near: int, latest: str) -> ChosenSteps:
+    """Chooses them.
+
+    Args:
+        request: what is asked for.
+        ahead: the first step that all ranks have ahead of them, with time to agree on it.
+        least: no step before this one, as an attempt before has shown; 0: this is the first attempt.
+        too_near: a fixed step before this one cannot be agreed on.
+        latest: where the furthest rank is, in words.
+    """
+    floor = max(ahead, least)
+    first, last = request.rounded(floor)
+    waits = request.overlap == "queue" and least > 0
+    known = ahead if waits else floor
+    if first < known and (request.past == "clip" or (first < too_near and not waits)):
+        where = f"start_step {first} is past, or too near: {latest}"
+        if request.past == "refuse":
+            return ChosenSteps(None, f"{where}; the nearest that all ranks can record is {floor}")
+        first = _grouped(request, known)
+        if first > last:
+            return ChosenSteps(None, f"{where}; nothing of the window is left that all ranks can record")
+    if waits and first < floor:
+        moved = _grouped(request, floor)
+        first, last = moved, NEVER if last == NEVER else last + moved - first
+    chosen = WindowRequest(
+        start_step=first,
+        stop_step=None if last == NEVER else last,
+        seconds=request.seconds,
+        run_id=request.run_id,
+        warmup=request.warmup,
+        granularity=request.granularity,
+        detail=request.detail,
+    )
+    return ChosenSteps(chosen)
+
+
+def may_move(request: WindowRequest) -> bool:
+    """Whether later steps would still be what was asked for."""
+    return request.start_step == "next" or request.past == "clip" or request.overlap == "queue"
+
+
+def why_not(request: WindowRequest | None, reason: str) -> str:
+    """Why a rank refuses, for somebody who has asked for a window that waits already."""
+    return reason.replace(ASK_TO_WAIT, OF_CLOCK) if request is not None and request.overlap == "queue" else reason
+
+
+def _grouped(request: WindowRequest, step: int) -> int:
+    return -(-step // request.granularity) * request.granularity
+
+
+def nearest_of(request: WindowRequest | None, by: int, step: int, nearest: int | None) -> int | None:
+    """The first step that a rank which refused could begin with in another attempt; `None` if none is worth while.
+
+    Args:
+        request: what was asked for; `None`: another end of what runs.
+        by: the step by which it had to be decided.
+        step: where the rank is.
+        nearest: what it says itself of a window that is in the way.
+    """
+    if step >= by:
+        return step + 1
+    return nearest if request is not None and request.overlap == "queue" else None
