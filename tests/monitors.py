@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from stepscope.mindspore import DynamicProfilerArgs, DynamicProfilerMonitor
 from tests import mindspore_output as output
@@ -86,3 +89,16 @@ def wait(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < ending, "it did not come to hold"
         time.sleep(0.005)
+
+
+@contextmanager
+def jobs(directory: Path, patch: pytest.MonkeyPatch) -> Generator[Job]:
+    """A job in an environment that says nothing of ranks; its monitors are closed at the end."""
+    for name in RANKS:
+        patch.delenv(name, raising=False)
+    made = Job(directory)
+    try:
+        yield made
+    finally:
+        for monitor in made.monitors:
+            monitor.close()
