@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
 from collections import Counter
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 
 import stepscope as sc
 from stepscope.cli.main import main
-from stepscope.collector import web_protocols, writer
+from stepscope.collector import doorway, writer
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.store import SUPERSEDED, Store, run_in
 from stepscope.collector.stream import Stream
@@ -27,15 +30,18 @@ from stepscope.runtime.events import Block, EventBatch, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.records import run_record
+from tests.collecting import ask, trained, until
+from tests.collecting import collecting as collecting_apart
 from tests.collectors import answer, collecting, connected
 from tests.streams import STREAM, SYNC, frames, hello
+from tests.support import poll
 
 OTHER = "fedcba9876543210" * 2
 
 
 async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that never ends its request; one that asks is not disturbed."""
-    monkeypatch.setattr(web_protocols, "FIRST_REQUEST", 0.3)
+    monkeypatch.setattr(doorway, "PATIENCE", 0.3)
     async with collecting(tmp_path) as running:
         host, port = running.url.removeprefix("ws://").split("/")[0].split(":")
         silent, slow = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
@@ -48,6 +54,70 @@ async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypat
                 stream.close()
             await one.send(protocol.encode(protocol.Ping(1)))
             assert isinstance(await answer(one), protocol.Pong)
+
+
+async def test_no_request_may_be_left_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after one that was answered, and with a body that does not come; who is refused is not listened to."""
+    monkeypatch.setattr(doorway, "PATIENCE", 0.3)
+    async with collecting(tmp_path, token="t") as running:
+        for first, more, answered in (
+            (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"G", b"200 "),
+            (b"POST /v1/tickets HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n", b"a", b"401 "),
+            (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n", b"a", b"200 "),
+            (
+                b"POST /v1/tickets HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer t\r\nContent-Length: 9\r\n\r\n",
+                b"a",
+                b"",
+            ),
+        ):
+            reader, stream = await asyncio.open_connection("127.0.0.1", running.port)
+            stream.write(first)
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30) if answered else b""
+            assert head.startswith(b"HTTP/1.1 " + answered) or not answered
+            assert (b"connection: close" in head.lower()) is (answered == b"401 ")
+            stream.write(more)
+            with contextlib.suppress(ConnectionResetError):
+                await asyncio.wait_for(reader.read(), 30)
+            stream.close()
+        await poll(lambda: not running.server.server_state.connections)
+
+
+async def test_who_waits_makes_room_for_who_asks(tmp_path: Path) -> None:
+    """Connections are no more than may be; those of exporters stay."""
+    async with collecting(tmp_path, max_streams=1, max_readers=4) as running, connected(running.url) as one:
+        await one.send(hello())
+        await answer(one)
+        idle = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(20)]
+        for reader, _ in idle[:16]:
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), 30) == b""
+        assert len(running.server.server_state.connections) == 5
+        reader, stream = idle[-1]
+        stream.write(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        await one.send(protocol.encode(protocol.Ping(1)))
+        assert isinstance(await answer(one), protocol.Pong)
+        for _, stream in idle:
+            stream.close()
+
+
+def test_connections_leave_files_for_streams(tmp_path: Path) -> None:
+    """However many strangers connect, and however few files may be open, ranks are taken and readers answered."""
+    with collecting_apart(tmp_path, files=200) as collector:
+        address = urlsplit(collector.url)
+        idle = [socket.create_connection((address.hostname or "", address.port or 0), 30) for _ in range(300)]
+        for made in idle:
+            with contextlib.suppress(ConnectionError):
+                made.sendall(b"GET /")
+        assert ask(f"{collector.url}/healthz").status == 200
+        trained(collector.url, 0)
+        until(lambda: collector.get("/v1/job")["ended"])
+        for made in idle:
+            made.close()
+        assert "there can be 34 streams and 17 other connections" in collector.stop()[1]
+    with pytest.raises(ValueError, match="cannot work with 70 open files"):
+        CollectorSettings(directory=tmp_path).within(70)
+    assert CollectorSettings(directory=tmp_path).within(20_000) == CollectorSettings(directory=tmp_path)
 
 
 async def test_the_first_message_is_a_header_and_no_more(tmp_path: Path) -> None:
