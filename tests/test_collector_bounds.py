@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 from collections import Counter
@@ -32,7 +33,7 @@ from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.records import run_record
 from tests.collecting import ask, trained, until
 from tests.collecting import collecting as collecting_apart
-from tests.collectors import answer, collecting, connected
+from tests.collectors import answer, collecting, connected, send_frames
 from tests.streams import STREAM, SYNC, frames, hello
 from tests.support import poll
 
@@ -203,6 +204,39 @@ def test_what_is_confirmed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
     synced.clear()
     StreamFile(tmp_path / "s", SYNC).close()
     assert not synced
+
+
+@pytest.mark.parametrize("cut", [True, False])
+async def test_what_the_disk_has_lost_is_not_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: bool
+) -> None:
+    """Also not to who comes back: the system tells of a loss once, and says afterwards that the disk has everything."""
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "lost")
+
+    async with collecting(tmp_path, fsync=True) as running:
+        async with connected(running.url) as one:
+            await one.send(hello())
+            await answer(one)
+            assert await send_frames(one, 0, 3) == protocol.Ack(3)
+            with monkeypatch.context() as disk:
+                disk.setattr(os, "fdatasync", fails)
+                if not cut:
+                    disk.setattr(os, "ftruncate", fails)
+                refused = await send_frames(one, 3, 2)
+                assert isinstance(refused, protocol.Refused) and refused.retry
+        assert running.collector.store.bytes == running.journal().stat().st_size - fmt.FILE_HEADER.size
+        async with connected(running.url) as one:
+            await one.send(hello())
+            if not cut:
+                refused = await answer(one)
+                assert isinstance(refused, protocol.Refused) and refused.retry and "restart" in refused.reason
+                return
+            welcome = await answer(one)
+            assert isinstance(welcome, protocol.Welcome) and welcome.next == 3
+            assert await send_frames(one, 3, 2) == protocol.Ack(5)
+        assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
 
 
 def test_a_stream_takes_the_place_of_its_own_process_only(tmp_path: Path) -> None:
