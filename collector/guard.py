@@ -69,7 +69,9 @@ class Guard:
         status, why = refusal
         client = scope.get("client")
         self._audit.refuse(why, client[0] if client else "", scope["path"], scope.get("method", ""))
-        more = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+        more = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+        if scope["type"] == "http":
+            more["Connection"] = "close"  # else it could go on with a body that nobody wants
         await problem(status, why, more)(scope, receive, sent)
 
     def _refusal(self, scope: MutableMapping[str, Any], headers: Headers) -> tuple[int, str] | None:

@@ -10,13 +10,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 import uvicorn
 from starlette.types import ASGIApp
 
+from stepscope.collector.doorway import Doorway
 from stepscope.collector.errors import ListenError
 from stepscope.collector.intake import Intake
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.web_protocols import PromptRequests, sockets
+from stepscope.collector.web_protocols import requests, sockets
 
-READERS = 1024
-"""Connections beyond those of exporters."""
 GRACE = 4
 """Seconds that requests have to end when the server is stopped."""
 
@@ -40,7 +39,7 @@ class Server(uvicorn.Server):
         self.intake = intake = Intake(settings.max_intake)
         config = uvicorn.Config(
             app,
-            http=PromptRequests,
+            http=requests(Doorway(settings.max_streams + settings.max_readers)),
             ws=sockets(intake),
             ws_max_size=settings.max_message,
             ws_per_message_deflate=False,
@@ -49,7 +48,6 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,  # else whoever is on this machine chooses the address that the audit has
-            limit_concurrency=settings.max_streams + READERS,
             timeout_graceful_shutdown=GRACE,
             ssl_certfile=settings.certificate,
             ssl_keyfile=None if settings.key is None else str(settings.key),

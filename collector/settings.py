@@ -15,6 +15,13 @@ from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.options import PositiveFloat
 
+STREAM_FILES = 3
+"""Open files of a stream: its connection, its journal and where that ended."""
+READER_FILES = 2
+"""Of another connection: itself, and what it is sent."""
+OTHER_FILES = 64
+"""Of all the rest."""
+
 
 class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a collector listens and writes, whom it lets in, and what it takes at most. Unknown fields are refused."""
@@ -35,6 +42,8 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     """Whether others than this machine may come without a token or TLS."""
     max_streams: Annotated[int, msgspec.Meta(ge=1)] = 4096
     """Connections of exporters at once."""
+    max_readers: Annotated[int, msgspec.Meta(ge=1)] = 1024
+    """Connections beyond those at once; for another one, who has waited longest without asking anything is ended."""
     max_kept_streams: Annotated[int, msgspec.Meta(ge=1)] = 65_536
     """Streams in the directory, connected or not."""
     max_message: Annotated[int, msgspec.Meta(ge=MIN_MAX_MESSAGE, le=MAX_MESSAGE)] = MIN_MAX_MESSAGE
@@ -74,6 +83,21 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     def exposed(self) -> bool:
         """Whether others than this machine can come without a token or TLS."""
         return not is_loopback(self.host) and not (self.token and self.certificate)
+
+    def within(self, files: int) -> CollectorSettings:
+        """These settings, with no more connections than a process that may open so many files can serve.
+
+        Raises:
+            ValueError: if that is not even one.
+        """
+        if self.max_streams * STREAM_FILES + self.max_readers * READER_FILES + OTHER_FILES <= files:
+            return self
+        left = files - OTHER_FILES
+        readers = min(self.max_readers, left // (4 * READER_FILES))
+        streams = min(self.max_streams, (left - readers * READER_FILES) // STREAM_FILES)
+        if readers < 1 or streams < 1:
+            raise ValueError(f"a collector cannot work with {files} open files; allow more (ulimit -n)")
+        return msgspec.structs.replace(self, max_streams=streams, max_readers=readers)
 
     def check_exposure(self) -> None:
         """Refuses to be reached by others without a token and TLS.

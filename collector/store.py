@@ -57,6 +57,8 @@ class Store:
         self._writer = Writer(fsync=settings.fsync)
         self._seats: dict[str, _Seat] = {}
         self._open: set[str] = set()
+        self._stuck: set[str] = set()
+        """Streams whose files hold what the disk has lost."""
         self._opening = threading.Lock()
         self.room = Room()
         """What may be written until the disk is looked at again."""
@@ -110,6 +112,10 @@ class Store:
             OSError: if it cannot be opened.
         """
         async with self._seat(hello.stream, leave):
+            if hello.stream in self._stuck:
+                raise OSError(
+                    errno.EIO, "the disk has lost frames that could not be cut off; mend it and restart the collector"
+                )
             with self._writer:
                 place = self._place(hello.stream)
                 with self._kept(hello.stream):
@@ -175,10 +181,13 @@ class Store:
                 if limit and there + size > limit:
                     raise FullError(f"the collector's limit of {limit} bytes {what} is met")
             self.bytes += size
+            before = file.size
             try:
                 await self._writer.write(file, addition)
             except OSError:
-                self.bytes -= size
+                self.bytes += file.size - before - size
+                if file.stuck:
+                    self._stuck.add(hello.stream)
                 raise
         if file.ended:
             self._supersede(hello)

@@ -59,7 +59,11 @@ class StreamFile:
         """Whether the last frame is that of a journal which was closed in order."""
         self.unmarked = ""
         """Why the last checkpoint could not be written: opening the file takes longer then, nothing else."""
+        self.stuck = False
+        """Whether it holds frames that the disk has lost, and that could not be cut off: it is not to be opened again."""
         self._marked = self._last = 0
+        self._synced: tuple[int, int, int, bool] | None = None
+        """What there was before what was written since the disk had everything."""
         self._checkpoint = self._file = -1
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | _FLAGS, 0o600)
@@ -112,8 +116,11 @@ class StreamFile:
             OSError: if it cannot be written; the file is as it was.
         """
         if addition.frames:
-            self._last = self.size + addition.last
+            last = self.size + addition.last
+            if self._synced is None:
+                self._synced = self.next, self.size, self._last, self.ended
             self._append(addition.data)
+            self._last = last
             self.ended = addition.frames[-1][0] == fmt.FrameType.END
             self.next = addition.next
             if self.size - self._marked >= CHECKPOINT_BYTES:
@@ -127,9 +134,15 @@ class StreamFile:
         """Returns when the disk has everything.
 
         Raises:
-            OSError: if it has not.
+            OSError: if it has not. What was written since it had is cut off, as the system tells of a loss only once: the
+                next call, and who opens the file again, would be told that all is well.
         """
-        os.fdatasync(self._file)
+        try:
+            os.fdatasync(self._file)
+        except OSError:
+            self._take_back()
+            raise
+        self._synced = None
 
     def close(self) -> None:
         """Closes the file. Idempotent."""
@@ -142,6 +155,17 @@ class StreamFile:
             if file >= 0:
                 os.close(file)
         self._file = self._checkpoint = -1
+
+    def _take_back(self) -> None:
+        if self._synced is None:
+            return
+        self.stuck = True
+        os.ftruncate(self._file, self._synced[1])
+        self.stuck = False
+        self.next, self.size, self._last, self.ended = self._synced
+        self._synced = None
+        if self._marked > self.size:
+            self._marked = 0  # the checkpoint is of what is gone: it does not fit, and another one is made
 
     def _append(self, data: fmt.Bytes) -> None:
         view = memoryview(data)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,10 @@ class Uploader:
         self._manifests: dict[str, Manifest] = {}
         self._extents: dict[str, Extent] = {}
         self._stopped = threading.Event()
+        self._tried = ""
+        """The last stream that was tried before the store was given up for a while."""
+        self.done = Uploaded(0, 0, 0, 0)
+        """What the last call did, also if it ended with an error."""
         self.nbytes = 0
         """Uploaded so far."""
         try:
@@ -126,24 +131,36 @@ class Uploader:
             windows: also what there is of them up to the last window that has ended.
 
         Raises:
-            OutputError: if the store refuses; what was uploaded is noted, and the next call goes on from there.
+            OutputError: if the store refuses; what was uploaded is noted, and the next call goes on from there. One that
+                refuses two streams in a row is not asked for the others, which are the first of the next call.
             FormatError: if a journal, or what is in the store, is damaged; all others were uploaded.
+            OSError: if a journal cannot be read; all others were uploaded.
         """
-        streams = complete = parts = nbytes = 0
-        damaged: FormatError | None = None
-        for stream, path in self._store.journals():
-            streams += 1
+        complete = parts = nbytes = refused = 0
+        problem: OSError | FormatError | None = None
+        journals = list(self._store.journals())
+        begin = next((index for index, (stream, _) in enumerate(journals) if stream > self._tried), 0)
+        self._tried = ""
+        for stream, path in journals[begin:] + journals[:begin]:
+            before, refused = refused, 0
             try:
                 done, sizes = self._stream(stream, path, rest, windows)
-            except FormatError as error:
-                damaged = damaged or error
+            except (OSError, FormatError) as error:
+                if not path.exists():
+                    continue  # it was removed meanwhile
+                problem = problem or error
+                refused = before + isinstance(error, OutputError)
+                if refused > 1 or self._stopped.is_set():
+                    self._tried = stream
+                    break
                 continue
             complete += done
             parts += len(sizes)
             nbytes += sum(sizes)
-        if damaged is not None:
-            raise damaged
-        return Uploaded(streams, complete, parts, nbytes)
+        self.done = Uploaded(len(journals), complete, parts, nbytes)
+        if problem is not None:
+            raise problem
+        return self.done
 
     def waiting(self) -> int:
         """Bytes of windows and streams that have ended, as far as was seen, that are not in the store."""
@@ -156,18 +173,19 @@ class Uploader:
         """What of a stream is in the store.
 
         Raises:
-            OutputError: if the store cannot be asked, or the manifest is damaged.
+            OutputError: if the store cannot be asked.
+            FormatError: if the manifest is damaged.
         """
         path = f"{self._root}/{stream}/{MANIFEST}"
-        try:
+        with _asking(f"{path} cannot be read"):
             if not self.files.exists(path):
                 return Manifest(stream)
-            found = msgspec.json.decode(self.files.cat_file(path), type=Manifest)
+            data: bytes = self.files.cat_file(path)
+            try:
+                found = msgspec.json.decode(data, type=Manifest)
+            except msgspec.MsgspecError as error:
+                raise FormatError(f"{path} is no manifest: {error}; remove it to upload the stream again") from error
             sizes = {part.name: self._size(f"{self._root}/{stream}/{part.name}") for part in found.parts}
-        except msgspec.MsgspecError as error:
-            raise OutputError(f"{path} is no manifest: {error}; remove it to upload the stream again") from error
-        except OSError as error:
-            raise OutputError(f"{path} cannot be read: {error}") from error
         whole = [part for part in found.parts if sizes[part.name] == part.size]
         if len(whole) == len(found.parts):
             return found
@@ -182,16 +200,13 @@ class Uploader:
             Its bytes.
 
         Raises:
-            FormatError: if a part is not what the manifest says.
+            FormatError: if a part is not what the manifest says, or that is damaged.
             OutputError: if the store or the file system refuses.
         """
         manifest = self.manifest(stream)
-        try:
-            with path.open("xb") as file:
-                for part in manifest.parts:
-                    file.write(self._read(stream, part))
-        except OSError as error:
-            raise OutputError(f"stream {stream} cannot be restored to {path}: {error}") from error
+        with _asking(f"stream {stream} cannot be restored to {path}"), path.open("xb") as file:
+            for part in manifest.parts:
+                file.write(self._read(stream, part))
         return manifest.size
 
     def _stream(self, stream: str, path: Path, rest: bool, windows: bool) -> tuple[bool, list[int]]:
@@ -231,7 +246,7 @@ class Uploader:
         start, crc = at - sum(part.size for part in smaller), 0
         name = f"journal.{start:015d}-{at + size:015d}"
         target = f"{self._root}/{stream}/{name}"
-        try:
+        with _asking(f"{target} cannot be written"):
             self.files.makedirs(f"{self._root}/{stream}", exist_ok=True)
             with self._store.rewriting, self.files.open(target, "wb") as file:
                 # From the store: here something of them may have been given up since.
@@ -240,8 +255,6 @@ class Uploader:
                         raise OSError("the upload was stopped")
                     file.write(piece)
                     crc = zlib.crc32(piece, crc)
-        except OSError as error:
-            raise OutputError(f"{target} cannot be written: {error}") from error
         return Part(name, at + size - start, crc)
 
     def _read(self, stream: str, part: Part) -> bytes:
@@ -255,12 +268,12 @@ class Uploader:
         for part in parts:
             try:
                 self.files.rm_file(f"{self._root}/{stream}/{part.name}")
-            except OSError as error:
+            except Exception as error:  # whatever such a store raises
                 log.warning("%s of stream %s is left in the store: %s", part.name, stream, error)
 
     def _note(self, manifest: Manifest) -> Manifest:
         path = f"{self._root}/{manifest.stream}/{MANIFEST}"
-        try:
+        with _asking(f"{path} cannot be written"):
             if self._stopped.is_set():
                 raise OSError("the upload was stopped")
             data = msgspec.json.format(msgspec.json.encode(manifest))
@@ -269,8 +282,6 @@ class Uploader:
                 self.files.mv(f"{path}.new", path)
             else:
                 self.files.pipe_file(path, data)
-        except OSError as error:
-            raise OutputError(f"{path} cannot be written: {error}") from error
         self._manifests[manifest.stream] = manifest
         return manifest
 
@@ -279,6 +290,19 @@ class Uploader:
             return int(self.files.size(path))
         except FileNotFoundError:
             return -1
+
+
+@contextlib.contextmanager
+def _asking(failure: str) -> Generator[None]:
+    """Around calls of a file system: many raise what the libraries raise that they use, which is no OSError."""
+    try:
+        yield
+    except (FormatError, OutputError):
+        raise
+    except OSError as error:
+        raise OutputError(f"{failure}: {error}") from error
+    except Exception as error:
+        raise OutputError(f"{failure}: {type(error).__name__}: {error}") from error
 
 
 def _pieces(path: Path, at: int, size: int) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 from stepscope.collector.store import Store
 from stepscope.collector.upload import PART_BYTES, Uploaded, Uploader
 from stepscope.collector.views import UploadView
-from stepscope.runtime.errors import FormatError, OutputError
+from stepscope.runtime.errors import OutputError
 from stepscope.runtime.loop_thread import DaemonExecutor
 
 log = logging.getLogger("stepscope.collector")
@@ -45,7 +45,6 @@ class Uploading:
         self._url = urlunsplit(parts._replace(query="", fragment=""))
         self._uploader = Uploader(store, url, part_bytes=part_bytes, alone=True)
         self._every = every
-        self._latest = Uploaded(0, 0, 0, 0)
         self._at: int | None = None
         self._problem = ""
 
@@ -66,9 +65,9 @@ class Uploading:
             while True:
                 try:
                     work = loop.run_in_executor(executor, lambda: self._uploader.upload(windows=True))
-                    self._latest = await asyncio.shield(work)
+                    await asyncio.shield(work)
                     self._problem = ""
-                except (OutputError, FormatError, OSError) as error:
+                except Exception as error:  # whatever it is, it may be over the next time
                     if not self._problem:
                         log.error("not everything could be uploaded, and is tried again: %s", error)
                     self._problem = str(error)[:500]
@@ -84,8 +83,8 @@ class Uploading:
         """How far it is."""
         return UploadView(
             url=self._url,
-            streams=self._latest.streams,
-            complete=self._latest.complete,
+            streams=self._uploader.done.streams,
+            complete=self._uploader.done.complete,
             bytes=self._uploader.nbytes,
             waiting_bytes=self._uploader.waiting(),
             at_ns=self._at,

@@ -6,19 +6,19 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from h11 import IDLE, SEND_BODY
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
 from stepscope.collector.announced import Announced
+from stepscope.collector.doorway import Doorway
 from stepscope.collector.intake import FREE, Grant, Intake
 from stepscope.exporters.collector.protocol import MAX_HEADER
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 
-FIRST_REQUEST = 20.0
-"""Seconds in which a connection must have sent its first request: one that says nothing would hold a descriptor for ever."""
 FIRST_MESSAGE = MAX_HEADER + 4
 """Bytes of a message of a WebSocket to which nothing was sent yet: it is no more than a header."""
 
@@ -48,7 +48,8 @@ class _Stall:
 class PromptRequests(H11Protocol):
     """HTTP for connections that say soon what they want, and take what they get."""
 
-    _patience: asyncio.TimerHandle | None = None
+    doorway: Doorway
+    """Of all connections together."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -57,14 +58,17 @@ class PromptRequests(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there."""
         super().connection_made(transport)
-        self._patience = self.loop.call_later(FIRST_REQUEST, transport.close)
+        self.doorway.came(transport, len(self.connections))
 
     def data_received(self, data: bytes) -> None:
         """It says something."""
         super().data_received(data)
-        asked: Any = self.cycle  # none until the head of a request is whole
-        if asked is not None or self.transport.get_protocol() is not self:
-            self._forget_patience()
+        self._look()
+
+    def on_response_complete(self) -> None:
+        """It was answered, and may ask again."""
+        super().on_response_complete()
+        self._look()
 
     def pause_writing(self) -> None:
         """It has not taken what was written."""
@@ -78,14 +82,16 @@ class PromptRequests(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
-        self._forget_patience()
+        self.doorway.leaves(self.transport)
         self._stall.ends()
         super().connection_lost(exc)
 
-    def _forget_patience(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+    def _look(self) -> None:
+        """Whether something of a request is still to come; also of a body that was answered already."""
+        if self.transport.get_protocol() is self and self.conn.their_state in (IDLE, SEND_BODY):
+            self.doorway.waits(self.transport)
+        else:
+            self.doorway.leaves(self.transport)
 
 
 class ModestSockets(WebSocketsSansIOProtocol):
@@ -206,6 +212,15 @@ class ModestSockets(WebSocketsSansIOProtocol):
         if self._taken is not None:
             self._taken.release()
             self._taken = None
+
+
+def requests(door: Doorway) -> type[PromptRequests]:
+    """HTTP for connections that share the bound on how many there are."""
+
+    class Requests(PromptRequests):
+        doorway = door
+
+    return Requests
 
 
 def sockets(bound: Intake) -> type[ModestSockets]:

@@ -116,11 +116,14 @@ class CollectorProcess:
 
 
 @contextmanager
-def collecting(directory: Path, *arguments: str, **environment: str) -> Generator[CollectorProcess]:
-    """A collector on a port that is free, until the end of the block."""
+def collecting(
+    directory: Path, *arguments: str, files: int | None = None, **environment: str
+) -> Generator[CollectorProcess]:
+    """A collector on a port that is free, until the end of the block; with so many open files at most."""
+    limited = () if files is None else ("sh", "-c", f'ulimit -n {files} && exec "$@"', "sh")
     inherited = {name: value for name, value in os.environ.items() if name not in (*LAUNCHERS, "STEPSCOPE_TOKEN")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "stepscope", "collect", "--dir", str(directory), "--port", "0", *arguments],
+        [*limited, sys.executable, "-m", "stepscope", "collect", "--dir", str(directory), "--port", "0", *arguments],
         env={**inherited, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import signal
 import socket
 import urllib.request
@@ -252,3 +253,11 @@ def test_a_download_that_nobody_waits_for_is_given_up(tmp_path: Path) -> None:
                 client.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
         assert ask(collector.url + path).status == 200
         until(lambda: not list((tmp_path / "downloads").iterdir()))
+
+
+def test_the_page_of_documentation_has_every_path(tmp_path: Path) -> None:
+    """And none that is not there."""
+    page = (Path(__file__).parents[1] / "docs" / "collector.md").read_text()
+    named = set(re.findall(r"`(?:POST )?(/(?:v1/|metrics|healthz|openapi)[^`?]*)`", page))
+    with collecting(tmp_path) as collector:
+        assert named == set(collector.get("/openapi.json")["paths"]) | {"/openapi.json"}

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
+import socket
 from collections import Counter
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 
 import stepscope as sc
 from stepscope.cli.main import main
-from stepscope.collector import web_protocols, writer
+from stepscope.collector import doorway, writer
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.store import SUPERSEDED, Store, run_in
 from stepscope.collector.stream import Stream
@@ -27,15 +31,18 @@ from stepscope.runtime.events import Block, EventBatch, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.records import run_record
-from tests.collectors import answer, collecting, connected
+from tests.collecting import ask, trained, until
+from tests.collecting import collecting as collecting_apart
+from tests.collectors import answer, collecting, connected, send_frames
 from tests.streams import STREAM, SYNC, frames, hello
+from tests.support import poll
 
 OTHER = "fedcba9876543210" * 2
 
 
 async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that never ends its request; one that asks is not disturbed."""
-    monkeypatch.setattr(web_protocols, "FIRST_REQUEST", 0.3)
+    monkeypatch.setattr(doorway, "PATIENCE", 0.3)
     async with collecting(tmp_path) as running:
         host, port = running.url.removeprefix("ws://").split("/")[0].split(":")
         silent, slow = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
@@ -48,6 +55,70 @@ async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypat
                 stream.close()
             await one.send(protocol.encode(protocol.Ping(1)))
             assert isinstance(await answer(one), protocol.Pong)
+
+
+async def test_no_request_may_be_left_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after one that was answered, and with a body that does not come; who is refused is not listened to."""
+    monkeypatch.setattr(doorway, "PATIENCE", 0.3)
+    async with collecting(tmp_path, token="t") as running:
+        for first, more, answered in (
+            (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"G", b"200 "),
+            (b"POST /v1/tickets HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n", b"a", b"401 "),
+            (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n", b"a", b"200 "),
+            (
+                b"POST /v1/tickets HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer t\r\nContent-Length: 9\r\n\r\n",
+                b"a",
+                b"",
+            ),
+        ):
+            reader, stream = await asyncio.open_connection("127.0.0.1", running.port)
+            stream.write(first)
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30) if answered else b""
+            assert head.startswith(b"HTTP/1.1 " + answered) or not answered
+            assert (b"connection: close" in head.lower()) is (answered == b"401 ")
+            stream.write(more)
+            with contextlib.suppress(ConnectionResetError):
+                await asyncio.wait_for(reader.read(), 30)
+            stream.close()
+        await poll(lambda: not running.server.server_state.connections)
+
+
+async def test_who_waits_makes_room_for_who_asks(tmp_path: Path) -> None:
+    """Connections are no more than may be; those of exporters stay."""
+    async with collecting(tmp_path, max_streams=1, max_readers=4) as running, connected(running.url) as one:
+        await one.send(hello())
+        await answer(one)
+        idle = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(20)]
+        for reader, _ in idle[:16]:
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), 30) == b""
+        assert len(running.server.server_state.connections) == 5
+        reader, stream = idle[-1]
+        stream.write(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        await one.send(protocol.encode(protocol.Ping(1)))
+        assert isinstance(await answer(one), protocol.Pong)
+        for _, stream in idle:
+            stream.close()
+
+
+def test_connections_leave_files_for_streams(tmp_path: Path) -> None:
+    """However many strangers connect, and however few files may be open, ranks are taken and readers answered."""
+    with collecting_apart(tmp_path, files=200) as collector:
+        address = urlsplit(collector.url)
+        idle = [socket.create_connection((address.hostname or "", address.port or 0), 30) for _ in range(300)]
+        for made in idle:
+            with contextlib.suppress(ConnectionError):
+                made.sendall(b"GET /")
+        assert ask(f"{collector.url}/healthz").status == 200
+        trained(collector.url, 0)
+        until(lambda: collector.get("/v1/job")["ended"])
+        for made in idle:
+            made.close()
+        assert "there can be 34 streams and 17 other connections" in collector.stop()[1]
+    with pytest.raises(ValueError, match="cannot work with 70 open files"):
+        CollectorSettings(directory=tmp_path).within(70)
+    assert CollectorSettings(directory=tmp_path).within(20_000) == CollectorSettings(directory=tmp_path)
 
 
 async def test_the_first_message_is_a_header_and_no_more(tmp_path: Path) -> None:
@@ -133,6 +204,39 @@ def test_what_is_confirmed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
     synced.clear()
     StreamFile(tmp_path / "s", SYNC).close()
     assert not synced
+
+
+@pytest.mark.parametrize("cut", [True, False])
+async def test_what_the_disk_has_lost_is_not_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: bool
+) -> None:
+    """Also not to who comes back: the system tells of a loss once, and says afterwards that the disk has everything."""
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "lost")
+
+    async with collecting(tmp_path, fsync=True) as running:
+        async with connected(running.url) as one:
+            await one.send(hello())
+            await answer(one)
+            assert await send_frames(one, 0, 3) == protocol.Ack(3)
+            with monkeypatch.context() as disk:
+                disk.setattr(os, "fdatasync", fails)
+                if not cut:
+                    disk.setattr(os, "ftruncate", fails)
+                refused = await send_frames(one, 3, 2)
+                assert isinstance(refused, protocol.Refused) and refused.retry
+        assert running.collector.store.bytes == running.journal().stat().st_size - fmt.FILE_HEADER.size
+        async with connected(running.url) as one:
+            await one.send(hello())
+            if not cut:
+                refused = await answer(one)
+                assert isinstance(refused, protocol.Refused) and refused.retry and "restart" in refused.reason
+                return
+            welcome = await answer(one)
+            assert isinstance(welcome, protocol.Welcome) and welcome.next == 3
+            assert await send_frames(one, 3, 2) == protocol.Ack(5)
+        assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
 
 
 def test_a_stream_takes_the_place_of_its_own_process_only(tmp_path: Path) -> None:

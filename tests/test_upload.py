@@ -97,7 +97,7 @@ def test_a_part_that_was_removed_or_damaged(store: Store, url: str, tmp_path: Pa
     with pytest.raises(FormatError, match="damaged"):
         uploader.restore(STREAM, tmp_path / "back")
     files.pipe_file(f"{root}/{STREAM}/manifest.json", b"{")
-    with pytest.raises(OutputError, match="no manifest"):
+    with pytest.raises(FormatError, match="no manifest"):
         uploader.upload()
 
 

@@ -16,7 +16,7 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.store import Store
 from stepscope.collector.upload import MANIFEST, Uploader
 from stepscope.collector.uploading import Uploading
-from stepscope.runtime.errors import OutputError
+from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.discard import discard, places
 from stepscope.runtime.journal.frames import FrameReader
@@ -229,6 +229,60 @@ async def test_a_store_that_fails_is_told_and_asked_again(store: Store, tmp_path
     assert all(uploading.copied(stream) == len(data) for stream, data in made.items())
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+class StrangeError(Exception):
+    """As of a library that knows nothing of OSError."""
+
+
+@pytest.mark.parametrize("operation", ["exists", "open", "pipe_file"])
+async def test_whatever_a_store_raises_is_told_and_over_the_next_time(
+    store: Store, url: str, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """Libraries of object stores have errors of their own."""
+
+    def fails(*_: Any, **options: Any) -> None:
+        raise StrangeError("no route")
+
+    made = streams(store, 3)
+    uploading = Uploading(store, url, every=0.05)
+    files: Any = uploading._uploader.files  # pyright: ignore[reportPrivateUsage]
+    with monkeypatch.context() as away:
+        away.setattr(files, operation, fails)
+        task = asyncio.create_task(uploading.run())
+        await poll(lambda: "StrangeError: no route" in uploading.view().problem)
+    await poll(lambda: uploading.view().complete == len(made) and not uploading.view().problem)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_what_is_wrong_with_one_stream_costs_that_one(store: Store, tmp_path: Path) -> None:
+    """Manifests that are none; and one stream, or some in a row, that the store refuses."""
+    first, second, third, *others = streams(store, 6)
+    remote = tmp_path / "remote"
+    for stream in (first, second):
+        (remote / stream).mkdir(parents=True)
+        (remote / stream / MANIFEST).write_text("{")
+    (remote / third).write_text("in the way")
+    uploader = Uploader(store, f"file://{remote}", alone=True)
+    with pytest.raises(FormatError, match="no manifest"):
+        uploader.upload()
+    assert uploader.done.complete == len(others)
+    assert all(uploader.copied(stream) for stream in others)
+    for stream in others:
+        (remote / stream / MANIFEST).unlink()
+        (remote / stream / MANIFEST).mkdir()  # now the store fails for more than one: those after them have their turn
+    later = Uploader(store, f"file://{remote}")
+    for _ in range(4):
+        with pytest.raises((OutputError, FormatError)):
+            later.upload()
+    last = store.path("e" * 32)
+    last.parent.mkdir(mode=0o700)
+    last.write_bytes(store.path(first).read_bytes())
+    for _ in range(4):
+        with pytest.raises((OutputError, FormatError)):
+            later.upload()
+    assert later.copied("e" * 32)
 
 
 def test_a_wrong_url_is_told_at_once_and_no_password(store: Store, tmp_path: Path, capfd: Any) -> None:

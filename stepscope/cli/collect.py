@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--fsync", action="store_true", help="confirm only what the disk has, at the price of speed")
     limits = {
         "max-streams": ("connections of exporters at once", 4096),
+        "max-readers": ("connections beyond those at once", 1024),
         "max-kept-streams": ("streams in the directory", 65_536),
         "max-message": ("bytes of one message", 16 << 20),
         "max-intake": ("bytes of messages in memory that are not written yet", 256 << 20),
@@ -104,6 +106,7 @@ def collect(given: argparse.Namespace) -> int:
         keep_slowest=given.keep_slowest,
         fsync=given.fsync,
         max_streams=given.max_streams,
+        max_readers=given.max_readers,
         max_kept_streams=given.max_kept_streams,
         max_message=given.max_message,
         max_intake=given.max_intake,
@@ -112,9 +115,15 @@ def collect(given: argparse.Namespace) -> int:
         upload=given.upload,
         upload_seconds=given.upload_every,
     )
-    _allow_files()
     try:
-        collector = Collector(settings)
+        allowed = settings.within(_allow_files())
+        if allowed != settings:
+            print(
+                f"stepscope: for the open files that this process may have there can be {allowed.max_streams} streams and "
+                f"{allowed.max_readers} other connections at once; allow more (ulimit -n)",
+                file=sys.stderr,
+            )
+        collector = Collector(allowed)
     except (ImportError, ValueError) as error:
         raise StepscopeError(str(error)) from error
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -122,8 +131,9 @@ def collect(given: argparse.Namespace) -> int:
     return 0
 
 
-def _allow_files() -> None:
-    """As many open files as the system lets us have: each stream needs three, and shells often allow 1,024."""
+def _allow_files() -> int:
+    """As many open files as the system lets us have: each stream needs three, and shells often allow 1,024; how many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard

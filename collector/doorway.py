@@ -1,0 +1,50 @@
+"""The doorway of the web server: connections that have not yet said all of what they want."""
+
+from __future__ import annotations
+
+import asyncio
+
+PATIENCE = 20.0
+"""Seconds in which a connection must have sent a request, body and all: one that says nothing would hold a descriptor for ever."""
+
+
+class Doorway:
+    """Ends who takes too long to ask, and, when there are too many connections, who has waited longest.
+
+    So strangers that open connections and ask nothing cannot keep others out: those ask at once. Connections that are
+    being answered, and those of exporters, are not touched.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Args: connections at once, of exporters and all others."""
+        self.most = most
+        self._waiting: dict[asyncio.Transport, asyncio.TimerHandle] = {}
+        """Who has waited longest comes first."""
+
+    def came(self, transport: asyncio.Transport, there: int) -> None:
+        """A client has connected.
+
+        Args:
+            transport: its connection.
+            there: connections that there are now, with this one.
+        """
+        self.waits(transport)
+        if there > self.most:
+            longest = next(iter(self._waiting))
+            self.leaves(longest)
+            longest.abort()
+
+    def waits(self, transport: asyncio.Transport) -> None:
+        """A connection is expected to ask; it has no more time when it is expected still."""
+        if transport not in self._waiting and not transport.is_closing():
+            self._waiting[transport] = asyncio.get_running_loop().call_later(PATIENCE, self._end, transport)
+
+    def leaves(self, transport: asyncio.Transport) -> None:
+        """It has asked, or is gone. Idempotent."""
+        timer = self._waiting.pop(transport, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _end(self, transport: asyncio.Transport) -> None:
+        self.leaves(transport)
+        transport.close()
