@@ -105,4 +105,6 @@ def parallel_strategy(target: Target) -> dict[str, Any]:
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:
     text = json.dumps(plain(value), indent=4, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+    part = path.with_name(f".{path.name}.part")  # whoever waits for the file finds it whole
+    part.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+    part.replace(path)
