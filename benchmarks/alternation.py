@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 
 import msgspec
 
@@ -23,6 +24,21 @@ class Half(msgspec.Struct, frozen=True):
     median: float
     processor: float
     """Processor time of all threads of the process."""
+
+
+@contextmanager
+def _on_one_core() -> Generator[None]:
+    """Keeps the calling thread on one core. Cores of a shared machine differ by a third, and a tracer that starts threads makes
+    the scheduler move the training from one to the other, which would be counted as the tracer's cost.
+
+    Threads that run already go where they like; those that the calling thread starts meanwhile stay on the core with it.
+    """
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def _run(step: Callable[[], object], count: int) -> Half:
@@ -60,7 +76,7 @@ class Alternation:
         return Sample(percent(traced.mean, bare.mean), bare.mean, facts)
 
     def _turn(self, steps: Steps) -> Half:
-        with steps() as step:
+        with steps() as step, _on_one_core():
             return _run(step, self._steps)
 
 
