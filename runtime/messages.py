@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from typing import Any, TypeAlias
 
 import msgspec
@@ -11,6 +10,7 @@ import msgspec
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.detail import Detail
 from stepscope.runtime.events import Block
+from stepscope.runtime.outcome import Outcome
 from stepscope.runtime.step_marks import StepMark
 
 
@@ -99,9 +99,9 @@ class Resumed(msgspec.Struct, frozen=True):
 
 
 class Flush(msgspec.Struct, frozen=True):
-    """Everything put before this is to reach the exporters; then the future is set."""
+    """Everything put before this is to reach the exporters; what is given then is whether it has."""
 
-    done: Future[None]
+    done: Outcome[bool]
 
 
 class Spawn(msgspec.Struct, frozen=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -42,6 +41,7 @@ from stepscope.runtime.messages import (
 )
 from stepscope.runtime.open_window import OpenWindow
 from stepscope.runtime.options import Options
+from stepscope.runtime.outcome import Outcome
 from stepscope.runtime.outlet import GRACE, Outlet
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.overseer import OVERHEAD, Overseer
@@ -106,7 +106,7 @@ class Pipeline:
         self._scope = anyio.CancelScope()
         self.notes: deque[str] = deque(maxlen=16)
         """What there was to say of windows, the latest."""
-        self._flushes: list[Future[None]] = []
+        self._flushes: list[Outcome[bool]] = []
         self._delivered: deque[tuple[int, Message]] = deque()
         self._drained = self._routed = self._unrouted = 0
         self._loop_ns = 0
@@ -231,8 +231,8 @@ class Pipeline:
         """Answers flushes when no window waits any more: what came before them is with the exporters."""
         waiting = self._windows.waiting() or (self.flight is not None and self.flight.busy)
         if self._flushes and not waiting and not self._delivered:
-            for future in self._flushes:
-                self._spawn(partial(self._flushed, future))
+            for done in self._flushes:
+                self._spawn(partial(self._flushed, done))
             self._flushes.clear()
 
     def busy(self) -> bool:
@@ -388,10 +388,9 @@ class Pipeline:
                 source.keep("run_soon", error)
         self._windows.remove_source(name)
 
-    async def _flushed(self, future: Future[None]) -> None:
+    async def _flushed(self, done: Outcome[bool]) -> None:
         await self.fanout.drained()
-        if not future.done():
-            future.set_result(None)
+        done.give(True)
 
     # end
 
@@ -414,8 +413,8 @@ class Pipeline:
         self.fanout.abandon()
         self._drop_rest(self.inbox.close())
         tracks.give_back(self._track, self.run_facts.pid, STEP_TRACK_TID, "steps")
-        for future in self._flushes:
-            future.cancel()
+        for done in self._flushes:
+            done.give(False)
 
     def _drop_rest(self, messages: list[Message]) -> None:
         """What backends delivered, and nobody sorts any more."""

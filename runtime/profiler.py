@@ -7,8 +7,6 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
@@ -27,6 +25,7 @@ from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.messages import Flush, WindowEnds
 from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.options import Options
+from stepscope.runtime.outcome import Outcome
 from stepscope.runtime.output import Output
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.pipeline import Pipeline, delivering
@@ -254,13 +253,12 @@ class Profiler(Reporting):
         """
         if self._pipeline is None or self._state in ("closed", "inert") or not self._may_wait():
             return False
-        done: Future[None] = Future()
+        done: Outcome[bool] = Outcome()
         try:
             self._pipeline.inbox.put(Flush(done))
-            done.result(self.options.close_timeout if timeout is None else timeout)
-        except (FutureTimeoutError, CancelledError, ClosedError):
+            return done.result(self.options.close_timeout if timeout is None else timeout)
+        except (TimeoutError, ClosedError):
             return False
-        return True
 
     def _may_wait(self) -> bool:
         """Whether the caller may wait for this profiler's loop and exporters: it is none of them, nor is it inside of a
@@ -284,7 +282,7 @@ class Profiler(Reporting):
         if closing is not None and self._may_wait():
             try:
                 closing.result(self.options.close_timeout + LATEST)
-            except FutureTimeoutError:
+            except TimeoutError:
                 log.error("profiler %r did not close in time: something blocks its loop", self.name)
         if not _alive:
             signals.unwatch()
@@ -313,10 +311,12 @@ class Profiler(Reporting):
                 if note:
                     pipeline.notes.append(note)
             seconds = max((deadline - clock.now()) / 1e9, 0.0)
+            removal = hub_.start(hub_.remove, pipeline, seconds)
             try:
-                hub_.start(hub_.remove, pipeline, seconds).result(seconds + OVERRUN)
-            except FutureTimeoutError:
-                # An exporter blocks the loop. It is left to itself: the caller's deadline counts.
+                removal.result(seconds + OVERRUN)
+            except TimeoutError:
+                # An exporter blocks the loop. It is left to itself: the caller's deadline counts. Should it go on, the loop ends.
+                removal.add_done_callback(lambda _: Work(hub.release, name="stepscope closing"))
                 log.error("profiler %r did not close in time: something blocks its loop", self.name)
                 return
             if self._accounts is not None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, Generic, TypeVar
+
+from stepscope.runtime.outcome import Outcome
 
 T = TypeVar("T")
 
@@ -19,7 +20,7 @@ class Work(Generic[T]):
 
     def __init__(self, work: Callable[..., T], *args: Any, name: str) -> None:
         """Args: a function and its arguments; name of the thread, ours begin with `stepscope`."""
-        self._done: Future[T] = Future()
+        self._done: Outcome[T] = Outcome()
         self._work: Callable[[], T] | None = partial(work, *args)
         self._unclaimed = threading.Lock()
         self._interrupted: BaseException | None = None
@@ -41,20 +42,20 @@ class Work(Generic[T]):
         try:
             result = work()
         except BaseException as error:
-            self._done.set_exception(error)
+            self._done.fail(error)
         else:
-            self._done.set_result(result)
+            self._done.give(result)
 
     @property
     def done(self) -> bool:
         """Whether it has returned something."""
-        return self._done.done() and self._done.exception() is None
+        return self._done.over and not self._done.failed
 
     def finish(self) -> T:
         """Waits for the end, also when a signal handler raises meanwhile; that is raised afterwards."""
-        while not self._done.done():
+        while not self._done.over:
             try:
-                self._done.exception()
+                self._done.wait()
             except BaseException as error:
                 self._interrupted = error
         return self.result()
@@ -69,7 +70,7 @@ class Work(Generic[T]):
         try:
             result = self._done.result(timeout)
         finally:
-            if self._done.done() and self._thread.is_alive() and self._thread is not threading.current_thread():
+            if self._done.over and self._thread.is_alive() and self._thread is not threading.current_thread():
                 self._thread.join(timeout)
         interrupted, self._interrupted = self._interrupted, None
         if interrupted is not None:

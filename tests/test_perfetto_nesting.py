@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepscope.runtime import _core, strings, tracks
@@ -126,6 +126,9 @@ def test_blocks_of_any_size(forest: list[Span], cuts: list[int], random: object)
 
 @settings(max_examples=300)
 @given(forests(), st.lists(st.integers(0, 40), max_size=6))
+@example(  # as long as the one that was written before, in which another begins with it and ends earlier
+    forest=[Span(9, 11, [Span(9, 11, [Span(9, 10)]), Span(11, 11), Span(11, 11)])], cuts=[4]
+)
 def test_borders_nest_across_blocks(forest: list[Span], cuts: list[int]) -> None:
     """What begins where recording began nests as it should, though what encloses it comes blocks later."""
     outer = [Span(0, 12, [Span(0, 12, [Span(0, 3), Span(3, 5), *shifted(forest)])])]

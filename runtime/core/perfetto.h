@@ -7,7 +7,7 @@
 
 #define ROOTS 8 /* outermost spans of a row that are remembered, to see how the next one lies to them */
 
-typedef struct { int64_t begin, end; bool held; } Root;
+typedef struct { int64_t begin, end; bool held, crowded; } Root; /* crowded: what begins with it ends before it */
 typedef struct { uint32_t used; Root at[ROOTS]; } Roots;
 
 /* A row of the viewer: a sequence of packets, with a clock and interned names of its own. */
@@ -39,7 +39,7 @@ typedef struct {
     int64_t begin, end;
     uint64_t id, parent;
     uint32_t event;
-    bool point, hold, root; /* hold: its begin is held; root: nothing of this block encloses it */
+    bool point, hold, root, crowded; /* hold: its begin is held; root: nothing of this block encloses it */
 } Node;
 
 typedef struct {

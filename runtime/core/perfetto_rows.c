@@ -201,8 +201,9 @@ static int lies(const Roots *roots, const Node *x, bool *releases) {
         if (x->begin < r->begin && r->end <= x->end) *releases |= r->held;           /* it contains */
         else if (x->end < r->begin) continue;                                        /* it comes before */
         else if (x->begin == r->begin && r->held) result = HELD_TOO, *releases |= r->end <= x->end;
-        else if (x->begin >= r->begin && x->end <= r->end) break;                    /* it is within */
-        else return OVERLAPS;
+        else if (x->begin < r->begin || x->end > r->end) return OVERLAPS;
+        else if (x->begin > r->begin || !r->crowded || x->end == x->begin) break;    /* it is within */
+        else return OVERLAPS;                                                        /* and would come to be within what ends before it */
     }
     return result;
 }
@@ -210,9 +211,11 @@ static int lies(const Roots *roots, const Node *x, bool *releases) {
 static void remember(Roots *roots, const Node *x) {
     Root *at = roots->at;
     uint32_t n = roots->used;
-    while (n && at[n - 1].begin >= x->begin && at[n - 1].end <= x->end && !at[n - 1].held) n--;
+    bool crowded = x->crowded;
+    while (n && at[n - 1].begin >= x->begin && at[n - 1].end <= x->end && !at[n - 1].held)
+        n--, crowded |= at[n].crowded && at[n].begin == x->begin;
     if (n == ROOTS) memmove(at, at + 1, sizeof(Root) * --n);
-    at[n] = (Root){x->begin, x->end, x->hold};
+    at[n] = (Root){x->begin, x->end, x->hold, crowded};
     roots->used = n + 1;
 }
 
@@ -275,6 +278,10 @@ void put_slices(Encoder *c, uint32_t number) {
             releases |= contains_held && !apart && !x->parent;
         }
         x->root = !outer && !apart;
+        if (outer && !apart && x->end > x->begin) {
+            Node *root = &c->nodes[c->stack[0]];
+            root->crowded |= x->begin == root->begin && x->end < root->end;
+        }
         if (apart) {
             event_at(c, x->event, &e);
             put_pair(c, row, &e, e.id ? e.id : ++c->serial | 1ull << 63);
