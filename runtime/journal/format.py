@@ -8,11 +8,12 @@ from __future__ import annotations
 import importlib
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -185,30 +186,73 @@ def decode_frame(frame: Bytes, sync: bytes) -> bytes | None:
 
 
 def encode_events(
-    batch: EventBatch, compression: Compression, chunk_bytes: int = CHUNK_BYTES
+    batch: EventBatch, compression: Compression, chunk_bytes: int = CHUNK_BYTES, most: int = MAX_PAYLOAD
 ) -> Iterator[tuple[int, int, list[Bytes], int]]:
     """Payloads of a batch, each small enough for a frame: (events, flags, parts, events whose arguments were cut).
 
     A batch that fits goes out as it lies in memory, without a copy.
+
+    Args:
+        batch: what to write.
+        compression: how, where that makes it smaller.
+        chunk_bytes: what a payload should hold at most, uncompressed.
+        most: bytes of a payload, as it is written.
     """
+    source = plain(batch.source).encode()[:MAX_SOURCE].decode(errors="ignore").encode()
     for events, args, cut in split_events(batch.events, batch.args, chunk_bytes):
-        source = plain(batch.source).encode()[:MAX_SOURCE].decode(errors="ignore").encode()
-        first, last = time_range(events)
-        head = EVENTS_HEADER.pack(first, last, batch.window, len(events), len(args), len(source)) + source
-        raw = np.ascontiguousarray(events).view(np.uint8).reshape(-1).data
-        if compression:
-            flag, packed = _compress(compression, raw, args)
-            if len(packed) < (len(raw) + len(args)) * 7 // 8:
-                yield len(events), flag, [head, packed], cut
-                continue
-        yield len(events), 0, [head, raw, args], cut
+        flags, parts = _payload(source, batch.window, events, args, compression)
+        if sum(map(len, parts)) <= most:
+            yield len(events), flags, parts, cut
+            continue
+        # It did not become small enough: in pieces that fit even as they are.
+        for piece, heap, more in split_events(events, args, most // 2):
+            flags, parts = _payload(source, batch.window, piece, heap, compression)
+            yield len(piece), flags, parts, cut + more
+            cut = 0
+
+
+def _payload(
+    source: bytes, window: int, events: Block, args: bytes, compression: Compression
+) -> tuple[int, list[Bytes]]:
+    first, last = time_range(events)
+    head = EVENTS_HEADER.pack(first, last, window, len(events), len(args), len(source)) + source
+    raw = np.ascontiguousarray(events).view(np.uint8).reshape(-1).data
+    if compression:
+        flag, packed = _compress(compression, raw, args)
+        if len(packed) < (len(raw) + len(args)) * 7 // 8:
+            return flag, [head, packed]
+    return 0, [head, raw, args]
 
 
 def _compress(compression: Compression, raw: Bytes, args: Bytes) -> tuple[int, bytes]:
     if compression == "zstd":
-        return ZSTD, zstd().ZstdCompressor(level=1).compress(b"".join((raw, args)))
+        packed: bytes = _compressor().compress(b"".join((raw, args)) if args else raw)
+        return ZSTD, packed
     packer = zlib.compressobj(1)
     return COMPRESSED, packer.compress(raw) + packer.compress(args) + packer.flush()
+
+
+_own = threading.local()
+
+
+def _compressor() -> Any:
+    """This thread's, as one serves one call at a time; it takes its memory once."""
+    if not hasattr(_own, "compressor"):
+        module = zstd()
+        # As level 1, with tables and a window that fit the processor's cache: what an event repeats is in one of the few
+        # before it. A target length leaves what does not repeat as it is, the lower bytes of times and ids for the most
+        # part: 2 to 4 % more bytes, a tenth less time.
+        parameters = module.ZstdCompressionParameters(
+            strategy=module.STRATEGY_FAST,
+            window_log=17,
+            chain_log=12,
+            hash_log=12,
+            search_log=1,
+            min_match=6,
+            target_length=1,
+        )
+        _own.compressor = module.ZstdCompressor(compression_params=parameters)
+    return _own.compressor
 
 
 def _decompress(flags: int, body: memoryview, length: int) -> Bytes | None:
@@ -279,12 +323,19 @@ def time_range(events: Block) -> tuple[int, int]:
     """First `ts` and last `ts + dur` of a block, in ns; (0, 0) of an empty one."""
     if not len(events):
         return 0, 0
-    return int(events["ts"].min()), int((events["ts"] + np.maximum(events["dur"], 0)).max())
+    times = events["ts"].copy()
+    first = int(times.min())
+    times += np.maximum(events["dur"], 0)
+    return first, int(times.max())
 
 
 def heap_arguments(events: Block, heap_bytes: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Masks over a block: events with arguments inside a heap of this size, and events that point outside it."""
-    claims = (events["args_len"] > 0) & (events["flags"] & int(Flag.ARG_INLINE) == 0)
+    claims = events["args_len"] > 0
+    if claims.any():
+        claims &= events["flags"] & int(Flag.ARG_INLINE) == 0
+    if not claims.any():
+        return claims, claims.copy()
     fits = events["args_at"].astype(np.uint64) + events["args_len"] <= heap_bytes
     return claims & fits, claims & ~fits
 

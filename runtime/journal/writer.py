@@ -94,7 +94,6 @@ class JournalWriter:
         self._fsync = fsync
         self._compression: fmt.Compression = compression
         self._max_frame = max_frame
-        self._chunk = min(fmt.CHUNK_BYTES, max_frame // 2)
         self._create = create
         self._holes = holes
         self._full = False
@@ -150,7 +149,7 @@ class JournalWriter:
                 self.dropped += len(batch)
                 self._mark_cap()
                 return
-            for count, flags, parts, cut in fmt.encode_events(batch, self._compression, self._chunk):
+            for count, flags, parts, cut in fmt.encode_events(batch, self._compression, most=self._max_frame):
                 serial, next_track = self._add_tables()
                 opened = batch.window not in self._open_windows
                 if opened:
