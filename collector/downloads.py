@@ -30,6 +30,8 @@ WAITING = 16
 _LOOK_EVERY = 0.05
 _TOLD = 300
 """Of what the process says at its end, the last characters."""
+_AROUND = 16 << 10
+"""Bytes on disk of the directories in which a file lies, and of the rest of its last block."""
 _HELD_BACK = 1 << 16
 """Bytes before which nothing is sent, unless it is all: what goes wrong by then can still be told."""
 
@@ -102,6 +104,11 @@ class Downloads:
         """Of a window of one stream."""
         self.of_all: dict[str, Download] = {}
         """Of a window of all ranks."""
+
+    @property
+    def most(self) -> int:
+        """Bytes on disk that they may take, all that are made at once."""
+        return AT_ONCE * (self._bounds.file_bytes + _AROUND)
 
     def clear(self) -> None:
         """Deletes what a collector that was killed left."""
