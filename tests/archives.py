@@ -1,10 +1,14 @@
-"""Archives of streams: one that hangs, and what is in one."""
+"""Archives of streams: one that hangs, one that a process follows, and what is in one."""
 
 from __future__ import annotations
 
 import importlib
 import io
+import subprocess
+import sys
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +60,23 @@ class _HangingFile:
     def write(self, data: bytes) -> int:
         self._store.writes()
         return int(self._file.write(data))
+
+
+@contextmanager
+def following(directory: Path, remote: Path, every: float, *options: str) -> Generator[subprocess.Popen[str]]:
+    """`stepscope upload --follow`, until the end of the block."""
+    command = (sys.executable, "-m", "stepscope", "upload")
+    process = subprocess.Popen(
+        [*command, str(directory), f"file://{remote}", "--follow", str(every), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def restored(archive: Archive, stream: str) -> bytes:

@@ -199,5 +199,5 @@ async def test_they_stay_within_the_limit_of_the_disk(tmp_path: Path) -> None:
         assert [len(data) for data in await asyncio.gather(*made)] == [size, size]
         with pytest.raises(ProblemError, match="File too large"):
             await whole(
-                collector.downloads.send(kind(f"open({{}}, 'wb').write(bytes({size + 1}))", grows=False), [], 0)
+                collector.downloads.send(kind(f"open({{}}, 'wb').write(bytes({2 * size}))", grows=False), [], 0)
             )

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,27 +13,12 @@ from stepscope.collector import clock_names
 from stepscope.collector.archive import MANIFEST
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.store import Store
+from tests.archives import following
 from tests.collecting import collecting, until
 from tests.streams import STREAM
 from tests.test_merge import syncs_of
 from tests.test_merge_clocks import OURS, add, named
 from tests.windowed import END, run_of, stored, windows
-
-
-@contextmanager
-def following(directory: Path, remote: Path, every: float) -> Generator[subprocess.Popen[str]]:
-    """`stepscope upload --follow`, until the end of the block."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stepscope", "upload", str(directory), f"file://{remote}", "--follow", str(every)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def line(stream: IO[str] | None) -> str:
@@ -95,7 +76,7 @@ def test_what_was_uploaded_is_restored_and_merged(
     assert {path.read_bytes() for path in (first, second)} == {
         path.read_bytes() for path in job.glob("streams/*/journal")
     }
-    assert clock_names.read(back) == {OURS}
+    assert clock_names.read(back) == frozenset({OURS})
     spans, report = merged(back, tmp_path / "back.json", capsys)
     assert (spans, report) == merged(job, tmp_path / "job.json", capsys) and len(spans) > 20
     second.write_bytes(second.read_bytes()[:1000])

@@ -23,7 +23,7 @@ from stepscope.collector.upload import Uploader
 from stepscope.collector.uploading import Uploading
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.journal.discard import discard, places
-from tests.archives import HangingStore, restored
+from tests.archives import HangingStore, following, restored
 from tests.collecting import collecting, until
 from tests.collectors import answer, connected
 from tests.streams import STREAM, hello
@@ -187,25 +187,13 @@ def test_one_that_is_killed_holds_nothing_up(store: Store, monkeypatch: pytest.M
 async def test_an_upload_follows_beside_a_collector_with_a_limit(tmp_path: Path) -> None:
     """As processes of their own: whatever is given up while it is copied, the copy is whole, and can be merged."""
     remote, directory = tmp_path / "remote", tmp_path / "collected"
-    made = [run_of(), *windows(range(24), 256 * KIB), END]
-    with collecting(directory, "--disk", str(4 * MIB), "--keep-newest", "2", "--keep-slowest", "0") as collector:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "stepscope", "upload", str(directory), f"file://{remote}"),
-                "--rest",
-                "--follow",
-                "0.05",
-            ],
-            stdout=subprocess.DEVNULL,
-        )
-        try:
+    made = [run_of(), *windows(range(12), 256 * KIB), END]
+    with collecting(directory, "--disk", str(2 * MIB), "--keep-newest", "2", "--keep-slowest", "0") as collector:
+        with following(directory, remote, 0.05, "--rest") as process:
             await streamed(collector.url, made, 0, len(made))
             archive = Archive(f"file://{remote}")
             await poll(lambda: archive.manifest(STREAM).complete)
             assert process.poll() is None
-        finally:
-            process.kill()
-            process.wait()
         assert collector.get("/v1/job")["storage"]["problem"] == ""
     back = tmp_path / "back.journal"
     back.write_bytes(restored(archive, STREAM))
