@@ -214,6 +214,8 @@ async def _grown(path: Path, process: asyncio.subprocess.Process, grows: bool, b
             over = process.returncode is not None
             if over and process.returncode:
                 why = (await said) or _end(process.returncode, bounds)
+                if await asyncio.to_thread(_largest, path.parent) >= bounds.file_bytes:
+                    why += f"; a download may have {bounds.file_bytes:,} bytes at most, `stepscope merge` makes larger files"
                 if not sent:
                     raise ProblemError(500, f"the file could not be made: {why}")
                 raise RuntimeError(f"a download broke off: {why}")
@@ -253,6 +255,11 @@ def _remove(place: Path) -> None:
         return
     except OSError as error:
         log.warning("%s is left until the next start: %s", place, error)
+
+
+def _largest(place: Path) -> int:
+    """Bytes of what is made there, under whatever name it grows."""
+    return max((entry.stat(follow_symlinks=False).st_size for entry in os.scandir(place)), default=0)
 
 
 def _size(path: Path) -> int:
