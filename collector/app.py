@@ -83,7 +83,7 @@ class Collector:
         self.reference = Reference()
         self.audit = Audit(settings.directory)
         self.tickets = Tickets()
-        # A file that is being made is on the disk as well, and nothing brakes it.
+        # Nothing brakes a file that is being made: room for them is kept free.
         most = min(Bounds().file_bytes, settings.disk_bytes // 16 or Bounds().file_bytes)
         self.downloads = Downloads(settings.directory, Bounds(file_bytes=most))
         self.downloads.of_rank.update({kind.name: kind for kind in _of_rank()})
@@ -94,7 +94,7 @@ class Collector:
             max_bytes=settings.disk_bytes, newest=settings.keep_newest, slowest=settings.keep_slowest
         )
         copied = None if self.uploading is None else self.uploading.copied
-        self.storage = Storage(self.store, policy, self.streams, copied)
+        self.storage = Storage(self.store, policy, self.streams, copied, downloads=self.downloads.most)
         self.live = Live(
             self.streams,
             self.downloads,

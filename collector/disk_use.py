@@ -6,19 +6,45 @@ import os
 import stat
 from pathlib import Path
 
-TREES = ("streams", "downloads")
+import msgspec
+
+STREAMS, DOWNLOADS = "streams", "downloads"
 """Directories in that of a collector; everything in them is its own."""
-FILES = ("audit.jsonl", "audit.1.jsonl", "refused.jsonl", "refused.1.jsonl", "clocks", "identity", "lock")
-"""Files there that are its own; those of others do not count."""
+FILES = (
+    "audit.jsonl",
+    "audit.1.jsonl",
+    "refused.jsonl",
+    "refused.1.jsonl",
+    "clocks",
+    "identity",
+    "lock",
+    "rewriting",
+    "uploads",
+)
+"""What is there besides; files of others do not count."""
 
 
-def disk_use(directory: Path) -> int:
-    """Bytes on disk of everything that a collector has written to its directory; links are not followed.
+class DiskUse(msgspec.Struct, frozen=True):
+    """Bytes on disk of what a collector has written to its directory."""
+
+    streams: int
+    """Of all but what is made for downloads."""
+    downloads: int
+
+    @property
+    def total(self) -> int:
+        """Of everything."""
+        return self.streams + self.downloads
+
+
+def disk_use(directory: Path) -> DiskUse:
+    """How much there is; links are not followed.
 
     Raises:
         OSError: if a directory cannot be read.
     """
-    return sum(map(_below, (directory / name for name in (*TREES, *FILES))))
+    downloads = _below(directory / DOWNLOADS)
+    return DiskUse(sum(_below(directory / name) for name in (STREAMS, *FILES)), downloads)
 
 
 def on_disk(about: os.stat_result) -> int:

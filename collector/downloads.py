@@ -30,6 +30,8 @@ WAITING = 16
 _LOOK_EVERY = 0.05
 _TOLD = 300
 """Of what the process says at its end, the last characters."""
+_AROUND = 16 << 10
+"""Bytes on disk of the directories in which a file lies, and of the rest of its last block."""
 _HELD_BACK = 1 << 16
 """Bytes before which nothing is sent, unless it is all: what goes wrong by then can still be told."""
 
@@ -102,6 +104,11 @@ class Downloads:
         """Of a window of one stream."""
         self.of_all: dict[str, Download] = {}
         """Of a window of all ranks."""
+
+    @property
+    def most(self) -> int:
+        """Bytes on disk that they may take, all that are made at once."""
+        return AT_ONCE * (self._bounds.file_bytes + _AROUND)
 
     def clear(self) -> None:
         """Deletes what a collector that was killed left."""
@@ -207,6 +214,8 @@ async def _grown(path: Path, process: asyncio.subprocess.Process, grows: bool, b
             over = process.returncode is not None
             if over and process.returncode:
                 why = (await said) or _end(process.returncode, bounds)
+                if await asyncio.to_thread(_largest, path.parent) >= bounds.file_bytes:
+                    why += f"; a download may have {bounds.file_bytes:,} bytes at most, `stepscope merge` makes larger files"
                 if not sent:
                     raise ProblemError(500, f"the file could not be made: {why}")
                 raise RuntimeError(f"a download broke off: {why}")
@@ -246,6 +255,11 @@ def _remove(place: Path) -> None:
         return
     except OSError as error:
         log.warning("%s is left until the next start: %s", place, error)
+
+
+def _largest(place: Path) -> int:
+    """Bytes of what is made there, under whatever name it grows."""
+    return max((entry.stat(follow_symlinks=False).st_size for entry in os.scandir(place)), default=0)
 
 
 def _size(path: Path) -> int:

@@ -1,29 +1,36 @@
-"""The lock on a collector's directory: two collectors would write into each other's files."""
+"""Locks on a collector's directory: two collectors would write into each other's files, two uploads likewise."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import hashlib
 import os
 from pathlib import Path
 
 from stepscope.collector.errors import DirectoryInUseError
 
+UPLOADS = "uploads"
+"""Directory of the locks on what is uploaded to."""
+
 
 class DirectoryLock:
     """Held until it is released, or the process ends in whatever way. Not by two threads at once."""
 
-    def __init__(self, directory: Path) -> None:
-        """Args: what is locked; it exists."""
-        self._path = directory / "lock"
+    def __init__(self, directory: Path, name: str = "lock", use: str = "another collector (pid {}) writes to") -> None:
+        """Args: what is locked, it exists; the file that stands for it; who has it then, and for what."""
+        self._directory, self._path, self._use = directory, directory / name, use
         self._file = -1
 
     def take(self) -> None:
-        """Takes it.
+        """Takes it, unless it is held.
 
         Raises:
-            DirectoryInUseError: if another process has it; names that.
+            DirectoryInUseError: if another has it; names that.
             OSError: if the file cannot be made.
         """
+        if self._file >= 0:
+            return
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -31,7 +38,7 @@ class DirectoryLock:
             holder = os.pread(file, 20, 0).decode(errors="replace").strip()
             os.close(file)
             raise DirectoryInUseError(
-                f"another collector (pid {holder or 'unknown'}) writes to {self._path.parent}; stop it, or give another --dir"
+                f"{self._use.format(holder or 'unknown')} {self._directory}; stop it, or give another directory"
             ) from error
         os.ftruncate(file, 0)
         os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
@@ -42,3 +49,33 @@ class DirectoryLock:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+class UploadLock:
+    """Held by who copies a directory to a certain place: of two, each would delete what the other's manifests name."""
+
+    def __init__(self, directory: Path, place: str) -> None:
+        """Args: of a collector; where it is copied to."""
+        self._directory = directory / UPLOADS
+        name = hashlib.sha256(place.encode()).hexdigest()[:16]
+        self._lock = DirectoryLock(
+            directory, f"{UPLOADS}/{name}", f"another process (pid {{}}) uploads to {place} from"
+        )
+
+    def take(self) -> None:
+        """Takes it, unless it is held; from a file system that cannot be written uploads are not told from each other.
+
+        Raises:
+            DirectoryInUseError: if another has it; names that.
+            OSError: if its file cannot be made.
+        """
+        try:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            self._lock.take()
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+
+    def release(self) -> None:
+        """Lets others have it. Idempotent."""
+        self._lock.release()

@@ -65,7 +65,7 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     upload_seconds: PositiveFloat = 30.0
     """Between two looks for what is to be copied."""
     upload_part_bytes: Annotated[int, msgspec.Meta(ge=1 << 12)] = 64 << 20
-    """Most bytes of an object there."""
+    """Most bytes of an object there; a frame that is larger is one of its own."""
     nats: tuple[str, ...] = ()
     """Servers of NATS from which streams are taken as well; others than this machine want TLS."""
     nats_access: NatsAccess = NatsAccess()

@@ -29,7 +29,7 @@ LOOK_SECONDS = 10.0
 LEAST_SECONDS = 0.2
 """Between two looks, however much is written."""
 PATIENCE = 2.0
-"""Seconds that it waits at most for a part that is being uploaded."""
+"""Seconds that it waits at most for frames that are being read for a copy."""
 
 
 class Freed(msgspec.Struct, frozen=True):
@@ -37,6 +37,8 @@ class Freed(msgspec.Struct, frozen=True):
 
     used: int
     """Bytes on disk afterwards."""
+    counted: int
+    """Those that the limit is for: with the room that is kept for downloads."""
     freed: int = 0
     windows: int = 0
     """Windows, counted on each stream, whose events were given up."""
@@ -46,7 +48,7 @@ class Freed(msgspec.Struct, frozen=True):
     removed_bytes: int = 0
     """Length of files that were deleted, for others hold all of them."""
     busy: bool = False
-    """Whether nothing could be given up because something is being copied."""
+    """Whether nothing could be given up because something was being copied all the time."""
 
 
 class Storage:
@@ -62,6 +64,7 @@ class Storage:
         policy: StoragePolicy,
         streams: Streams | None = None,
         copied: Callable[[str], int] | None = None,
+        downloads: int = 0,
     ) -> None:
         """
         Args:
@@ -69,11 +72,14 @@ class Storage:
             policy: what is kept.
             streams: are told what was given up.
             copied: how many bytes of a stream's file are elsewhere as well, if they are to be.
+            downloads: bytes of the limit that nothing else takes, for files that are made for downloads: these need not wait
+                until something was given up for them, which could be what they are to hold.
 
         Raises:
             OutputError: if there is a limit, and the file system cannot free parts of files.
         """
         self._store, self._policy, self._streams, self._copied = store, policy, streams, copied
+        self._downloads = downloads
         self._untold: dict[tuple[str, int], int] = {}
         self._used: int | None = None
         self._problem = ""
@@ -94,7 +100,7 @@ class Storage:
                 self._used, self._problem = freed.used, ""
                 self._untold |= freed.discarded
                 self._store.bytes -= freed.removed_bytes
-                await room.end(freed.used, "what could be given up is being copied" if freed.busy else "")
+                await room.end(freed.counted, "what could be given up is being copied" if freed.busy else "")
             except OSError as error:
                 self._problem = f"the limit of the disk cannot be kept: {error}"
                 log.error("%s", self._problem)
@@ -142,19 +148,24 @@ class Storage:
             OSError: if the directory cannot be read.
         """
         policy = self._policy
-        used = disk_use(self._store.directory)
+        used, counted = self._taken()
         most = policy.max_bytes - max(policy.slack, wanted)
-        if not policy.max_bytes or used <= most:
-            return Freed(used)
+        if not policy.max_bytes or counted <= most:
+            return Freed(used, counted)
         self._faults = {}
         self._look()
-        if not self._store.rewriting.acquire(timeout=PATIENCE):
-            return Freed(used, busy=True)  # looked at again in a moment
         try:
-            return self._give_up(used - most + policy.slack)
+            with self._store.frames.held(PATIENCE):
+                return self._give_up(counted - most + policy.slack)
+        except TimeoutError:
+            return Freed(used, counted, busy=True)  # looked at again in a moment
         finally:
-            self._store.rewriting.release()
             self.unreadable = self._faults
+
+    def _taken(self) -> tuple[int, int]:
+        """Bytes on disk, and those that count."""
+        use = disk_use(self._store.directory)
+        return use.total, use.streams + max(use.downloads, self._downloads)
 
     def _look(self) -> None:
         """Reads what is new in the journals; those that are kept no more are forgotten."""
@@ -195,7 +206,7 @@ class Storage:
                 giving.events, giving.windows, length, self._policy.max_bytes,
             )  # fmt: skip
         return Freed(
-            disk_use(self._store.directory),
+            *self._taken(),
             removed + giving.freed,
             giving.windows,
             giving.events,

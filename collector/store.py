@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from stepscope.collector import checkpoint
 from stepscope.collector.errors import FullError
+from stepscope.collector.frame_lock import FrameLock
 from stepscope.collector.room import Room
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.stream_file import Addition, StreamFile
@@ -62,11 +63,11 @@ class Store:
         self._opening = threading.Lock()
         self.room = Room()
         """What may be written until the disk is looked at again."""
-        self.rewriting = threading.Lock()
-        """Held while what journals have is given up, or copied: no copy has a frame of which a part was given up."""
         try:
             make_directories(self.streams)
             _check_own(self.streams)
+            self.frames = FrameLock(settings.directory)
+            """Held while what journals have is given up, and while some of it is read for a copy."""
             self.bytes = sum(path.stat().st_size for _, path in self._all())
             self._known = {stream for stream, _ in self._all()}
         except OSError as error:

@@ -16,6 +16,8 @@ from stepscope.runtime.loop_thread import DaemonExecutor
 
 log = logging.getLogger("stepscope.collector")
 
+SILENCE = 30.0
+"""Seconds after which it is said that the other store does not answer."""
 ENDING = 2.0
 """Seconds that the end of what is being written to the other store is waited for."""
 
@@ -23,7 +25,8 @@ ENDING = 2.0
 class Uploading:
     """Looks every few seconds and copies what is new: streams up to their last window that has ended, or to their end.
 
-    What is there is not copied again, also after the collector was killed. A store that fails is asked again the next time.
+    What is there is not copied again, also after the collector was killed. A store that fails is asked again the next time;
+    for one that hangs nobody else waits.
     """
 
     def __init__(self, store: Store, url: str, *, every: float, part_bytes: int = PART_BYTES) -> None:
@@ -64,7 +67,7 @@ class Uploading:
         try:
             while True:
                 try:
-                    work = loop.run_in_executor(executor, lambda: self._uploader.upload(windows=True))
+                    work = loop.run_in_executor(executor, self._upload)
                     await asyncio.shield(work)
                     self._problem = ""
                 except Exception as error:  # whatever it is, it may be over the next time
@@ -77,10 +80,16 @@ class Uploading:
             self._uploader.stop()
             if work is not None:
                 await _ended(work)
+            self._uploader.lock.release()
             executor.shutdown()
+
+    def _upload(self) -> Uploaded:
+        self._uploader.lock.take()
+        return self._uploader.upload(windows=True)
 
     def view(self) -> UploadView:
         """How far it is."""
+        silence = self._uploader.archive.silence
         return UploadView(
             url=self._url,
             streams=self._uploader.done.streams,
@@ -88,7 +97,7 @@ class Uploading:
             bytes=self._uploader.nbytes,
             waiting_bytes=self._uploader.waiting(),
             at_ns=self._at,
-            problem=self._problem,
+            problem=f"nothing was heard of the store for {silence:.0f} s" if silence > SILENCE else self._problem,
         )
 
 

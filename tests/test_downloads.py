@@ -13,11 +13,15 @@ from pathlib import Path
 import pytest
 
 from stepscope.collector import web_protocols
+from stepscope.collector.app import Collector
+from stepscope.collector.disk_use import disk_use
 from stepscope.collector.downloads import Bounds, Download, Downloads, Source
 from stepscope.collector.problems import ProblemError
+from stepscope.collector.settings import CollectorSettings
+from stepscope.exporters.collector import protocol
 from tests.collecting import until
-from tests.collectors import collecting
-from tests.streams import STREAM
+from tests.collectors import answer, collecting, connected
+from tests.streams import STREAM, frames, hello
 from tests.support import poll
 from tests.windowed import run_of, stored
 
@@ -52,7 +56,11 @@ def left(directory: Path) -> list[Path]:
     [
         ("x = bytearray(1 << 30)", Bounds(memory_bytes=256 << 20), "MemoryError"),
         ("import time; time.sleep(1000)", Bounds(seconds=0.3), "may take 0.3 seconds at most"),
-        ("open({}, 'wb').write(b'x' * (1 << 20))", Bounds(file_bytes=1 << 18), "File too large"),
+        (
+            "open({}, 'wb').write(b'x' * (1 << 20))",
+            Bounds(file_bytes=1 << 18),
+            "File too large.* 262,144 bytes at most",
+        ),
     ],
 )
 async def test_one_that_takes_too_much_is_ended(tmp_path: Path, program: str, bounds: Bounds, why: str) -> None:
@@ -163,3 +171,37 @@ async def test_no_more_are_made_than_may_be_at_once(tmp_path: Path) -> None:
     go.touch()
     assert await asyncio.gather(*running) == [b"x"] * 18
     assert not left(tmp_path)
+
+
+LARGE = """
+import os, pathlib, time
+with open({}, "wb") as file:
+    file.write(os.urandom(SIZE))
+while not pathlib.Path(GO).exists():
+    time.sleep(0.01)
+"""
+
+
+async def test_they_stay_within_the_limit_of_the_disk(tmp_path: Path) -> None:
+    """Room for as many as are made at once is kept free: streams that fill the disk leave it, and nothing is given up for it."""
+    limit, go = 16 << 20, tmp_path / "go"
+    size = limit // 16
+    collector = Collector(CollectorSettings(directory=tmp_path / "collected", port=0, disk_bytes=limit))
+    large = kind(LARGE.replace("SIZE", str(size)).replace("GO", repr(str(go))))
+    async with collector.serving() as url, connected(url.replace("http", "ws")) as one:
+        await one.send(hello())
+        said, first = await answer(one), 0
+        while not isinstance(said, protocol.Refused):
+            await one.send(protocol.encode(protocol.Frames(first, 1), frames(first, 1, size=size // 4)))
+            said, first = await answer(one), first + 1
+        assert f"limit of {limit} bytes on disk" in said.reason
+        assert limit * 3 // 4 < disk_use(collector.settings.directory).total
+        made = [asyncio.create_task(whole(collector.downloads.send(large, [], 0))) for _ in range(2)]
+        await poll(lambda: disk_use(collector.settings.directory).downloads >= 2 * size)
+        assert disk_use(collector.settings.directory).total <= limit
+        go.touch()
+        assert [len(data) for data in await asyncio.gather(*made)] == [size, size]
+        with pytest.raises(ProblemError, match=f"may have {size:,} bytes at most, `stepscope merge` makes larger"):
+            await whole(
+                collector.downloads.send(kind(f"open({{}}, 'wb').write(bytes({2 * size}))", grows=False), [], 0)
+            )

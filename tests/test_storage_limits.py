@@ -76,9 +76,9 @@ def test_everything_counts_that_a_collector_writes(tmp_path: Path) -> None:
         (directory / "downloads" / "one").mkdir(parents=True)
         (directory / "downloads" / "one" / "x").write_bytes(os.urandom(MIB))
         collector.stop()
-    assert disk_use(directory) == taken(directory) > MIB
+    assert disk_use(directory).total == taken(directory) > MIB
     (directory / "of somebody else").write_bytes(os.urandom(MIB))
-    assert disk_use(directory) == taken(directory) - MIB
+    assert disk_use(directory).total == taken(directory) - MIB
 
 
 def test_what_another_stream_has_goes_first_and_whole(store: Store) -> None:
@@ -86,10 +86,10 @@ def test_what_another_stream_has_goes_first_and_whole(store: Store) -> None:
     path = stored(store, ONE, [run_of(), *windows(range(4), 256 * KIB), END])
     for other, holder in ((TWO, ONE), (THREE, "9" * 32)):
         stored(store, other, [run_of(), *windows(range(2), 256 * KIB)]).with_name(SUPERSEDED).write_text(holder)
-    before = disk_use(store.directory)
+    before = disk_use(store.directory).total
     done = Storage(store, StoragePolicy(max_bytes=before * 15 // 16)).enforce()
     assert not store.path(TWO).exists() and store.path(THREE).exists() and done.events == 0
-    assert done.freed >= 512 * KIB and done.used == disk_use(store.directory) <= before - 512 * KIB
+    assert done.freed >= 512 * KIB and done.used == disk_use(store.directory).total <= before - 512 * KIB
     assert done.removed_bytes > 512 * KIB and set(kept(path)) == set(range(4))
 
 
@@ -109,7 +109,7 @@ def test_an_older_start_of_a_rank_goes_before_the_newer(store: Store) -> None:
     """Also the window in which it died, which has no end; by its steps a window is one with those of other ranks."""
     first = stored(store, ONE, [run_of(), *windows(range(3), 256 * KIB, ended=False)])
     second = stored(store, TWO, [run_of(began=100), *windows(range(3), 256 * KIB, began=100, first=100), END])
-    limit = disk_use(store.directory) - 256 * KIB
+    limit = disk_use(store.directory).total - 256 * KIB
     Storage(store, StoragePolicy(max_bytes=limit, newest=3, slowest=0)).enforce()
     assert set(kept(second)) == {0, 1, 2}
     assert not {0, 1} & set(kept(first))
@@ -119,7 +119,7 @@ def test_a_window_in_which_a_rank_died_goes_when_its_time_comes(store: Store) ->
     """It has no end on that rank, and will have none: it is not kept for ever on the others."""
     first = stored(store, ONE, [run_of(0), *windows(range(10), 128 * KIB), END])
     died = stored(store, TWO, [run_of(1), *windows(range(3), 128 * KIB, ended=False)])
-    limit = disk_use(store.directory) - 512 * KIB
+    limit = disk_use(store.directory).total - 512 * KIB
     Storage(store, StoragePolicy(max_bytes=limit, newest=5, slowest=0), Streams(8)).enforce()
     assert {0, 1, 2} <= gone(first) and 9 in kept(first) and not kept(died)
 
@@ -130,7 +130,7 @@ def test_windows_of_one_time_go_on_all_ranks(store: Store) -> None:
     again = stored(store, TWO, [run_of(1, began=3), *windows(range(3), 128 * KIB, began=3, first=6), END])
     stored(store, THREE, [run_of(1), *windows(range(3), 128 * KIB), END])
     for part in range(4):
-        limit = disk_use(store.directory) - part * 32 * KIB
+        limit = disk_use(store.directory).total - part * 32 * KIB
         Storage(store, StoragePolicy(max_bytes=limit, newest=1, slowest=0)).enforce()
         assert {window - 3 for window in gone(first) if window >= 3} == gone(again)
     assert gone(again)
@@ -140,7 +140,7 @@ def test_only_whole_blocks_count_as_freed(store: Store) -> None:
     """Frames smaller than a block give nothing back, so their events are not given up in vain."""
     small = stored(store, ONE, [run_of(), *windows(range(50), 16 * KIB, frames=16), END])
     before = kept(small)
-    done = Storage(store, StoragePolicy(max_bytes=disk_use(store.directory) // 2, newest=1, slowest=0)).enforce()
+    done = Storage(store, StoragePolicy(max_bytes=disk_use(store.directory).total // 2, newest=1, slowest=0)).enforce()
     assert (done.freed, done.events) == (0, 0) and kept(small) == before
     large = stored(store, TWO, [run_of(), *windows(range(10), 100_000, frames=3), END])
     whole = sum(place.frees(block_bytes(store.directory)) for place in places(large))
@@ -187,7 +187,7 @@ def test_what_has_nothing_left_is_forgotten(store: Store) -> None:
 def test_more_is_freed_than_must_be(store: Store) -> None:
     """So that it need not be done again for each block that is written."""
     path = stored(store, ONE, [run_of(), *windows(range(40), 64 * KIB)])
-    limit = disk_use(store.directory) * 15 // 16
+    limit = disk_use(store.directory).total * 15 // 16
     storage = Storage(store, StoragePolicy(max_bytes=limit, newest=1, slowest=0))
     done = storage.enforce()
     assert done.events and done.used <= limit * 14 // 16
@@ -205,7 +205,7 @@ def test_a_file_that_cannot_be_read_costs_itself(store: Store) -> None:
     cut = stored(store, TWO, [run_of()])
     cut.write_bytes(b"")
     good = stored(store, THREE, [run_of(), *windows(range(8), 128 * KIB), END])
-    limit = disk_use(store.directory) - 256 * KIB
+    limit = disk_use(store.directory).total - 256 * KIB
     storage = Storage(store, StoragePolicy(max_bytes=limit, newest=1, slowest=0))
     done = storage.enforce()
     assert done.events and done.used <= limit and 7 in kept(good)
@@ -264,7 +264,7 @@ async def test_a_fast_writer_does_not_run_past_the_limit(tmp_path: Path) -> None
             some = made[first : first + 5]
             await one.send(protocol.encode(protocol.Frames(first, len(some)), encoded(some, first)))
             assert await answer(one) == protocol.Ack(first + len(some))
-            most = max(most, disk_use(tmp_path))
+            most = max(most, disk_use(tmp_path).total)
         await poll(lambda: (view := collector.storage.view()) is not None and not view.problem)
     assert limit // 2 < most <= limit + 64 * KIB
     assert kept(tmp_path / "streams" / ONE / "journal")[29] == 256 * KIB // 64
@@ -287,7 +287,7 @@ async def test_what_cannot_be_given_up_is_not_exceeded(tmp_path: Path) -> None:
                     first += 1
                 assert isinstance(said, protocol.Refused) and said.retry
                 assert f"limit of {limit} bytes on disk" in said.reason
-                assert disk_use(tmp_path) <= limit + 64 * KIB
+                assert disk_use(tmp_path).total <= limit + 64 * KIB
     assert store_bytes(tmp_path) > limit // 2
 
 
@@ -300,7 +300,7 @@ def test_a_long_window_that_is_open_gives_up_its_oldest(store: Store) -> None:
     """By the ranks' times, not by how much each has."""
     early = stored(store, ONE, [run_of(0), *(events(0, 64 * KIB, second) for second in range(0, 16))])
     late = stored(store, TWO, [run_of(1), *(events(0, 64 * KIB, second) for second in range(8, 24))])
-    limit = disk_use(store.directory) * 15 // 16
+    limit = disk_use(store.directory).total * 15 // 16
     done = Storage(store, StoragePolicy(max_bytes=limit)).enforce()
     assert done.used <= limit * 14 // 16 and kept(late).total() == KIB * 16 > kept(early).total()
 

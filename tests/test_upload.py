@@ -12,7 +12,11 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.store import Store
 from stepscope.collector.upload import Uploader
 from stepscope.runtime.errors import FormatError, OutputError
-from tests.test_storage import STREAM, record
+from stepscope.runtime.journal.discard import discard, places
+from tests.archives import borders, parts_of, restored
+from tests.streams import STREAM
+from tests.test_storage_limits import kept
+from tests.windowed import END, run_of, stored, windows
 
 PART = 10_000
 
@@ -25,27 +29,26 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     made = Store(CollectorSettings(directory=tmp_path / "collected"))
-    record(made.path(STREAM), 3, spans=300)
+    stored(made, STREAM, [run_of(), *windows(range(3), 16_000), END])
     return made
 
 
-def test_what_was_uploaded_comes_back(store: Store, url: str, tmp_path: Path) -> None:
+def test_what_was_uploaded_comes_back(store: Store, url: str) -> None:
     uploader = Uploader(store, url, part_bytes=PART)
     done = uploader.upload()
-    data = store.path(STREAM).read_bytes()
-    assert (done.streams, done.complete, done.nbytes) == (1, 1, len(data)) and done.parts == -(-len(data) // PART)
+    path = store.path(STREAM)
+    data = path.read_bytes()
+    assert (done.streams, done.complete, done.nbytes) == (1, 1, len(data))
+    sizes = [part.size for part in uploader.archive.manifest(STREAM).parts]
+    assert sizes == parts_of(path, PART) and max(sizes) <= PART
     assert uploader.upload().parts == 0
-    assert uploader.restore(STREAM, tmp_path / "back") == len(data)
-    assert (tmp_path / "back").read_bytes() == data
-    with pytest.raises(OutputError):
-        uploader.restore(STREAM, tmp_path / "back")
+    assert restored(uploader.archive, STREAM) == data
 
 
-def test_an_interrupted_upload_goes_on(store: Store, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_upload_goes_on(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it stops, what was uploaded is not uploaded again."""
     uploader = Uploader(store, url, part_bytes=PART)
-    files: Any = uploader.files
-    data = store.path(STREAM).read_bytes()
+    files: Any = uploader.archive.files
     opened = files.open
     for fails_at in (0, 1, 3):
         calls = 0
@@ -58,45 +61,66 @@ def test_an_interrupted_upload_goes_on(store: Store, url: str, tmp_path: Path, m
                     raise OSError("the network is gone")
             return opened(path, mode, **options)
 
-        before = len(uploader.manifest(STREAM).parts)
+        before = len(uploader.archive.manifest(STREAM).parts)
         monkeypatch.setattr(files, "open", failing)
         with pytest.raises(OutputError, match="network"):
             uploader.upload()
         monkeypatch.setattr(files, "open", opened)
-        assert len(uploader.manifest(STREAM).parts) == before + fails_at
+        assert len(uploader.archive.manifest(STREAM).parts) == before + fails_at
     done = uploader.upload()
-    assert done.parts == -(-len(data) // PART) - 4 and done.complete == 1
-    uploader.restore(STREAM, tmp_path / "back")
-    assert (tmp_path / "back").read_bytes() == data
+    assert done.parts == len(parts_of(store.path(STREAM), PART)) - 4 and done.complete == 1
+    assert restored(uploader.archive, STREAM) == store.path(STREAM).read_bytes()
 
 
-def test_a_stream_that_grows_is_uploaded_part_by_part(store: Store, url: str, tmp_path: Path) -> None:
-    """Whole parts at once, the last one when the stream has ended; never half a frame that is being written."""
+def test_a_stream_that_grows_is_uploaded_part_by_part(store: Store, url: str) -> None:
+    """Parts that are full at once, the last one when the stream has ended; never half a frame, written or being written."""
     path = store.path(STREAM)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
+    whole = parts_of(path, PART)
     uploader = Uploader(store, url, part_bytes=PART)
     done = uploader.upload()
-    assert done.complete == 0 and done.nbytes == done.parts * PART <= len(data) // 2
-    assert uploader.upload(rest=True).nbytes < PART
+    assert done.complete == 0 and done.parts == len(whole) - 1 and done.nbytes == sum(whole[:-1])
+    assert uploader.upload(rest=True).nbytes == whole[-1]
     path.write_bytes(data)
     assert uploader.upload().complete == 1
-    uploader.restore(STREAM, tmp_path / "back")
-    assert (tmp_path / "back").read_bytes() == data
+    assert restored(uploader.archive, STREAM) == data
 
 
-def test_a_part_that_was_removed_or_damaged(store: Store, url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [3000, 5000])
+def test_no_frame_is_in_two_parts(store: Store, url: str, most: int) -> None:
+    """Else what is given up between two uploads would leave half a frame there; one that is larger is a part of its own."""
+    path = store.path(STREAM)
+    whole = kept(path)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    uploader = Uploader(store, url, part_bytes=most)
+    uploader.upload()
+    copied = uploader.copied(STREAM)
+    assert copied
+    path.write_bytes(data)
+    discard(path, places(path))
+    assert uploader.upload().complete == 1
+    back = path.with_name("back.journal")
+    back.write_bytes(restored(uploader.archive, STREAM))
+    ends = [end for end, _ in borders(path)]
+    assert copied in ends and [end for end, _ in borders(back)] == ends
+    there = kept(back)  # and nothing in it is damaged
+    assert 0 < there.total() < whole.total() and there[0] == whole[0]
+
+
+def test_a_part_that_was_removed_or_damaged(store: Store, url: str) -> None:
     uploader = Uploader(store, url, part_bytes=PART)
     uploader.upload()
-    files, root = uploader.files, url.removeprefix("memory:/").removeprefix("file://")
-    second = uploader.manifest(STREAM).parts[1].name
-    files.rm(f"{root}/{STREAM}/{second}")
-    assert len(uploader.manifest(STREAM).parts) == 1
+    archive = uploader.archive
+    second = archive.manifest(STREAM).parts[1]
+    archive.files.rm(f"{archive.root}/{STREAM}/{second.name}")
+    assert len(archive.manifest(STREAM).parts) == 1
     assert uploader.upload().complete == 1
-    files.pipe_file(f"{root}/{STREAM}/{second}", b"x" * PART)
+    archive.files.pipe_file(f"{archive.root}/{STREAM}/{second.name}", b"x" * second.size)
     with pytest.raises(FormatError, match="damaged"):
-        uploader.restore(STREAM, tmp_path / "back")
-    files.pipe_file(f"{root}/{STREAM}/manifest.json", b"{")
+        restored(archive, STREAM)
+    archive.files.pipe_file(f"{archive.root}/{STREAM}/manifest.json", b"{")
     with pytest.raises(FormatError, match="no manifest"):
         uploader.upload()
 

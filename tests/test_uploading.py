@@ -11,18 +11,21 @@ from typing import Any
 
 import pytest
 
+from stepscope.collector import clock_names
 from stepscope.collector.app import Collector
+from stepscope.collector.archive import MANIFEST, Archive
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.store import Store
-from stepscope.collector.upload import MANIFEST, Uploader
+from stepscope.collector.upload import Uploader
 from stepscope.collector.uploading import Uploading
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.discard import discard, places
-from stepscope.runtime.journal.frames import FrameReader
+from tests.archives import HangingStore, borders, restored
 from tests.collecting import ask, collecting, trained, until
 from tests.support import poll
 from tests.test_storage import STREAM, read, record
+from tests.windowed import END, run_of, stored, windows
 
 PART = 20_000
 
@@ -37,45 +40,36 @@ def store(tmp_path: Path) -> Store:
     return Store(CollectorSettings(directory=tmp_path / "collected"))
 
 
-def borders(path: Path) -> list[tuple[int, bool]]:
-    """Where each frame of a journal ends, and whether it ends a window."""
-    found: list[tuple[int, bool]] = []
-    reader = FrameReader(path)
-    while (frame := reader.next()) is not None:
-        found.append((reader.position[1], frame[0] == fmt.FrameType.WINDOW_CLOSED))
-    reader.close()
-    return found
-
-
-def names(uploader: Uploader, url: str) -> set[str]:
+def names(archive: Archive) -> set[str]:
     """Objects of the stream in the store."""
-    root = url.removeprefix("memory:/").removeprefix("file://")
-    return {str(found).rpartition("/")[2] for found in uploader.files.ls(f"{root}/{STREAM}", detail=False)}
+    return {str(found).rpartition("/")[2] for found in archive.files.ls(f"{archive.root}/{STREAM}", detail=False)}
 
 
-def test_windows_are_uploaded_as_they_end(store: Store, url: str, tmp_path: Path) -> None:
-    """However the file grows, what is in the store ends with a window, and little is copied twice."""
-    path = record(store.path(STREAM), 6, spans=300)
+def test_windows_are_uploaded_as_they_end(store: Store, url: str) -> None:
+    """However the file grows, what is in the store ends with a window, or with as many frames as fit into a part."""
+    path = stored(store, STREAM, [run_of(), *windows(range(6), 48_000, frames=12), END])
     data = path.read_bytes()
     ends = borders(path)
     uploader = Uploader(store, url, part_bytes=PART, alone=True)
     for size in range(200, len(data), len(data) // 60):
         path.write_bytes(data[:size])
         uploader.upload(windows=True)
-        closed = max((at for at, closes in ends if closes and at <= size), default=0)
-        # Whole parts do not wait for a window to end.
-        assert closed <= uploader.copied(STREAM) < closed + PART or uploader.copied(STREAM) % PART == 0
+        closed = max((at for at, kind in ends if kind == fmt.FrameType.WINDOW_CLOSED and at <= size), default=0)
+        copied = uploader.copied(STREAM)
+        assert closed <= copied <= size and (copied == 0 or copied in {at for at, _ in ends})
+        # Parts that are full do not wait for a window to end.
+        assert max((at for at, _ in ends if at <= size), default=0) - copied < PART
         assert uploader.waiting() == 0
     path.write_bytes(data)
     assert uploader.upload(windows=True).complete == 1
-    manifest = Uploader(store, url).manifest(STREAM)
+    archive = Archive(url)
+    manifest = archive.manifest(STREAM)
     assert manifest.complete and manifest.size == len(data)
-    assert names(uploader, url) == {MANIFEST, *(part.name for part in manifest.parts)}
-    assert uploader.restore(STREAM, tmp_path / "back") == len(data)
-    assert (tmp_path / "back").read_bytes() == data
+    assert names(archive) == {MANIFEST, *(part.name for part in manifest.parts)}
+    assert restored(archive, STREAM) == data
 
 
-def test_small_additions_become_few_parts(store: Store, url: str, tmp_path: Path) -> None:
+def test_small_additions_become_few_parts(store: Store, url: str) -> None:
     """A stream that grows by a little each time: parts are few, and each byte is copied a few times."""
     path = record(store.path(STREAM), 3, spans=300)
     data = path.read_bytes()
@@ -84,12 +78,11 @@ def test_small_additions_become_few_parts(store: Store, url: str, tmp_path: Path
     for at, _ in borders(path):
         path.write_bytes(data[:at])
         uploader.upload(rest=True)
-        parts = uploader.manifest(STREAM).parts
+        parts = uploader.archive.manifest(STREAM).parts
         assert len(parts) <= math.log2(at) + 1
         written += parts[-1].size
     assert written <= len(data) * (math.log2(len(data)) + 1)
-    uploader.restore(STREAM, tmp_path / "back")
-    assert (tmp_path / "back").read_bytes() == data
+    assert restored(uploader.archive, STREAM) == data
 
 
 def test_what_was_given_up_since_stays_in_the_store(store: Store, url: str, tmp_path: Path) -> None:
@@ -106,8 +99,8 @@ def test_what_was_given_up_since_stays_in_the_store(store: Store, url: str, tmp_
     assert discard(path, [place for place in places(path) if place.at + place.length < first])
     assert path.read_bytes() != data
     assert uploader.upload().complete == 1
-    assert len(uploader.manifest(STREAM).parts) == 1, "the first part was taken in"
-    uploader.restore(STREAM, tmp_path / "back")
+    assert len(uploader.archive.manifest(STREAM).parts) == 1, "the first part was taken in"
+    (tmp_path / "back").write_bytes(restored(uploader.archive, STREAM))
     assert (tmp_path / "back").read_bytes() == data
     assert read(tmp_path / "back")[2] == 0
 
@@ -146,20 +139,16 @@ def test_a_collector_that_is_killed_in_the_middle_goes_on(store: Store, tmp_path
                 assert upload["url"] == f"file://{remote}" and upload["at_ns"] > 0
         seen = complete()
     assert kills >= 1
-    uploader = Uploader(store, f"file://{remote}")
-    for stream, data in made.items():
-        place = tmp_path / "back" / stream
-        place.parent.mkdir(exist_ok=True)
-        assert uploader.restore(stream, place) == len(data)
-        assert place.read_bytes() == data
+    archive = Archive(f"file://{remote}")
+    assert all(restored(archive, stream) == data for stream, data in made.items())
 
 
-async def test_one_that_ends_in_the_middle_goes_on(store: Store, url: str, tmp_path: Path) -> None:
+async def test_one_that_ends_in_the_middle_goes_on(store: Store, url: str) -> None:
     """It ends without waiting for what is left, which the next one uploads; what is there is not uploaded again."""
     made = streams(store, 30)
     total = sum(map(len, made.values()))
     settings = CollectorSettings(
-        directory=tmp_path / "collected", port=0, upload=url, upload_seconds=0.05, upload_part_bytes=PART
+        directory=store.directory, port=0, upload=url, upload_seconds=0.05, upload_part_bytes=PART
     )
     first = Collector(settings)
     assert first.uploading is not None
@@ -173,25 +162,26 @@ async def test_one_that_ends_in_the_middle_goes_on(store: Store, url: str, tmp_p
         after = second.uploading.view()
     assert after.problem == ""
     # Not more than the part that was being copied is copied again.
-    assert total <= before + after.bytes <= total + PART
-    uploader = Uploader(store, url)
-    for number, (stream, data) in enumerate(made.items()):
-        uploader.restore(stream, tmp_path / f"back{number}")
-        assert (tmp_path / f"back{number}").read_bytes() == data
+    archive = Archive(url)
+    largest = max(part.size for stream in made for part in archive.manifest(stream).parts)
+    assert total <= before + after.bytes <= total + largest
+    assert all(restored(archive, stream) == data for stream, data in made.items())
 
 
 async def test_nothing_is_written_there_when_it_has_ended(store: Store, tmp_path: Path) -> None:
     """Else it could put an older manifest in the place of that of the next one, which goes on from there."""
     streams(store, 1)
     remote = tmp_path / "remote"
-    uploading = Uploading(store, f"file://{remote}", every=0.05)
-    store.rewriting.acquire()
+    other = HangingStore(remote)
+    uploading = Uploading(store, other.url, every=0.05)
     task = asyncio.create_task(uploading.run())
-    await poll(lambda: remote.exists() and any(remote.iterdir()))  # it waits for the lock now
+    await poll(other.hangs.is_set)
     task.cancel()
-    asyncio.get_running_loop().call_later(0.1, store.rewriting.release)
+    archive = uploading._uploader.archive  # pyright: ignore[reportPrivateUsage]
+    await poll(lambda: archive.stopped)
+    other.go.set()
     await asyncio.wait([task])
-    assert not store.rewriting.locked() and not list(remote.rglob(MANIFEST))
+    assert list(remote.rglob("journal.*")) and not list(remote.rglob(MANIFEST))
 
 
 def test_ranks_that_train_are_uploaded(tmp_path: Path) -> None:
@@ -205,10 +195,9 @@ def test_ranks_that_train_are_uploaded(tmp_path: Path) -> None:
         text = ask(f"{collector.url}/metrics").body.decode()
         assert "stepscope_upload_waiting_bytes 0.0" in text and "stepscope_uploaded_bytes_total" in text
         journal = (tmp_path / "collected" / "streams" / stream / "journal").read_bytes()
-        Uploader(Store(CollectorSettings(directory=tmp_path / "collected")), f"file://{remote}").restore(
-            stream, tmp_path / "back"
-        )
-        assert (tmp_path / "back").read_bytes() == journal
+        archive = Archive(f"file://{remote}")
+        assert restored(archive, stream) == journal
+        assert archive.clocks() == clock_names.read(tmp_path / "collected")
 
 
 async def test_a_store_that_fails_is_told_and_asked_again(store: Store, tmp_path: Path) -> None:
@@ -246,7 +235,7 @@ async def test_whatever_a_store_raises_is_told_and_over_the_next_time(
 
     made = streams(store, 3)
     uploading = Uploading(store, url, every=0.05)
-    files: Any = uploading._uploader.files  # pyright: ignore[reportPrivateUsage]
+    files: Any = uploading._uploader.archive.files  # pyright: ignore[reportPrivateUsage]
     with monkeypatch.context() as away:
         away.setattr(files, operation, fails)
         task = asyncio.create_task(uploading.run())

@@ -100,17 +100,30 @@ class FrameReader:
         Args:
             passed: is shown the beginning of each events frame; the frame is passed over unread when it says so.
         """
+        while (found := self._advance(passed)) is not None:
+            if found[0] is not None:
+                return found[0]
+        return None
+
+    def skip(self) -> bool:
+        """Goes past the next whole frame, unread if it has events; false at the end."""
+        return self._advance(lambda _: True) is not None
+
+    def count_undecodable(self) -> None:
+        """Notes that a whole frame made no sense."""
+        self.damage = msgspec.structs.replace(self.damage, undecodable_frames=self.damage.undecodable_frames + 1)
+
+    def _advance(self, passed: Callable[[bytes], bool] | None) -> tuple[Frame | None, int, int] | None:
+        """What `_frame_at` finds from here on, and goes behind it; `None` at the end."""
         self._sync = self._sync or self._read_file_header()
         start = self._at
         while self._sync is not None:
             found = self._frame_at(self._at, passed)
             if found is not None:
-                frame, number, end = found
+                _, number, end = found
                 self._arrived(start, self._at, number, end)
-                if frame is not None:
-                    return frame
-                start = self._at
-            elif not self._find_header(self._at + 1):
+                return found
+            if not self._find_header(self._at + 1):
                 break
         # Nothing whole follows. What is left may be a frame that is being written: it is looked at again next time.
         self._at = start
@@ -118,10 +131,6 @@ class FrameReader:
             torn = max(os.fstat(self._fd).st_size - start, 0)
             self.damage = msgspec.structs.replace(self.damage, torn_bytes=torn)
         return None
-
-    def count_undecodable(self) -> None:
-        """Notes that a whole frame made no sense."""
-        self.damage = msgspec.structs.replace(self.damage, undecodable_frames=self.damage.undecodable_frames + 1)
 
     def _read_file_header(self) -> bytes | None:
         """The file's sync word, `None` if the file ends inside its header."""

@@ -1,24 +1,35 @@
-"""`stepscope upload`: copies a collector's streams to an object store."""
+"""`stepscope upload`: copies a collector's streams to an object store, and back."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from stepscope.runtime.errors import StepscopeError
+from stepscope.runtime.errors import FormatError, StepscopeError
+
+if TYPE_CHECKING:
+    from stepscope.collector.upload import Uploader
 
 DESCRIPTION = """\
 Copies the streams that a collector keeps to any store that fsspec knows, in parts. What is there already is not copied
-again, so an upload that was interrupted goes on; run it again, or let it follow, for streams that still grow.
+again, so an upload that was interrupted goes on; run it again, or let it follow, for streams that still grow. The
+collector may run meanwhile, and give events up.
+
+With --restore they come back: DIR is then as the collector had it, for `stepscope merge DIR` and all other commands.
 """
 
 EPILOG = """\
 examples:
   stepscope upload runs/job1 s3://bucket/job1
   stepscope upload runs/job1 file:///mnt/archive/job1 --follow 60
+  stepscope upload --restore runs/job1-again s3://bucket/job1
 """
+
+MOST_PAUSE = 600.0
+"""Seconds between two attempts while nothing can be uploaded, unless --follow asks for longer ones."""
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -26,7 +37,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "upload",
         parents=[common],
-        help="copy a collector's streams to an object store",
+        help="copy a collector's streams to an object store, or back",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -34,7 +45,13 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", type=Path, help="the collector's directory")
     parser.add_argument("url", metavar="URL", help="where to, as fsspec has it")
     parser.add_argument("--rest", action="store_true", help="also what there is of streams that have not ended")
-    parser.add_argument("--follow", metavar="SECONDS", type=float, help="go on, with a look every so many seconds")
+    parser.add_argument(
+        "--follow",
+        metavar="SECONDS",
+        type=float,
+        help="go on, with a look every so many seconds; what fails is said, and tried again",
+    )
+    parser.add_argument("--restore", action="store_true", help="copy them from URL to DIR, which is made if need be")
     parser.set_defaults(function=run, command="upload", parser=parser)
 
 
@@ -42,20 +59,59 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:
-        StepscopeError: if a package is missing, or the store refuses.
+        StepscopeError: if a package is missing, the store refuses, or another process uploads the same to there.
     """
+    if arguments.restore and (arguments.rest or arguments.follow is not None):
+        arguments.parser.error("--restore copies back what there is: it goes with neither --rest nor --follow")
+    if arguments.follow is not None and not 0 < arguments.follow < float("inf"):
+        arguments.parser.error(f"--follow wants seconds above 0, got {arguments.follow:g}")
     try:
+        from stepscope.collector.archive import Archive
+        from stepscope.collector.retrieval import retrieve
         from stepscope.collector.settings import CollectorSettings
         from stepscope.collector.store import Store
         from stepscope.collector.upload import Uploader
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[upload]'") from error
+    if arguments.restore:
+        back = retrieve(Archive(arguments.url), arguments.directory)
+        print(
+            f"{back.streams} streams, {back.restored} restored, {back.incomplete} without their end: {back.nbytes:,} bytes"
+        )
+        return 0
     if not arguments.directory.is_dir():
         raise StepscopeError(f"{arguments.directory} is no directory")
     uploader = Uploader(Store(CollectorSettings(directory=arguments.directory)), arguments.url)
+    uploader.lock.take()
+    try:
+        if arguments.follow is not None:
+            _follow(uploader, arguments.rest, arguments.follow)
+        _upload(uploader, arguments.rest)
+    finally:
+        uploader.lock.release()
+    return 0
+
+
+def _follow(uploader: Uploader, rest: bool, every: float) -> NoReturn:
+    pause = every
     while True:
-        done = uploader.upload(rest=arguments.rest)
-        print(f"{done.streams} streams, {done.complete} complete: {done.parts} parts, {done.nbytes:,} bytes uploaded")
-        if not arguments.follow:
-            return 0
-        time.sleep(arguments.follow)
+        before = uploader.nbytes
+        try:
+            _upload(uploader, rest)
+        except (OSError, FormatError) as error:
+            if uploader.nbytes > before:
+                pause = every  # what fails for one stream need not fail for others
+            print(f"stepscope upload: {error}; tried again in {pause:g} s", file=sys.stderr, flush=True)
+            time.sleep(pause)
+            pause = min(2 * pause, max(every, MOST_PAUSE))
+        else:
+            pause = every
+            time.sleep(pause)
+
+
+def _upload(uploader: Uploader, rest: bool) -> None:
+    done = uploader.upload(rest=rest)
+    print(
+        f"{done.streams} streams, {done.complete} complete: {done.parts} parts, {done.nbytes:,} bytes uploaded",
+        flush=True,
+    )
