@@ -30,6 +30,7 @@ from stepscope.compat.mindspore.products.operator_table import OperatorTable
 from stepscope.compat.mindspore.target import Target
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime import _core
+from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.control.environment import options_in_effect
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.options import Options
@@ -189,6 +190,7 @@ class Take:
             strategy = plan.options.parallel_strategy
             write_facts(self.directory, plan.target, self._about(0), plan.metadata(), strategy=strategy)
             self.profiler.start()
+            self._read_memory()
             if self._waits is not None:
                 self._waits.begin()
         except BaseException:
@@ -198,9 +200,11 @@ class Take:
     def step(self) -> None:
         """Ends a step, and has what it launched in it; where memory is wanted, what there is of it then as well."""
         self._settle()
-        if self._page:
-            _core.counter(COUNTER, resident_bytes(self._page), category=MEMORY)
+        self._read_memory()
+        before = self.profiler.current_action
         self.profiler.step()
+        if before is ProfilerAction.RECORD_AND_SAVE or not before.records:
+            self._read_memory()
 
     def end(self) -> None:
         """Ends recording, delivers, and lets go of everything but what was written."""
@@ -211,6 +215,7 @@ class Take:
         if problem:
             log.warning("data_process recorded nothing: %s", problem)
         self._settle()
+        self._read_memory()
         self.profiler.stop()
         self.profiler.close()
         pipeline = self.profiler.statistics().pipeline
@@ -228,6 +233,11 @@ class Take:
     def _settle(self) -> None:
         for backend in self._asynchronous:
             backend.settle()
+
+    def _read_memory(self) -> None:
+        """Where memory is wanted, at both ends of each window and step: one may be shorter than the time between two looks."""
+        if self._page and self.profiler.current_action.records:
+            _core.counter(COUNTER, resident_bytes(self._page), category=MEMORY)
 
     @property
     def journal(self) -> Path:
