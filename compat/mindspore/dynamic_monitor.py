@@ -16,7 +16,7 @@ from stepscope.compat.mindspore.asked_steps import Asked, Ended, Late, Planned
 from stepscope.compat.mindspore.at_exit import before_exit
 from stepscope.compat.mindspore.callback_class import as_callback, is_callback
 from stepscope.compat.mindspore.dynamic_args import UNSET_PATH, DynamicProfilerArgs
-from stepscope.compat.mindspore.enums import ACTIVITIES, nearest
+from stepscope.compat.mindspore.enums import nearest
 from stepscope.compat.mindspore.profiler import Profiler
 from stepscope.compat.mindspore.step_windows import StepWindows
 from stepscope.compat.mindspore.window_names import METADATA, STEPS_PER_CALL
@@ -299,11 +299,9 @@ class DynamicProfilerMonitor:
         assert config is not None
         self._into = self.output_path if config.prof_path == UNSET_PATH else Path(config.prof_path)
         try:
-            options = config.args
-            if options["activities"] == list(ACTIVITIES[0]):  # MindSpore writes it into every file: nobody asked for it
-                del options["activities"]
-            directory = self._directory(planned.first, planned.last)
-            profiler = Profiler(output_path=directory, start_profile=False, **options)
+            profiler = Profiler(
+                output_path=self._directory(planned.first, planned.last), start_profile=False, **config.args
+            )
             profiler.decided = True
             about = {"asked": planned.asked, "run_id": planned.asked.run_id, STEPS_PER_CALL: self._steps_per_call}
             profiler.add_metadata(METADATA, about)

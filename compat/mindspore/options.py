@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, cast
 
@@ -23,6 +22,7 @@ from stepscope.compat.mindspore.enums import (
     nearest_number,
 )
 from stepscope.compat.mindspore.errors import ProfilerPathErrorException
+from stepscope.runtime.warning import warn
 
 NEED_OP_TIME: Final = (
     "profile_memory",
@@ -159,8 +159,7 @@ def read_options(given: Mapping[str, Any], who: str, *, metrics: Mapping[int, Ai
     for name, value in given.items():
         name = _ALIASES.get(name, name)
         if name not in known:
-            text = f"{who}: {name!r} is no option and has no effect{nearest(name, known)}"
-            warnings.warn(text, UserWarning, stacklevel=3)
+            warn(f"{who}: {name!r} is no option and has no effect{nearest(name, known)}")
             continue
         try:
             values[name] = _read(name, value, metrics or PROFILER_METRICS)
