@@ -18,6 +18,8 @@ EPILOG = """\
 examples:
   stepscope upload runs/job1 s3://bucket/job1
   stepscope upload runs/job1 file:///mnt/archive/job1 --follow 60
+
+exit codes: 0 copied, 1 failed; run it again, which goes on where it was, 2 wrong usage
 """
 
 
