@@ -94,7 +94,7 @@ class profile(Results):
             name: of the run, in reports and outputs.
             output_dir: of the run's journal; default: a new directory under `stepscope_runs`.
             exporters: further outputs, written while training goes on.
-            options: sizes, times and policies.
+            options: sizes of buffers, deadlines, and what is dropped first.
             control: by which ways windows can be asked of the running profile, as for `stepscope.trace`; without a
                 schedule nothing is recorded then but what is asked for.
 
