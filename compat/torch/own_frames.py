@@ -53,7 +53,7 @@ def _own_files() -> Iterator[str]:
     """Files of stepscope's modules, as torch may call them."""
     prefixes = {os.path.join(os.path.abspath(entry), "") for entry in sys.path}
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
+        file: str | None = getattr(module, "__file__", None)
         if name.partition(".")[0] == "stepscope" and file is not None:
             yield file
             yield from (file.removeprefix(prefix) for prefix in prefixes if file.startswith(prefix))

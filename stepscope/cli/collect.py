@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 from stepscope.cli import nats_options
 from stepscope.runtime.errors import StepscopeError
 
-
 DESCRIPTION = """\
 Takes what CollectorExporter and `stepscope deliver` send, keeps each rank's stream as a journal, and shows them all in the
 browser, at the address that it prints. It says on standard error which ranks come and go, and runs until it is interrupted.
