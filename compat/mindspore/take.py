@@ -30,7 +30,6 @@ from stepscope.compat.mindspore.products.operator_table import OperatorTable
 from stepscope.compat.mindspore.target import Target
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime import _core
-from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.control.environment import options_in_effect
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.options import Options
@@ -149,6 +148,7 @@ class Take:
         self.directory = new_directory(plan.base, self._worker, plan.target.device)
         self.windows: list[TakenWindow] = []
         self.ended = False
+        self._stepped = False
         self._page = resource.getpagesize() if plan.options.memory else 0
         self._estimate = costs.estimate(plan.options)
         waits = plan.options.data_process and "mindspore" in plan.target.frameworks
@@ -201,10 +201,8 @@ class Take:
         """Ends a step, and has what it launched in it; where memory is wanted, what there is of it then as well."""
         self._settle()
         self._read_memory()
-        before = self.profiler.current_action
+        self._stepped = True
         self.profiler.step()
-        if before is ProfilerAction.RECORD_AND_SAVE or not before.records:
-            self._read_memory()
 
     def end(self) -> None:
         """Ends recording, delivers, and lets go of everything but what was written."""
@@ -215,7 +213,8 @@ class Take:
         if problem:
             log.warning("data_process recorded nothing: %s", problem)
         self._settle()
-        self._read_memory()
+        if not self._stepped:  # else what the last step() began is a step only if the program did something in it
+            self._read_memory()
         self.profiler.stop()
         self.profiler.close()
         pipeline = self.profiler.statistics().pipeline
@@ -235,7 +234,7 @@ class Take:
             backend.settle()
 
     def _read_memory(self) -> None:
-        """Where memory is wanted, at both ends of each window and step: one may be shorter than the time between two looks."""
+        """Where memory is wanted: a step, or all of a take, may be over before the thread that looks at it does."""
         if self._page and self.profiler.current_action.records:
             _core.counter(COUNTER, resident_bytes(self._page), category=MEMORY)
 
