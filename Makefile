@@ -11,7 +11,9 @@
 # make wheel     dist/
 # Each target makes what it needs; what is there already is not made again.
 
-PYTHON ?= python3.11
+# The first that runs: shims of pyenv exist for interpreters that it will not run.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13; do \
+	$$python -c "" 2>/dev/null && echo $$python && exit; done; echo python3.11)
 VENV := .venv
 HTA_VENV := .venv-hta
 PHOENIX_VENV := .venv-phoenix
@@ -23,7 +25,7 @@ FUZZ_SECONDS ?= 60
 STAMPS := $(VENV)/stamps
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# pyenv's shims exist for interpreters that it will not run, so its own folders are looked at first.
+# In pyenv's own folders, for the same reason.
 OTHER_PYTHONS := $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python3.12 $(HOME)/.pyenv/versions/3.13.*/bin/python3.13)
 CORE := $(wildcard runtime/core/*.c runtime/core/*.h)
 # Each file of tests in one process, for they wait more than they compute.
@@ -51,6 +53,12 @@ $(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
 	@$(PIP) install -c constraints.txt torch "setuptools>=77"
 	@touch $@
 
+# What shows stepscope takes a fraction of what tests it.
+$(STAMPS)/demo: pyproject.toml $(CORE) $(STAMPS)/torch
+	@echo "installing stepscope and what its demo needs"
+	@$(PIP) install --no-build-isolation -c constraints.txt -e ".[demo]"
+	@touch $@
+
 $(STAMPS)/dev: pyproject.toml $(STAMPS)/torch
 	@echo "installing stepscope and what its tests need"
 	@$(PIP) install --no-build-isolation -c constraints.txt -e ".[dev]"
@@ -66,7 +74,8 @@ $(STAMPS)/bench: $(STAMPS)/core
 	@$(PIP) install --no-build-isolation -c constraints.txt -e ".[bench]"
 	@touch $@
 
-demo: install
+# Where everything is installed, that does.
+demo: $(if $(wildcard $(STAMPS)/dev),install,$(STAMPS)/demo)
 	@$(BIN)/stepscope demo
 
 demo-cluster: install
@@ -193,7 +202,7 @@ test-pythons: wheel
 	if [ -z "$(OTHER_PYTHONS)" ]; then echo "neither Python 3.12 nor 3.13 found"; fi
 
 clean:
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage runtime/_core*.so $(STAMPS)/core
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage runtime/_core*.so $(STAMPS)/core $(STAMPS)/demo
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

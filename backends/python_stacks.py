@@ -14,6 +14,7 @@ import msgspec
 from stepscope.backends.sampling import SamplingBackend
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import Block, Kind, empty_block
+from stepscope.runtime.own_frames import of_the_program
 from stepscope.runtime.tracks import TrackKind
 
 CATEGORY = "python_function"
@@ -39,7 +40,8 @@ class PythonStacksBackend(SamplingBackend):
     """Records what functions threads are in, as spans of category `python_function` on a row beside each thread.
 
     A function that is seen at two looks in a row counts as one call in between; one that is shorter than the interval may
-    be missed. Each look holds the interpreter for some µs per thread.
+    be missed. Functions of stepscope's own are left out, with what they call of Python's library. Each look holds the
+    interpreter for some µs per thread.
 
     Args:
         interval: seconds between two looks.
@@ -119,15 +121,15 @@ class PythonStacksBackend(SamplingBackend):
 
 
 def _codes(frame: FrameType | None) -> list[CodeType]:
-    """Functions of a stack, the outermost first."""
+    """Functions of a stack that are the program's, the outermost first."""
 
-    def outwards() -> Iterator[CodeType]:
+    def outwards() -> Iterator[FrameType]:
         at = frame
         while at is not None:
-            yield at.f_code
+            yield at
             at = at.f_back
 
-    return list(outwards())[::-1][:MAX_DEPTH]
+    return [each.f_code for each in of_the_program(list(outwards())[::-1])][:MAX_DEPTH]
 
 
 def _block(done: list[tuple[int, _Call, int, int]]) -> Block | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import re
 import time
 from collections.abc import Generator, Iterator
@@ -16,6 +17,12 @@ from stepscope.collector.totals import Totals
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import RunRecord
+from stepscope.runtime.table import printable, shorten
+
+log = logging.getLogger("stepscope.collector")
+
+_WIDEST = 60
+"""Columns of a name in the log, whatever was sent as one."""
 
 
 class Rank:
@@ -65,7 +72,7 @@ class Streams:
 
     @contextlib.contextmanager
     def connected(self, hello: Hello, connection: object) -> Generator[Stream]:
-        """A stream's connection is there inside.
+        """A stream's connection is there inside; begin and end are in the log.
 
         Raises:
             FormatError: if the stream has one already.
@@ -85,10 +92,12 @@ class Streams:
             self.add(stream)
         stream.connection = connection
         self.connections += 1
+        log.info("%s is connected: stream %s", _whose(stream.run), stream.id)
         try:
             yield stream
         finally:
             stream.connection = None
+            log.info("%s %s", _whose(stream.run), "has ended" if stream.ended else "has lost its connection")
 
     def add(self, stream: Stream) -> None:
         """A stream that is not known yet."""
@@ -148,6 +157,13 @@ class Streams:
 def _mark_latest(rank: Rank) -> None:
     for one in rank.streams:
         one.superseded = one is not rank.latest
+
+
+def _whose(run: RunRecord) -> str:
+    """A process in words."""
+    job, host = (shorten(printable(text), _WIDEST) for text in (run.job or run.name, run.host))
+    rank = f"job {job}" if run.rank is None else f"rank {run.rank} of job {job}"
+    return f"{rank} (pid {run.pid} on {host})"
 
 
 def rank_id(run: RunRecord, stream: str) -> str:

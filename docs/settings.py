@@ -20,7 +20,7 @@ from stepscope.runtime.fields import Field, fields_of
 PAGE = Path(__file__).with_name("settings.md")
 CHAPTERS: dict[str, tuple[Callable[..., Any], ...]] = {
     "A profiler": (sc.trace, sc.schedule),
-    "Sizes, times and policies": (sc.Options,),
+    "Sizes of buffers, deadlines, and what is dropped first": (sc.Options,),
     "Windows that are asked for while the program runs": (sc.Control, sc.WindowRequest, sc.WindowDetail),
     "Keeping the last steps": (
         sc.FlightRecorder,

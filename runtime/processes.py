@@ -28,6 +28,17 @@ def is_running(pid: int, start_time: int) -> bool:
     return bool(fields) and fields[_STATE] not in "ZX" and int(fields[_START]) == start_time
 
 
+def exists(pid: int) -> bool:
+    """Whether there is a process with this id, whoever's it is; also a zombie."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return pid > 0
+
+
 def parent_of(pid: int) -> int:
     """Id of the process's parent; 0 if it has none that can be seen."""
     fields = _stat(pid)

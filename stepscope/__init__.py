@@ -103,6 +103,11 @@ def __getattr__(name: str) -> _Any:
     return value
 
 
+def __dir__() -> list[str]:
+    """What shells complete: the public names, those that are imported later among them."""
+    return [*__all__]
+
+
 __all__ = [
     "Armed",
     "ArmedStatus",

@@ -66,7 +66,7 @@ def trace(
             `OverheadBudget`. When it costs more, detail is lowered, and raised again when there is room; step marks are
             always recorded. What was done is in the trace, the windows' diagnostics and the report. Without a budget the
             cost is only measured.
-        options: sizes, times and policies.
+        options: sizes of buffers, deadlines, and what is dropped first.
         control: by which ways windows can be asked of the running profiler: a file to watch, or a directory whose file
             `stepscope.json` is, or a `Control` that says more. Without a schedule nothing is recorded then but what is
             asked for.

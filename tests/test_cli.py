@@ -16,7 +16,7 @@ from stepscope.cli.main import main
 from stepscope.cli.progress import Progress
 from tests.commands import python, stepscope
 
-COMMANDS = ("demo", "run", "recover", "convert", "analyse")
+COMMANDS = ("demo", "run", "arm", "recover", "convert", "analyse", "collect", "deliver", "upload", "merge")
 
 
 def usage_error(*arguments: object) -> int:
@@ -56,10 +56,14 @@ def test_the_command_is_installed() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_examples_and_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever asks for help sees how it is called and what it returns."""
+def test_help_has_examples_and_exit_codes(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks for help sees how it is called and what it returns, in lines that can be read."""
+    monkeypatch.setenv("COLUMNS", "100")
     assert usage_error(command, "--help") == 0
     said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) < 125
     assert "exit codes: 0" in said or "exit codes: the program's own" in said
     assert re.search(rf"examples:\n  stepscope {command}", said)
 
@@ -69,6 +73,14 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert usage_error("--help") == 0
     said = capsys.readouterr().out
     assert all(re.search(rf"^    {command} +\w", said, re.MULTILINE) for command in COMMANDS)
+
+
+def test_what_is_missing_is_not_lost_among_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """`collect` has thirty options, and its error is the second line all the same."""
+    assert usage_error("collect") == 2
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage == "usage: stepscope collect --dir DIR [options]"
+    assert error.endswith("the following arguments are required: --dir")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
+import stepscope
 from stepscope.collector.app import Collector
 from stepscope.collector.errors import DirectoryInUseError, ListenError
 from stepscope.collector.settings import CollectorSettings
@@ -42,7 +44,37 @@ def test_it_ends_within_five_seconds(tmp_path: Path, number: signal.Signals) -> 
             assert time.monotonic() - began < 5
             assert b"event: end" in events.read()
         assert collector.process.stderr is not None
-        assert collector.process.stderr.read() == ""
+        said = collector.process.stderr.read().splitlines()
+        assert said and all(" rank 0 of job job (pid " in line for line in said)
+
+
+def test_it_says_how_to_stream_to_it_and_who_does(tmp_path: Path) -> None:
+    """The line that it prints is what a training script needs; each stream's begin and end is a line of the log."""
+    with collecting(tmp_path / "collected") as collector:
+        assert collector.process.stdout is not None
+        given = collector.process.stdout.readline().removeprefix("in training scripts: exporters=")
+        assert collector.url.replace("http://", "ws://") in given
+        exporters = eval(given, {"sc": stepscope, "Path": Path})
+        with stepscope.trace(exporters=exporters, name="a\tjob", rank=3, output_dir=tmp_path / "run"):
+            with stepscope.span("work"):
+                pass
+        collector.when(lambda ranks: ranks[3]["state"] == "ended")
+        _, said = collector.stop()
+    first, last = said.splitlines()
+    who = rf"rank 3 of job a\\tjob \(pid {os.getpid()} on {re.escape(socket.gethostname())}\)"
+    assert re.search(rf" {who} is connected: stream [0-9a-f]{{32}}$", first)
+    assert re.search(rf" {who} has ended$", last)
+
+
+def test_others_are_shown_this_machines_name(tmp_path: Path) -> None:
+    """Nobody can connect to the address that stands for all of a machine's."""
+    token = tmp_path / "token"
+    token.write_text("secret")
+    with collecting(tmp_path / "c", "--host", "0.0.0.0", "--insecure", "--token-file", str(token)) as collector:
+        assert collector.process.stdout is not None
+        given = collector.process.stdout.readline()
+    port = collector.url.rpartition(":")[2]
+    assert given.endswith(f'CollectorExporter("ws://{socket.gethostname()}:{port}", token=Path({str(token)!r}))]\n')
 
 
 def test_a_second_collector_is_refused(tmp_path: Path) -> None:

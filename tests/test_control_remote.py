@@ -109,6 +109,9 @@ def test_nobody_listens(tmp_path: Path) -> None:
     """The message says what is missing."""
     with pytest.raises(ControlError, match="process 1 traces nothing here"):
         ask_process(1, Command(command="status"), 1)
+    for nobody in (0, (1 << 22) + 1, 1 << 70):  # Linux has no numbers above 1 << 22
+        with pytest.raises(ControlError, match=f"there is no process {nobody} on this machine"):
+            ask_process(nobody, Command(command="status"), 1)
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(tmp_path / "s"))
         sock.listen()
@@ -147,7 +150,7 @@ def test_the_command_line_and_a_process(tmp_path: Path, capsys: pytest.CaptureFi
         assert json.loads(capsys.readouterr().out)[0]["armed"]["run_id"] == "x"
         assert process.communicate(timeout=60)[0] == "[2]\n"
     assert main(["arm", "--pid", pid, "--steps", "2"]) == 1
-    assert "traces nothing here" in capsys.readouterr().err
+    assert f"there is no process {pid}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

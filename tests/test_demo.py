@@ -37,7 +37,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     place = tmp_path_factory.mktemp("demo")
     done = stepscope("demo", cwd=place)
     assert done.returncode == 0, done.stderr
-    (directory,) = (place / "runs" / "demo").iterdir()
+    (directory,) = (place / "stepscope_runs" / "demo").iterdir()
     return Demo(directory, done)
 
 

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.receiver import ReceiverThread
 from tests.support import ROOT, missing, require
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def run(name: str, directory: Path, *arguments: str) -> str:
@@ -54,24 +56,48 @@ def test_every_example_has_a_test() -> None:
     assert {path.stem for path in EXAMPLES} <= tested
 
 
+def test_every_example_can_be_found() -> None:
+    """Readers find it on the page of the examples, to which the README leads."""
+    page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| \[(\w+)\.py\]\(\1\.py\) \|", page, re.MULTILINE)) == [path.stem for path in EXAMPLES]
+    assert "(examples/README.md)" in README
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_stay_short(path: Path) -> None:
     """An example shows one thing on one screen."""
     assert len(path.read_text().splitlines()) <= 50
 
 
-PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w*)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
 def test_readme_has_no_python_that_is_not_run() -> None:
-    """Every block of Python is a program, and marked as one; the others are commands."""
-    blocks: list[tuple[str, str]] = re.findall(
-        r"^```(\w*)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
-    assert [text for language, text in blocks if language == "python"] == PROGRAMS
+    """Every block of Python is a program, and marked as one; the others are commands, and lines that are changed."""
+    assert [text for language, text in BLOCKS if language == "python"] == PROGRAMS
     assert len(PROGRAMS) == 4
-    for language, text in blocks:
-        assert language == "python" or all(line.startswith(("make ", "stepscope ")) for line in text.splitlines())
+    for language, text in BLOCKS:
+        begins = ("-from ", "+from ") if language == "diff" else ("make ", "stepscope ")
+        assert language == "python" or all(line.startswith(begins) for line in text.splitlines())
+
+
+def test_lines_that_take_the_place_of_others_work() -> None:
+    """What the README would have changed in a program can be imported, and has the same names as what it replaces."""
+    (text,) = (text for language, text in BLOCKS if language == "diff")
+    removed, added = text.splitlines()
+    names: dict[str, Any] = {}
+    exec(added.removeprefix("+"), names)
+    assert removed.partition(" import ")[2] == added.partition(" import ")[2]
+    assert set(added.partition(" import ")[2].split(", ")) <= set(names)
+
+
+def test_readme_names_every_extra() -> None:
+    """And none that there is not; those for working on stepscope itself are its Makefile's affair."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    table = README.partition("| extra | for |")[2].partition("\n\n")[0]
+    named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert named == set(extras) - {"dev", "bench"}
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=["threads", "tasks", "torch", "keep_last"])
@@ -91,7 +117,8 @@ def test_readme(program: str, tmp_path: Path) -> None:
 
 def test_links_of_the_documents_lead_somewhere() -> None:
     """A page that was renamed must not leave readers in front of a closed door."""
-    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]:
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md", *(ROOT / "docs").glob("*.md")]
+    for page in pages:
         for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} leads to {target}"
 

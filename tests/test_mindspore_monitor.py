@@ -98,6 +98,7 @@ def test_one_step(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     assert output.steps_of(directory) == [10]
     assert len(output.operators(directory)) == 4
     assert output.info(directory)["run"] == directory.name
+    assert not [text for text in caplog.messages if "npu" in text]  # which nobody asked for
     messages = [text for text in caplog.messages if text.startswith("[Dynamic Profiler] rank 0: ")]
     assert messages[1:] == [
         "[Dynamic Profiler] rank 0: start at step 10, will stop at step 10",

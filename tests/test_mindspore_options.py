@@ -120,7 +120,8 @@ def test_metrics_by_name_and_number() -> None:
 def test_activities() -> None:
     """Activities are numbers, names or members; nothing stands for both."""
     both = (ProfilerActivity.CPU, ProfilerActivity.NPU)
-    assert read().activities == read(activities=0).activities == read(activities=None).activities == both
+    assert read().observed == read(activities=0).observed == read(activities=None).observed == both
+    assert read().activities is None
     assert read(activities=["CPU"]).activities == read(activities=1).activities == (ProfilerActivity.CPU,)
     assert read(activities=[ProfilerActivity.NPU]).activities == read(activities=2).activities
     assert read().operators
@@ -170,9 +171,13 @@ def test_what_a_device_cannot_give() -> None:
     )
     assert limits(("data_process",), Target(frameworks=("mindspore",))) == ()
     assert limits(("op_time",), Target(frameworks=("mindspore",))) == ()
+    assert limits(read().asked(), Target()) == ()
+    for named in (["CPU", "NPU"], ["NPU"]):
+        assert "npu gives nothing on CPU: no NPU is in use" in limits(read(activities=named).asked(), Target())
     for device in ("GPU", "Ascend"):
         (text,) = limits(("op_time",), Target(device=device, frameworks=("mindspore",)))
         assert text.startswith(f"op_time on {device}: MindSpore is not waited for between steps")
+        assert ("kernels on the device are missing" in text) == (device == "Ascend")
     assert "HCCL" in limits(("profile_communication",), Target(device="Ascend"))[0]
 
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stepscope.backends.process_memory import COUNTER
 from stepscope.compat.mindspore.analysis import PRODUCTS
 from stepscope.compat.mindspore.cost import costs
 from stepscope.compat.mindspore.layout import RAW
-from stepscope.mindspore import (
-    Profiler,
-    ProfilerActivity,
-    ProfilerLevel,
-)
+from stepscope.mindspore import Profiler, ProfilerActivity, ProfilerLevel, schedule
+from stepscope.runtime import strings
 from stepscope.runtime._core import span
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.windows import RECORDER
 from tests import mindspore_output as output
 from tests.support import require
 
@@ -333,6 +335,35 @@ def test_memory_by_step(tmp_path: Path) -> None:
     nothing = output.recorded(tmp_path / "without")
     nothing.analyse()
     assert not (nothing.directories[0] / PRODUCTS / "memory_by_step.csv").exists()
+
+
+@pytest.mark.checklist("C5", "B10")
+def test_every_window_has_its_memory(tmp_path: Path) -> None:
+    """Also one that is over before anybody looks: at the start, and at the end of each step or of all."""
+    planned = schedule(wait=0, active=1)
+    profiler = Profiler(output_path=tmp_path, start_profile=False, profile_memory=True, schedule=planned)
+    profiler.start()
+    for _ in range(3):
+        profiler.step()
+    profiler.stop()
+    assert read_by_loop(profiler.directories[0] / RAW / "journal") == {0: 2, 1: 1, 2: 1}
+    alone = Profiler(output_path=tmp_path / "alone", start_profile=False, profile_memory=True)
+    alone.start()
+    alone.stop()
+    assert read_by_loop(alone.directories[0] / RAW / "journal") == {0: 2}
+    analysis = alone.analyse()
+    assert analysis is not None and "window 0, 1 step: " in str(analysis)
+    assert len(output.rows(alone.directories[0], "memory_record.csv")) >= 2
+
+
+def read_by_loop(journal: Path) -> Counter[int]:
+    """How often the thread of the loop has read the memory, by window; what the thread beside it saw does not count."""
+    found: Counter[int] = Counter()
+    with JournalReader(journal) as reader:
+        for item in reader:
+            if isinstance(item, EventBatch) and item.source == RECORDER:
+                found[item.window] += int((item.events["name"] == strings.intern(COUNTER)).sum())
+    return +found
 
 
 @pytest.mark.checklist("D8")

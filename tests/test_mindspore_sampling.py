@@ -73,12 +73,14 @@ def inner(go: threading.Event) -> None:
 
 @pytest.mark.checklist("A8", "C14")
 def test_stacks_show_who_runs(output_dir: Path) -> None:
-    """Functions that last are spans, each within its caller, on a row beside their thread."""
+    """Functions that last are spans, each within its caller, on a row beside their thread; stepscope's own are none."""
     memory = sc.MemoryExporter()
     options = sc.Options(journal=False)
     backend, go = PythonStacksBackend(0.002), threading.Event()
     with sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, options=options):
-        threads = [threading.Thread(target=outer, args=(go,), name=f"worker {number}") for number in range(2)]
+        with sc.span("starts"):
+            called = sc.propagate(outer)  # by a function of stepscope's own
+        threads = [threading.Thread(target=called, args=(go,), name=f"worker {number}") for number in range(2)]
         for thread in threads:
             thread.start()
         until_sampled(backend, 10)
@@ -87,6 +89,7 @@ def test_stacks_show_who_runs(output_dir: Path) -> None:
             thread.join()
     events = memory.events(kind=sc.Kind.SPAN)
     events = events[events["category"] == strings.category("python_function")]
+    assert called is not outer and not [event for event in events if "propagate" in strings.name_of(event)]
     by_id = {int(event["id"]): event for event in events}
     inners = [event for event in events if strings.name_of(event).startswith("inner (test_mindspore_sampling.py:")]
     assert len({int(event["track"]) for event in inners}) == 2

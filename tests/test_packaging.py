@@ -125,6 +125,13 @@ def test_public_names_exist() -> None:
         assert not callable(value) or value.__doc__, name
 
 
+def test_shells_complete_the_public_names() -> None:
+    """Also those that are imported when they are asked for, which nothing has done in a new interpreter."""
+    asked = "import stepscope; print(*dir(stepscope))"
+    done = subprocess.run([sys.executable, "-P", "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == stepscope.__all__
+
+
 @pytest.mark.parametrize(
     "module",
     [

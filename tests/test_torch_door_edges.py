@@ -175,8 +175,9 @@ def test_shapes_inside_of_a_live_profile_are_refused_aloud() -> None:
     """The outer profile has torch's only slot; the inner one has operators without shapes, and says what to do."""
     with ours.profile(activities=CPU, mode="stream"):
         inner = ours.profile(activities=CPU, record_shapes=True)
-        with pytest.warns(UserWarning, match="record_shapes cannot be had here.*mode='kineto'"):
+        with pytest.warns(UserWarning, match="record_shapes cannot be had here.*mode='kineto'") as caught:
             inner.start()
+        assert [warning.filename for warning in caught] == [__file__]
         torch.ones(2).tanh()
         inner.stop()
     assert counts(inner)["aten::tanh"] == 1

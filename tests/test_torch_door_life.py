@@ -181,8 +181,9 @@ def test_devices_that_are_not_there() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a device")
     cuda = torch.profiler.ProfilerActivity.CUDA
-    with pytest.warns(UserWarning, match="activities ask for CUDA, and torch finds no such device here"):
+    with pytest.warns(UserWarning, match="activities ask for CUDA, and torch finds no such device here") as caught:
         prof = ours.profile(activities=[*CPU, cuda])
+    assert [warning.filename for warning in caught] == [__file__]
     assert prof.activities == set(CPU) and prof.use_device is None
     with pytest.raises(ValueError, match="CUDA only, and torch finds no such device"):
         ours.profile(activities=[cuda])

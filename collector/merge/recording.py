@@ -238,7 +238,9 @@ def recordings_in(sources: Sequence[Path]) -> tuple[list[Recording], list[str]]:
             id = id.removesuffix("/journal").removeprefix("streams/")
             try:
                 found.append(Recording.of(path, _stream(path) or id))
-            except (FormatError, OSError) as error:
+            except OSError as error:
+                unusable.append(f"{error.strerror or error}: {error.filename or path}")
+            except FormatError as error:
                 unusable.append(str(error))
             except Exception as error:
                 unusable.append(f"{path} cannot be used: {type(error).__name__}: {error}")

@@ -10,8 +10,17 @@ import numpy as np
 
 from stepscope.collector.merge.job import Member
 from stepscope.collector.merge.order import Lateness, SlowStep
-from stepscope.runtime.table import Column, human_time, printable, shorten, text_table
+from stepscope.runtime.table import Column, human_count, human_time, printable, shorten, text_table
 
+_ABOUT_MEMBERS = """\
+offset: what was added to the rank's times; drift: how much faster the collector's clock goes, in parts per million; bound: how
+far the rank's times may be off the collector's at most, which so many round trips between the two tell"""
+_ABOUT_STEPS = """\
+took: what the slowest rank needed, median: what ranks needed, each by its own clock; began last: who, how long after the
+first, and what that may be off (same clock: ranks of one machine, whose order is exact)"""
+_ABOUT_COLLECTIVES = """\
+of: collectives that the rank was in with others; last: those to which it came last; surely: by more than clocks may be off;
+others waited: so long each, in all of these together"""
 _WIDEST = 40
 _LOOKS = 256
 """Times at which the bound is looked at: between them it hardly changes."""
@@ -107,7 +116,9 @@ class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def text(self) -> str:
         """The report for a terminal."""
-        parts = [f"job {printable(self.job)}, {_windows(self.windows)}: {self.events:,} events", _members(self.members)]
+        ranks = len({member.rank for member in self.members if member.rank is not None})
+        who = [f"job {printable(self.job)!r}", *([human_count(ranks, "rank")] if ranks else []), _windows(self.windows)]
+        parts = [f"{', '.join(who)}: {human_count(self.events, 'event')}", _members(self.members)]
         if not self.clock:
             parts.append(
                 "No rank was connected to a collector: times are those of wall clocks, which may be off by any amount."
@@ -140,7 +151,7 @@ def _members(members: Sequence[MemberReport]) -> str:
         ]
         for member in members
     ]
-    return text_table(head, rows)
+    return f"{text_table(head, rows)}\n{_ABOUT_MEMBERS}"
 
 
 def _state(member: MemberReport) -> str:
@@ -154,7 +165,7 @@ def _state(member: MemberReport) -> str:
 
 
 def _steps(steps: Sequence[SlowStep]) -> str:
-    head = [Column("slowest steps"), Column("took"), Column("median"), Column("by", right=False)]
+    head = [Column("slowest steps"), Column("took"), Column("median"), Column("slowest", right=False)]
     head += [Column("began last", right=False), Column("after the first"), Column("±")]
     rows = [
         [
@@ -164,11 +175,11 @@ def _steps(steps: Sequence[SlowStep]) -> str:
             printable(step.member),
             (printable(step.last) if step.sure else f"unsure ({printable(step.last)})") if step.last else "",
             human_time(step.spread_ns) if step.last else "",
-            _bound(step.bound_ns) if step.last else "",
+            _spread_bound(step.bound_ns) if step.last else "",
         ]
         for step in steps
     ]
-    return text_table(head, rows)
+    return f"{text_table(head, rows)}\n{_ABOUT_STEPS}"
 
 
 def _collectives(rows: Sequence[Lateness]) -> str:
@@ -179,17 +190,19 @@ def _collectives(rows: Sequence[Lateness]) -> str:
         Column("surely"),
         Column("others waited"),
     ]
-    return text_table(
-        head,
-        [
-            [printable(row.member), f"{row.entered:,}", f"{row.last:,}", f"{row.sure:,}", human_time(row.waited_ns)]
-            for row in rows[:20]
-        ],
-    )
+    table = [
+        [printable(row.member), f"{row.entered:,}", f"{row.last:,}", f"{row.sure:,}", human_time(row.waited_ns)]
+        for row in rows[:20]
+    ]
+    return f"{text_table(head, table)}\n{_ABOUT_COLLECTIVES}"
 
 
 def _bound(ns: float | None) -> str:
     return "unknown" if ns is None else human_time(ns)
+
+
+def _spread_bound(ns: float | None) -> str:
+    return "same clock" if ns == 0 else _bound(ns)
 
 
 def _signed(ns: int) -> str:

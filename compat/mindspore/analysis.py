@@ -28,6 +28,7 @@ from stepscope.runtime.events import EventBatch
 from stepscope.runtime.formats import replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.run import Run
+from stepscope.runtime.table import human_count
 from stepscope.runtime.window import Window
 
 PRODUCTS = "ASCEND_PROFILER_OUTPUT"
@@ -74,7 +75,7 @@ class WindowAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 
     def text(self) -> str:
         """A line for each product."""
-        lines = [f"window {self.window}, {len(self.steps)} steps: {self.directory}"]
+        lines = [f"window {self.window}, {human_count(len(self.steps), 'step')}: {self.directory}"]
         for product in self.products:
             said = product.problem or ", ".join(path.name for path in product.files) or "nothing was recorded for it"
             lines.append(f"  {product.name:16} {'FAILED: ' if product.problem else ''}{said}")

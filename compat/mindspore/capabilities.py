@@ -52,7 +52,9 @@ CAPABILITIES: Final[Mapping[str, Mapping[str, Capability]]] = {
     "op_time": {
         "CPU": Capability(True, _OPERATORS),
         "GPU": Capability(True, f"{_OPERATORS}; kernels through torch", caveat=_LATE),
-        "Ascend": Capability(True, f"{_OPERATORS}; kernels on the device are missing", caveat=_LATE),
+        "Ascend": Capability(
+            True, f"{_OPERATORS}; kernels on the device are missing", caveat=f"{_LATE}; kernels on the device are missing"
+        ),
     },
     "record_shapes": _same(
         Capability(True, "shapes of inputs, where MindSpore names its operators one by one (graph mode), and torch's",

@@ -187,12 +187,14 @@ class DynamicProfilerArgs:
 
     @property
     def args(self) -> dict[str, Any]:
-        """The options for `Profiler`; asking changes nothing."""
+        """The options for `Profiler`, without those that are left to it; asking changes nothing."""
         level = {} if self._level is None else {"profiler_level": self._level}
+        # MindSpore writes its default into every file, so that names what nobody may have asked for.
+        named = {} if self._activities == ACTIVITIES[0] else {"activities": list(self._activities)}
         return {
             **level,
+            **named,
             "aicore_metrics": self._metrics,
-            "activities": list(self._activities),
             "parallel_strategy": self._parallel_strategy,
             "with_stack": self._with_stack,
             "data_simplification": self._data_simplification,

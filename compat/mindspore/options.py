@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, cast
 
@@ -23,6 +22,7 @@ from stepscope.compat.mindspore.enums import (
     nearest_number,
 )
 from stepscope.compat.mindspore.errors import ProfilerPathErrorException
+from stepscope.runtime.warning import warn
 
 NEED_OP_TIME: Final = (
     "profile_memory",
@@ -42,7 +42,8 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Directory below which every window gets a directory of its own."""
     profiler_level: ProfilerLevel | None = None
     """Sets what a level stands for; `None`: the other options say."""
-    activities: tuple[ProfilerActivity, ...] = (ProfilerActivity.CPU, ProfilerActivity.NPU)
+    activities: tuple[ProfilerActivity, ...] | None = None
+    """`None`: MindSpore's default, which is the host, and the NPU where there is one."""
     op_time: bool = True
     """Record operators. `profile_memory` and the like need it."""
     profile_communication: bool = False
@@ -88,14 +89,19 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         names += [name for name, held in (("record_shapes", self.shapes), ("with_stack", self.stacks)) if held]
         names += ["export_type"] if ExportType.Db in self.export_type else []
         names += [] if self.sync_enable else ["sync_enable"]
-        names += ["npu"] if ProfilerActivity.NPU in self.activities and self.activities != ACTIVITIES[0] else []
-        names += ["gpu"] if ProfilerActivity.GPU in self.activities else []
+        named = self.activities or ()
+        names += [kind.name.lower() for kind in (ProfilerActivity.NPU, ProfilerActivity.GPU) if kind in named]
         return tuple(dict.fromkeys(names))
+
+    @property
+    def observed(self) -> tuple[ProfilerActivity, ...]:
+        """The activities that are wanted, whether they were named or not."""
+        return ACTIVITIES[0] if self.activities is None else self.activities
 
     @property
     def operators(self) -> bool:
         """Whether operators are wanted, on the host or, by what launches them there, on a GPU."""
-        host = {ProfilerActivity.CPU, ProfilerActivity.GPU} & set(self.activities)
+        host = {ProfilerActivity.CPU, ProfilerActivity.GPU} & set(self.observed)
         return self.op_time and bool(host) and self.profiler_level is not ProfilerLevel.LevelNone
 
     @property
@@ -153,8 +159,7 @@ def read_options(given: Mapping[str, Any], who: str, *, metrics: Mapping[int, Ai
     for name, value in given.items():
         name = _ALIASES.get(name, name)
         if name not in known:
-            text = f"{who}: {name!r} is no option and has no effect{nearest(name, known)}"
-            warnings.warn(text, UserWarning, stacklevel=3)
+            warn(f"{who}: {name!r} is no option and has no effect{nearest(name, known)}")
             continue
         try:
             values[name] = _read(name, value, metrics or PROFILER_METRICS)
@@ -256,7 +261,7 @@ def _several(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def activities_of(value: Any) -> tuple[ProfilerActivity, ...]:
-    """Activities by MindSpore's number, by name or as members; `None` for the default.
+    """Activities by MindSpore's number, by name or as members.
 
     Raises:
         TypeError: if it is something else.
@@ -267,8 +272,6 @@ def activities_of(value: Any) -> tuple[ProfilerActivity, ...]:
             known, near = ", ".join(map(str, ACTIVITIES)), nearest_number(value, ACTIVITIES)
             raise ValueError(f"it must be one of {known}, or a list of ProfilerActivity; the nearest is {near}")
         return ACTIVITIES[value]
-    if value is None:
-        return ACTIVITIES[0]
     found = _several(ProfilerActivity)(value)
     if not found:
         raise ValueError(f"it must name one at least{nearest('', (each.name for each in ProfilerActivity))}")
@@ -288,7 +291,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "output_path": _path,
     "profiler_level": _level,
-    "activities": activities_of,
+    "activities": lambda value: None if value is None else activities_of(value),
     "timeline_limit": _whole(1),
     "rank_id": _whole(0),
     "profile_framework": _framework,

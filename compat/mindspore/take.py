@@ -148,6 +148,7 @@ class Take:
         self.directory = new_directory(plan.base, self._worker, plan.target.device)
         self.windows: list[TakenWindow] = []
         self.ended = False
+        self._stepped = False
         self._page = resource.getpagesize() if plan.options.memory else 0
         self._estimate = costs.estimate(plan.options)
         waits = plan.options.data_process and "mindspore" in plan.target.frameworks
@@ -189,6 +190,7 @@ class Take:
             strategy = plan.options.parallel_strategy
             write_facts(self.directory, plan.target, self._about(0), plan.metadata(), strategy=strategy)
             self.profiler.start()
+            self._read_memory()
             if self._waits is not None:
                 self._waits.begin()
         except BaseException:
@@ -198,8 +200,8 @@ class Take:
     def step(self) -> None:
         """Ends a step, and has what it launched in it; where memory is wanted, what there is of it then as well."""
         self._settle()
-        if self._page:
-            _core.counter(COUNTER, resident_bytes(self._page), category=MEMORY)
+        self._read_memory()
+        self._stepped = True
         self.profiler.step()
 
     def end(self) -> None:
@@ -211,6 +213,8 @@ class Take:
         if problem:
             log.warning("data_process recorded nothing: %s", problem)
         self._settle()
+        if not self._stepped:  # else what the last step() began is a step only if the program did something in it
+            self._read_memory()
         self.profiler.stop()
         self.profiler.close()
         pipeline = self.profiler.statistics().pipeline
@@ -228,6 +232,11 @@ class Take:
     def _settle(self) -> None:
         for backend in self._asynchronous:
             backend.settle()
+
+    def _read_memory(self) -> None:
+        """Where memory is wanted: a step, or all of a take, may be over before the thread that looks at it does."""
+        if self._page and self.profiler.current_action.records:
+            _core.counter(COUNTER, resident_bytes(self._page), category=MEMORY)
 
     @property
     def journal(self) -> Path:

@@ -10,6 +10,8 @@ from stepscope.runtime.documented import Documented
 
 log = logging.getLogger("stepscope")
 
+_REMEDY = "for torch's operators: set_config(backends=[stepscope.TorchBackend()])"
+
 
 class Capability(Documented, frozen=True):
     """Whether one kind of event is recorded."""
@@ -24,16 +26,12 @@ class Capability(Documented, frozen=True):
 
 def capabilities_of(settings: MXNetSettings) -> tuple[Capability, ...]:
     """What a recorder with these settings records."""
-    if importlib.util.find_spec("mxnet") is None:
-        engine = "MXNet is not installed"
-    else:
-        engine = "MXNet keeps its engine's events to its own profiler"
+    engine = _why_no_engine()
     backends = ", ".join(backend.name for backend in settings.backends)
-    remedy = "for torch's operators give set_config(backends=[stepscope.TorchBackend()])"
     return (
         Capability("objects", True, "tasks, frames, events, counters and markers of the program"),
         Capability("symbolic", False, engine),
-        Capability("imperative", bool(backends), f"by {backends}" if backends else f"{engine}; {remedy}"),
+        Capability("imperative", bool(backends), f"by {backends}" if backends else f"{engine}; {_REMEDY}"),
         Capability("api", False, engine),
         Capability(
             "memory",
@@ -47,14 +45,21 @@ def capabilities_of(settings: MXNetSettings) -> tuple[Capability, ...]:
 
 def say(settings: MXNetSettings, asked: frozenset[str]) -> None:
     """Says in the log what is not recorded: as a warning if some of it was asked for by name, else as information."""
-    missing = [one for one in capabilities_of(settings) if not one.recorded and settings.asks_for(one.kind)]
+    missing = [one.kind for one in capabilities_of(settings) if not one.recorded and settings.asks_for(one.kind)]
     if not missing:
         return
-    by_name = any(f"profile_{one.kind}" in asked or "profile_all" in asked for one in missing)
-    reasons = dict.fromkeys(one.why for one in missing)
+    by_name = any(f"profile_{kind}" in asked or "profile_all" in asked for kind in missing)
     log.log(
         logging.WARNING if by_name else logging.INFO,
-        "stepscope.mxnet records the objects of the program; no %s events: %s",
-        ", ".join(one.kind for one in missing),
-        "; ".join(reasons),
+        "stepscope.mxnet records what the program marks, but of MXNet no operators or API calls (%s): %s%s",
+        ", ".join(missing),
+        _why_no_engine(),
+        f"; {_REMEDY}" if "imperative" in missing else "",
     )
+
+
+def _why_no_engine() -> str:
+    """Why MXNet's own operators and calls are not recorded."""
+    if importlib.util.find_spec("mxnet") is None:
+        return "MXNet is not installed"
+    return "MXNet keeps its engine's events to its own profiler"

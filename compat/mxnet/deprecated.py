@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from stepscope.compat.mxnet import functions
 from stepscope.compat.mxnet.errors import one_of
+from stepscope.runtime.warning import warn
 
 MODES = ("symbolic", "imperative", "api", "memory", "all")
 
@@ -36,4 +36,4 @@ def dump_profile() -> None:
 
 
 def _deprecated(name: str, instead: str) -> None:
-    warnings.warn(f"{name}() is deprecated; use {instead}() instead", UserWarning, stacklevel=3)
+    warn(f"{name}() is deprecated; use {instead}() instead")

@@ -6,11 +6,11 @@ import difflib
 import enum
 import importlib
 import importlib.util
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from stepscope.backends.torch_settings import read_activities
+from stepscope.runtime.warning import warn
 
 
 class ProfilerActivity(enum.Enum):
@@ -68,7 +68,7 @@ def choose(activities: Iterable[Any] | None, use_cuda: bool | None) -> tuple[lis
     if asked is not None:
         _check(asked, names)
     if use_cuda is not None:
-        warnings.warn("use_cuda is deprecated; use activities instead", FutureWarning, stacklevel=4)
+        warn("use_cuda is deprecated; use activities instead", FutureWarning)
         names, asked = _switch(asked, names or frozenset({"CPU"}), use_cuda)
     if asked is None:
         return None, {"CPU", *(name for name in DEVICES if _is_there(name))}
@@ -76,10 +76,8 @@ def choose(activities: Iterable[Any] | None, use_cuda: bool | None) -> tuple[lis
     if absent and not names - set(absent):
         raise ValueError(f"activities ask for {' and '.join(absent)} only, and torch finds no such device here")
     if absent:
-        warnings.warn(
-            f"activities ask for {' and '.join(absent)}, and torch finds no such device here: nothing of it is recorded",
-            UserWarning,
-            stacklevel=4,
+        warn(
+            f"activities ask for {' and '.join(absent)}, and torch finds no such device here: nothing of it is recorded"
         )
     return [wanted for item in asked for wanted in _those_there(item, absent)], set(names - set(absent))
 

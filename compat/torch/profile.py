@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
@@ -32,6 +31,7 @@ from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import PlannedSchedule, ScheduleFunction, always, never
+from stepscope.runtime.warning import warn
 from stepscope.runtime.window import Window
 from stepscope.trace import trace
 
@@ -94,7 +94,7 @@ class profile(Results):
             name: of the run, in reports and outputs.
             output_dir: of the run's journal; default: a new directory under `stepscope_runs`.
             exporters: further outputs, written while training goes on.
-            options: sizes, times and policies.
+            options: sizes of buffers, deadlines, and what is dropped first.
             control: by which ways windows can be asked of the running profile, as for `stepscope.trace`; without a
                 schedule nothing is recorded then but what is asked for.
 
@@ -246,11 +246,9 @@ class profile(Results):
         """Says what cannot be had inside of a profile that has torch's only slot on this thread."""
         lacks = self._backend.beyond_stream
         if lacks and emitting():
-            warnings.warn(
+            warn(
                 f"{' and '.join(lacks)} cannot be had here: another profile on this thread records operators live; give that "
-                "one the same arguments, or mode='kineto'",
-                UserWarning,
-                stacklevel=4,
+                "one the same arguments, or mode='kineto'"
             )
 
     def _sources(self) -> list[Backend]:
@@ -258,7 +256,7 @@ class profile(Results):
         if has_torch():
             sources.append(self._backend)
         else:
-            warnings.warn("torch is not installed: spans are recorded, and no operators", UserWarning, stacklevel=3)
+            warn("torch is not installed: spans are recorded, and no operators")
         observer, make_id = self.execution_trace_observer, self.custom_trace_id_callback
         self._hooks = None if observer is None and make_id is None else CycleHooks(observer, make_id)
         return sources if self._hooks is None else [*sources, self._hooks]

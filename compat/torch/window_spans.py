@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from stepscope.backends.kineto_blocks import nest
 from stepscope.backends.torch_links import ENGINE
 from stepscope.compat.torch.cycle import Cycle
+from stepscope.compat.torch.own_frames import own_frames, own_names
 from stepscope.runtime import _core, strings
 from stepscope.runtime.events import Block, Flag, Kind, join_blocks
 
@@ -20,7 +21,6 @@ FRAMES = ("python_function",)
 OPERATORS = ("cpu_op", "cuda_runtime", "cuda_driver", *DEVICE[:3], *FRAMES)
 """Categories of what is no annotation of the program."""
 _INLINE = int(Flag.ARG_INLINE)
-_OURS = "stepscope/runtime/"
 _NOT_TORCHS = ("task",)
 _HIDDEN = (
     "profiler::_record_function_enter",
@@ -66,6 +66,9 @@ class WindowSpans:
             unwanted |= _of_ours(every)
         self.block = _ordered(every[~unwanted])
         """The spans that torch counts."""
+        if cycle.asked.with_stack:
+            ours = own_frames(self.block, _categories(self.block, FRAMES))
+            self.block = _ordered(self.block[~ours]) if ours.any() else self.block
         self.memory = join_blocks(memory)
         """Allocations and releases, in order of time."""
         self.memory = self.memory[np.argsort(self.memory["ts"], kind="stable")]
@@ -134,8 +137,7 @@ def _categories(events: Block, names: tuple[str, ...]) -> NDArray[np.bool_]:
 def _of_ours(spans: Block) -> NDArray[np.bool_]:
     """What is on threads of stepscope's own: they run Python functions of ours and no operators."""
     frames = _categories(spans, FRAMES)
-    names = np.unique(spans["name"][frames])
-    ours = names[[_OURS in strings.text(name) for name in names.tolist()]]
+    ours = own_names(np.unique(spans["name"][frames]))
     tracks = np.unique(spans["track"][frames & np.isin(spans["name"], ours)])
     return np.isin(spans["track"], np.setdiff1d(tracks, spans["track"][~frames]))
 

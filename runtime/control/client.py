@@ -12,6 +12,7 @@ from stepscope.runtime.control.command import Answer, Command
 from stepscope.runtime.control.local_socket import NAME, peer_user
 from stepscope.runtime.control.takers import takers_near
 from stepscope.runtime.errors import ControlError
+from stepscope.runtime.processes import exists
 from stepscope.runtime.session import session_of
 
 MOST_BYTES = 1 << 22
@@ -27,9 +28,11 @@ def ask_process(pid: int, command: Command, timeout: float) -> list[Answer]:
         timeout: seconds to wait for the answers.
 
     Raises:
-        ControlError: if the process takes none, belongs to somebody else, or does not answer.
+        ControlError: if there is no such process, or it takes none, belongs to somebody else, or does not answer.
     """
     session = session_of(pid)
+    if session is None and not exists(pid):
+        raise ControlError(f"there is no process {pid} on this machine; {takers_near(pid)}")
     if session is None:
         raise ControlError(f"process {pid} traces nothing here, or belongs to somebody else; {takers_near(pid)}")
     if not (session / NAME).exists():

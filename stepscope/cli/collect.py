@@ -4,14 +4,42 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import resource
+import socket
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from stepscope.cli import nats_options
 from stepscope.runtime.errors import StepscopeError
+
+DESCRIPTION = """\
+Takes what CollectorExporter and `stepscope deliver` send, keeps each rank's stream as a journal, and shows them all in the
+browser, at the address that it prints. It says on standard error which ranks come and go, and runs until it is interrupted.
+"""
+
+EPILOG = """\
+examples:
+  stepscope collect --dir runs/job1
+  stepscope collect --dir runs/job1 --disk 50000000000 --upload s3://bucket/job1
+  stepscope collect --dir runs/job1 --host 0.0.0.0 --token-file token --certificate chain.pem --key key.pem
+  stepscope collect --dir runs/job1 --from tls://nats.example:4222 --nats-credentials user.creds
+
+exit codes: 0 ended by SIGTERM or Ctrl-C, 1 failed, 2 wrong usage
+"""
+
+_LIMITS = {
+    "max-streams": ("connections of exporters at once", 4096),
+    "max-readers": ("connections beyond those at once", 1024),
+    "max-kept-streams": ("streams in the directory", 65_536),
+    "max-message": ("bytes of one message", 16 << 20),
+    "max-intake": ("bytes of messages in memory that are not written yet", 256 << 20),
+    "max-bytes": ("bytes of all streams together; 0: as much as the disk holds", 0),
+    "max-stream-bytes": ("bytes of one stream; 0: no limit of its own", 0),
+}
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -20,18 +48,13 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "collect",
         parents=[common],
         help="take the streams of many ranks",
-        description="Takes what CollectorExporter sends, keeps each rank's stream as a journal, and shows them all.",
-        epilog="example: stepscope collect --dir runs/job1 --disk 50000000000 --upload s3://bucket/job1",
+        usage="stepscope collect --dir DIR [options]",  # thirty options above an error would hide it
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="where streams are kept")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1")
-    parser.add_argument("--port", type=int, default=7788, help="default 7788; 0 for any that is free")
-    parser.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="what exporters must show; else $STEPSCOPE_TOKEN"
-    )
-    parser.add_argument("--certificate", type=Path, metavar="FILE", help="TLS certificate, PEM")
-    parser.add_argument("--key", type=Path, metavar="FILE", help="its private key, PEM")
-    parser.add_argument("--insecure", action="store_true", help="let others in without a token or TLS")
+    parser.add_argument("--fsync", action="store_true", help="confirm only what the disk has, at the price of speed")
     parser.add_argument(
         "--from",
         dest="nats",
@@ -41,41 +64,50 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="take streams from NATS as well, as nats://host:4222 or tls://host; several collectors share them; may be "
         "repeated",
     )
-    parser.add_argument(
+    _add_access(parser)
+    _add_disk(parser)
+    limits = parser.add_argument_group("limits")
+    for name, (what, default) in _LIMITS.items():
+        limits.add_argument(f"--{name}", metavar="N", type=int, default=default, help=f"{what}; default {default}")
+    nats_options.add(parser)
+    parser.set_defaults(function=collect, command="collect", parser=parser)
+
+
+def _add_access(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("access", "where it listens, and who may come")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1")
+    group.add_argument("--port", type=int, default=7788, help="default 7788; 0 for any that is free")
+    group.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="what exporters must show; else $STEPSCOPE_TOKEN"
+    )
+    group.add_argument("--certificate", type=Path, metavar="FILE", help="TLS certificate, PEM")
+    group.add_argument("--key", type=Path, metavar="FILE", help="its private key, PEM")
+    group.add_argument("--insecure", action="store_true", help="let others in without a token or TLS")
+
+
+def _add_disk(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("disk and store", "what is given up when the disk is full, and copied before")
+    group.add_argument(
         "--disk",
         metavar="BYTES",
         type=int,
         default=0,
         help="bytes on disk that are not exceeded: events of the oldest windows are given up",
     )
-    parser.add_argument("--keep-newest", metavar="N", type=int, default=8, help="windows given up last; default 8")
-    parser.add_argument(
+    group.add_argument("--keep-newest", metavar="N", type=int, default=8, help="windows given up last; default 8")
+    group.add_argument(
         "--keep-slowest", metavar="N", type=int, default=8, help="windows given up before them; default 8"
     )
-    parser.add_argument("--fsync", action="store_true", help="confirm only what the disk has, at the price of speed")
-    limits = {
-        "max-streams": ("connections of exporters at once", 4096),
-        "max-readers": ("connections beyond those at once", 1024),
-        "max-kept-streams": ("streams in the directory", 65_536),
-        "max-message": ("bytes of one message", 16 << 20),
-        "max-intake": ("bytes of messages in memory that are not written yet", 256 << 20),
-        "max-bytes": ("bytes of all streams together; 0: as much as the disk holds", 0),
-        "max-stream-bytes": ("bytes of one stream; 0: no limit of its own", 0),
-    }
-    for name, (what, default) in limits.items():
-        parser.add_argument(f"--{name}", metavar="N", type=int, default=default, help=f"{what}; default {default}")
-    parser.add_argument(
+    group.add_argument(
         "--upload",
         metavar="URL",
         default="",
         help="copy windows that have ended to a store that fsspec knows, such as s3://bucket/job1; with --disk what was "
         "not copied yet is given up last",
     )
-    parser.add_argument(
+    group.add_argument(
         "--upload-every", metavar="SECONDS", type=float, default=30.0, help="between two looks for that; default 30"
     )
-    nats_options.add(parser)
-    parser.set_defaults(function=collect, command="collect", parser=parser)
 
 
 def collect(given: argparse.Namespace) -> int:
@@ -126,9 +158,35 @@ def collect(given: argparse.Namespace) -> int:
         collector = Collector(allowed)
     except (ImportError, ValueError) as error:
         raise StepscopeError(str(error)) from error
+    _show_log()
+
+    def listening(url: str) -> None:
+        print(f"listening on {url}")
+        print(f"in training scripts: exporters=[{_exporter(url, given.token_file)}]", flush=True)
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(collector.run(lambda url: print(f"listening on {url}", flush=True)))
+        runner.run(collector.run(listening))
     return 0
+
+
+def _exporter(url: str, token: Path | None) -> str:
+    """What sends to a collector, as one would write it."""
+    parts = urlsplit(url)
+    everywhere = parts.hostname in ("0.0.0.0", "::")
+    where = f"{socket.gethostname()}:{parts.port}" if everywhere else parts.netloc
+    scheme = {"http": "ws", "https": "wss"}[parts.scheme]
+    shown = "" if token is None else f", token=Path({str(token)!r})"
+    return f'sc.CollectorExporter("{scheme}://{where}"{shown})'
+
+
+def _show_log() -> None:
+    """Which streams come and go, and what goes wrong, on standard error; what was done or refused is in the audit."""
+    shown = logging.StreamHandler()
+    shown.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    log = logging.getLogger("stepscope.collector")
+    log.addHandler(shown)
+    log.setLevel(logging.INFO)
+    logging.getLogger("stepscope.collector.audit").propagate = False
 
 
 def _allow_files() -> int:

@@ -22,6 +22,11 @@ from stepscope.trace import trace
 if TYPE_CHECKING:
     from stepscope.demo.digits import Training
 
+DESCRIPTION = """\
+Trains a small network on scikit-learn's handwritten digits with torch on the CPU, traces some of its steps, and says what
+opens the result. Takes some seconds.
+"""
+
 EPILOG = """\
 examples:
   stepscope demo
@@ -47,13 +52,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "demo",
         parents=[common],
         help="train a small network and trace it",
-        description="Trains a small network on scikit-learn's handwritten digits with torch on the CPU, traces some of "
-        "its steps, and says what opens the result. Takes some seconds.",
+        description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--out", metavar="DIR", type=Path, help="empty or new directory (default: a new one in runs/demo)"
+        "--out", metavar="DIR", type=Path, help="empty or new directory (default: a new one in stepscope_runs/demo)"
     )
     parser.add_argument("--epochs", metavar="N", type=int, default=2, help="for each mode (default: 2)")
     parser.add_argument(
@@ -100,7 +104,7 @@ def _say(text: str) -> None:
 def _directory(chosen: Path | None) -> Path:
     """The directory of this demo, made; never one that holds something."""
     stamp = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    directory = Path("runs", "demo", stamp) if chosen is None else chosen
+    directory = Path("stepscope_runs", "demo", stamp) if chosen is None else chosen
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):

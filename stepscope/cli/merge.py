@@ -53,7 +53,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--window", metavar="N", type=int, help="only this window; 0 is the first")
     parser.add_argument(
-        "--of", metavar="STREAM", default="", help="with --window: this stream counts so; its id, 32 hexadecimal digits"
+        "--of",
+        metavar="STREAM",
+        default="",
+        help="with --window: N is the number that the window has in this stream (its id, 32 hexadecimal digits), which "
+        "counts from 0 again when its rank is started again; default: the job's number",
     )
     what.add_argument("--steps", metavar="A-B", type=_steps, help="only the steps from A to B")
     parser.add_argument("--job", metavar="NAME", help="which job, if there are several")

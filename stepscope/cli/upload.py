@@ -26,6 +26,8 @@ examples:
   stepscope upload runs/job1 s3://bucket/job1
   stepscope upload runs/job1 file:///mnt/archive/job1 --follow 60
   stepscope upload --restore runs/job1-again s3://bucket/job1
+
+exit codes: 0 copied, 1 failed; run it again, which goes on where it was, 2 wrong usage
 """
 
 MOST_PAUSE = 600.0

@@ -1,0 +1,73 @@
+"""Stepscope's own functions, and what they call of Python's library, are no part of a program's stacks."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from stepscope.runtime.own_frames import is_ours, of_the_program
+from stepscope.runtime.warning import warn
+
+
+class Looking:
+    """Notes the stack on which it is copied."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def __deepcopy__(self, memo: object) -> Looking:
+        frames: list[FrameType] = []
+        frame = inspect.currentframe()
+        while frame is not None:
+            frames.insert(0, frame)
+            frame = frame.f_back
+        self.seen = [each.f_code.co_name for each in of_the_program(frames)]
+        assert not any(is_ours(each) for each in of_the_program(frames))
+        return self
+
+
+def made_in(module: str, source: str) -> dict[str, Any]:
+    """What a module of that name defines."""
+    namespace: dict[str, Any] = {"__name__": module, "copy": copy, "warn": warn}
+    exec(compile(source, f"{module}.py", "exec"), namespace)
+    return namespace
+
+
+CALL = "def call(value): return copy.deepcopy(value)"
+
+
+@pytest.mark.parametrize(
+    ("module", "kept"),
+    [("stepscope.something", []), ("stepscope", []), ("stepscope_extra", ["call", "deepcopy"])],
+)
+def test_what_the_program_does_is_left(module: str, kept: list[str]) -> None:
+    """Who calls stepscope, and whom it calls back; the library's function between the two was stepscope's idea."""
+    looking = Looking()
+    call: Callable[[object], object] = made_in(module, CALL)["call"]
+    call(looking)
+    here = "test_what_the_program_does_is_left"
+    assert looking.seen[looking.seen.index(here) :] == [here, *kept, "__deepcopy__"]
+
+
+def test_the_library_of_the_program_stays() -> None:
+    """Called by the program it is of the program."""
+    looking = Looking()
+    copy.deepcopy(looking)
+    assert looking.seen[-2:] == ["deepcopy", "__deepcopy__"]
+
+
+def test_warnings_name_the_line_that_called() -> None:
+    """However deep in stepscope their reason was found."""
+    deep = made_in("stepscope.deep", "def deep(): warn('look here', FutureWarning)")["deep"]
+    between = made_in("stepscope.between", "def between(call): call()")["between"]
+    with pytest.warns(FutureWarning, match="look here") as caught:
+        between(deep)
+    (warning,) = caught
+    assert warning.filename == __file__
+    with open(__file__, encoding="utf-8") as source:
+        assert source.read().splitlines()[warning.lineno - 1].strip() == "between(deep)"
