@@ -27,6 +27,7 @@ from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.reader import JournalReader
 from tests.jetstreams import Publisher, jetstream
 from tests.nats import NatsServer
+from tests.ranks.streams import no_room
 from tests.support import ROOT
 
 COLLECTOR = """
@@ -260,7 +261,7 @@ def test_a_collector_that_was_paused_lets_go(server: NatsServer, collect: Start,
     messages, ids = stored(server)
     assert messages == ids
     # Of both directories it is one stream.
-    (recording,), _ = gather([one, other])
+    (recording,), _ = gather([one, other], no_room)
     assert recording.ended and recording.events == len(memory)
 
 
