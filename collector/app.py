@@ -23,6 +23,7 @@ from stepscope.collector.audit import Audit
 from stepscope.collector.connection import Connection
 from stepscope.collector.downloads import Bounds, Command, Download, Downloads, converted
 from stepscope.collector.guard import Guard
+from stepscope.collector.intake import Intake
 from stepscope.collector.live import Live
 from stepscope.collector.live_events import LiveEvents
 from stepscope.collector.lock import DirectoryLock
@@ -80,6 +81,7 @@ class Collector:
         self.store = Store(settings)
         self.streams = Streams(settings.max_streams)
         self.orders = Orders(self.streams)
+        self.intake = Intake(settings.max_intake)
         self.reference = Reference()
         self.audit = Audit(settings.directory)
         self.tickets = Tickets()
@@ -128,7 +130,7 @@ class Collector:
         """
         self._lock.take()
         try:
-            self.server = Server(self.app, self.settings, self.events.stop)
+            self.server = Server(self.app, self.settings, self.intake, self.events.stop)
             await asyncio.to_thread(clock_names.add, self.settings.directory, self.reference.id)
             await asyncio.to_thread(self.downloads.clear)
             restoring = Restoring(self.store, self.streams)
@@ -164,7 +166,7 @@ class Collector:
         except ImportError as error:
             raise ImportError(f"NATS needs packages: pip install 'stepscope[nats]' ({error})") from error
         return NatsSource(
-            servers, self.store, self.streams, self.reference, self.audit, limits=self.settings.nats_limits
+            servers, self.store, self.streams, self.intake, self.reference, self.audit, limits=self.settings.nats_limits
         )
 
     async def run(self, listening: Callable[[str], object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 
@@ -28,7 +29,7 @@ class Intake:
 
     def __init__(self, limit: int) -> None:
         """Args: bytes."""
-        self._limit = limit
+        self.limit = limit
         self._waiting: deque[Grant] = deque()
         self.held = 0
         """Bytes for which there is leave."""
@@ -54,6 +55,18 @@ class Intake:
             self._waiting.append(grant)
         return grant
 
+    async def leave(self, size: int) -> Grant:
+        """Leave for a message, as soon as there is; who is cancelled has none."""
+        given = asyncio.Event()
+        grant = self.ask(size, given.set)
+        try:
+            if not grant.given:
+                await given.wait()
+        except asyncio.CancelledError:
+            grant.release()
+            raise
+        return grant
+
     def released(self, grant: Grant) -> None:
         """One is over: those that wait may follow."""
         if grant.given:
@@ -65,7 +78,7 @@ class Intake:
                 following.granted()
 
     def _fits(self, grant: Grant) -> bool:
-        return not self.held or self.held + grant.size <= self._limit
+        return not self.held or self.held + grant.size <= self.limit
 
     def _give(self, grant: Grant) -> None:
         grant.given = True

@@ -8,8 +8,11 @@ import uuid
 from collections.abc import Awaitable, Callable
 
 from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
+
+from stepscope.exporters.nats import layout
 
 
 class Leases:
@@ -19,10 +22,24 @@ class Leases:
     each writes to a directory of its own and knows by itself how far it is; when it looks again it lets go.
     """
 
-    def __init__(self, bucket: KeyValue, seconds: float, failed: Callable[[Exception], Awaitable[None]]) -> None:
-        """Args: where they are; how long one holds there; is told when NATS cannot be asked."""
-        self._bucket, self._seconds, self._failed = bucket, seconds, failed
+    def __init__(
+        self,
+        jetstream: JetStreamContext,
+        bucket: KeyValue,
+        seconds: float,
+        failed: Callable[[Exception], Awaitable[None]],
+    ) -> None:
+        """Args: JetStream; where they are; how long one holds there; is told when NATS cannot be asked."""
+        self._jetstream, self._bucket, self._seconds, self._failed = jetstream, bucket, seconds, failed
         self._name = uuid.uuid4().hex.encode()
+
+    async def keys(self) -> set[str]:
+        """The streams that somebody has, and what else is in the bucket.
+
+        Raises:
+            nats.errors.Error, TimeoutError: if NATS cannot be asked.
+        """
+        return await layout.keys(self._jetstream, layout.LEASES)
 
     async def take(self, stream: str) -> bool:
         """Takes a stream that nobody has; false if somebody does."""
@@ -52,4 +69,5 @@ class Leases:
         with contextlib.suppress(NatsError, TimeoutError):  # it vanishes by itself
             entry = await self._bucket.get(stream)
             if entry.value == self._name:
-                await self._bucket.delete(stream, last=entry.revision)
+                # Without a mark, which would look like a lease until it vanishes.
+                await layout.forget(self._jetstream, layout.LEASES, stream, entry.revision or 0)

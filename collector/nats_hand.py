@@ -27,6 +27,8 @@ class Hand:
     def __init__(self) -> None:
         self._held: dict[int, Held] = {}
         self._newest = 0
+        self.nbytes = 0
+        """Of all of them."""
         self.oldest = 0
         """What is before this frame was stored before one of the messages that were taken."""
 
@@ -46,7 +48,9 @@ class Hand:
         if not (oldest.isascii() and oldest.isdecimal() and len(oldest) < 20):
             raise FormatError(f"its header {layout.OLDEST} is no number")
         number = message.metadata.sequence.stream
+        self._remove(number)
         self._held[number] = Held(message, header, payload)
+        self.nbytes += len(message.data)
         self.oldest = max(self.oldest, int(oldest))
         before, self._newest = self._newest, max(self._newest, number)
         return number > before
@@ -58,11 +62,11 @@ class Hand:
 
     def drop(self, held: Held) -> None:
         """One is done with."""
-        self._held.pop(held.message.metadata.sequence.stream, None)
+        self._remove(held.message.metadata.sequence.stream)
 
     def clear(self) -> None:
         """Forgets all that was taken: it is begun anew."""
-        self._held.clear()
+        self._forget()
         self.oldest = 0
 
     async def give_back(self) -> None:
@@ -70,7 +74,16 @@ class Hand:
         with contextlib.suppress(NatsError):  # it does so by itself after a while
             for held in self._held.values():
                 await held.message.nak()
-        self._held.clear()
+        self._forget()
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def _remove(self, number: int) -> None:
+        before = self._held.pop(number, None)
+        if before is not None:
+            self.nbytes -= len(before.message.data)
+
+    def _forget(self) -> None:
+        self._held.clear()
+        self.nbytes = 0

@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
-from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
-from nats.js.errors import NotFoundError
 
+from stepscope.collector.nats_consumer import ACK_SECONDS, IN_HAND, Consumer
 from stepscope.collector.nats_hand import Hand, Held
+from stepscope.collector.nats_messages import Messages
+from stepscope.collector.nats_place import Place
 from stepscope.collector.store import Store
 from stepscope.collector.stream import Stream
 from stepscope.collector.stream_file import StreamFile
 from stepscope.collector.streams import Streams
 from stepscope.exporters.collector import protocol
-from stepscope.exporters.nats import layout
 from stepscope.runtime.errors import FormatError
 
-FETCH = 64
-"""Messages taken at once."""
-IN_HAND = 4 * layout.IN_FLIGHT
-"""Messages that may be taken and not confirmed: more than those between a missing one and the first that tells that it was
-stored."""
-FETCH_SECONDS = 5.0
-"""How long nothing may come until it is asked for again."""
-ACK_SECONDS = 10.0
-"""After which JetStream sends again what was not confirmed."""
 GAP_SECONDS = 120.0
 """How long nothing must have come from an exporter until frames are given up that JetStream never had: it publishes every few
 seconds as long as it is connected."""
-FORGOTTEN_SECONDS = 86_400.0
-"""After which JetStream forgets how far a directory is whose collector does not come back."""
 
 
 class Intake:
@@ -47,7 +33,7 @@ class Intake:
 
     def __init__(
         self,
-        jetstream: JetStreamContext,
+        place: Place,
         store: Store,
         streams: Streams,
         hello: protocol.Hello,
@@ -58,7 +44,7 @@ class Intake:
     ) -> None:
         """
         Args:
-            jetstream: where the stream comes from.
+            place: where the stream comes from.
             store: where it is kept.
             streams: is told what was taken.
             hello: which stream it is.
@@ -66,14 +52,14 @@ class Intake:
             gap_seconds: in place of `GAP_SECONDS`.
             ack_seconds: in place of `ACK_SECONDS`.
         """
-        self._jetstream, self._store, self._streams, self._hello = jetstream, store, streams, hello
-        self._refuse, self._gap_seconds, self._ack_seconds = refuse, gap_seconds, ack_seconds
-        self._consumer = f"collect-{store.identity()}-{hello.stream}"
+        self._store, self._streams, self._hello = store, streams, hello
+        self._refuse, self._gap_seconds = refuse, gap_seconds
+        self._consumer = Consumer(place.jetstream, store.identity(), hello.stream, ack_seconds)
         self._hand = Hand()
-        self._subscription: JetStreamContext.PullSubscription | None = None
-        self._whole = False
-        """Whether everything was asked for that JetStream has of the stream."""
+        self._messages = Messages(place.client, self._consumer.name, self._hand, place.intake)
         self._heard = 0.0
+        self.size = 0
+        """Bytes of its file."""
         self.idle = False
         """Whether nothing is in hand, and nothing came when it was last asked for."""
         self.works = False
@@ -95,24 +81,21 @@ class Intake:
         async with self._store.stream(self._hello, task.cancel) as file:
             with self._streams.connected(self._hello, self) as stream:
                 try:
+                    await self._consumer.begin(again=not file.next)
                     while not file.ended:
                         await self._take(file, stream)
                 finally:
-                    # In this order: what is given back must not come here again.
-                    await self._unsubscribe()
                     await self._hand.give_back()
-        with contextlib.suppress(NotFoundError):
-            await self._jetstream.delete_consumer(layout.STREAM, self._consumer)
+                    self._messages.release()
+        await self._consumer.delete()
 
     async def _take(self, file: StreamFile, stream: Stream) -> None:
-        if self._subscription is None:
-            self._subscription = await self._subscribe(beginning=not file.next)
-        try:
-            messages = await self._subscription.fetch(FETCH, timeout=1.0 if len(self._hand) else FETCH_SECONDS)
-        except TimeoutError:
-            messages = []
+        messages = await self._messages.take()
+        if not messages:
             # Nobody says so if there is no consumer any more: nothing would ever come.
-            await self._jetstream.consumer_info(layout.STREAM, self._consumer)
+            info = await self._consumer.info()
+            if not info.num_pending and not info.num_ack_pending:
+                self._messages.none()
         for message in messages:
             try:
                 if self._hand.add(message):
@@ -120,13 +103,14 @@ class Intake:
             except FormatError as error:
                 await self._terminate(message, error)
         await self._append(file, stream)
-        self.works = True
+        self.works, self.size = True, file.size
         self.idle = not messages and not len(self._hand)
         first = self._hand.first
         if first is not None and not file.ended and await self._is_gone(first.frames.first):
             stream.missed(first.frames.first - file.next)
             file.skip(first.frames.first)
             await self._append(file, stream)
+        self._messages.written()
 
     async def _append(self, file: StreamFile, stream: Stream) -> None:
         """Writes those that follow what is there, and confirms them; what is there already is only confirmed."""
@@ -156,7 +140,7 @@ class Intake:
         """Whether frames that are missing before this one will not come any more."""
         loop = asyncio.get_running_loop()
         try:
-            info = await self._jetstream.consumer_info(layout.STREAM, self._consumer)
+            info = await self._consumer.info()
         except TimeoutError:
             self._heard = loop.time()  # who cannot be asked cannot have sent anything
             return False
@@ -168,49 +152,9 @@ class Intake:
             comes = self._hello.oldest < first and loop.time() - self._heard < self._gap_seconds
             if follows or comes:
                 return False
-        if not self._whole:
+        if not self._consumer.whole:
             # The file may have less than was once confirmed, after a loss of power: it is read from the beginning.
             self._hand.clear()
-            await self._unsubscribe()
-            self._subscription = await self._subscribe(beginning=True)
+            await self._consumer.begin(again=True)
             return False
         return True
-
-    async def _subscribe(self, *, beginning: bool) -> JetStreamContext.PullSubscription:
-        """Goes on where the directory is, or begins with all that JetStream has.
-
-        A consumer that has anything in hand was left by a collector that was killed: one that begins there takes its place,
-        so that nobody waits until JetStream sends that again by itself.
-        """
-        config = ConsumerConfig(
-            name=self._consumer,
-            durable_name=self._consumer,
-            filter_subject=f"{layout.SUBJECTS}.{self._hello.stream}",
-            ack_policy=AckPolicy.EXPLICIT,
-            ack_wait=self._ack_seconds,
-            max_ack_pending=IN_HAND,
-            inactive_threshold=FORGOTTEN_SECONDS,
-        )
-        there, self._whole = True, False
-        try:
-            info = await self._jetstream.consumer_info(layout.STREAM, self._consumer)
-        except NotFoundError:
-            there = False
-        else:
-            if beginning or info.num_ack_pending:
-                with contextlib.suppress(NotFoundError):
-                    await self._jetstream.delete_consumer(layout.STREAM, self._consumer)
-                there = False
-                if not beginning and info.ack_floor is not None:
-                    config.deliver_policy = DeliverPolicy.BY_START_SEQUENCE
-                    config.opt_start_seq = info.ack_floor.stream_seq + 1
-        if not there:
-            self._whole = config.opt_start_seq is None
-            await layout.consumer(self._jetstream, config)
-        return await self._jetstream.pull_subscribe_bind(self._consumer, layout.STREAM)
-
-    async def _unsubscribe(self) -> None:
-        if self._subscription is not None:
-            subscription, self._subscription = self._subscription, None
-            with contextlib.suppress(NatsError):  # the connection may be lost
-                await subscription.unsubscribe()

@@ -1,19 +1,26 @@
-"""Takes streams from NATS JetStream. Several collectors share the streams: each has a lease on those that it takes."""
+"""Takes streams from NATS JetStream. Several collectors share the streams: each takes its part, and has a lease on each."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import re
 from collections.abc import Callable
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
-from nats.js.errors import NotFoundError
+from nats.js.api import StreamInfo
+from nats.js.errors import KeyNotFoundError, NotFoundError
 
+from stepscope.collector import intake
 from stepscope.collector.audit import Audit
-from stepscope.collector.lease import Leases
+from stepscope.collector.nats_beginning import has_beginning
+from stepscope.collector.nats_free import Free
 from stepscope.collector.nats_intake import GAP_SECONDS, Intake
-from stepscope.collector.nats_taking import Place, Taking
+from stepscope.collector.nats_place import Place
+from stepscope.collector.nats_share import Share
+from stepscope.collector.nats_taking import Taking
 from stepscope.collector.nats_troubles import Troubles
 from stepscope.collector.reference import Reference
 from stepscope.collector.store import Store
@@ -26,18 +33,23 @@ from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.servers import Servers
 from stepscope.runtime.ending_tasks import end_tasks
 
+log = logging.getLogger("stepscope.collector")
+
 LOOK_SECONDS = 1.0
 """Between two looks for streams that nobody takes."""
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0
 """Seconds until it is begun anew, doubled each time."""
+MOST_ASKED = 64
+"""Streams at a look of which JetStream is asked whether it has their beginning."""
 
 _STREAM = re.compile("[0-9a-f]{32}")
 
 
 class NatsSource:
-    """Finds streams that nobody takes, leases them, and writes what they hold into the collector's files.
+    """Finds streams that nobody takes, leases its part of them, and writes what they hold into the collector's files.
 
-    Whatever goes wrong is shown, and tried again. A stream that has ended is left as soon as all of it is written, and one of
+    Who has more than its part gives some away at each look, the smallest first, but none of which JetStream no longer has the
+    beginning: whoever took it would not have all of it. Whatever goes wrong is shown, and tried again. A stream that has ended is left as soon as all of it is written, and one of
     which JetStream has nothing any more until it has.
     """
 
@@ -46,6 +58,7 @@ class NatsSource:
         servers: Servers,
         store: Store,
         streams: Streams,
+        bound: intake.Intake,
         reference: Reference,
         audit: Audit,
         *,
@@ -58,6 +71,7 @@ class NatsSource:
             servers: whom to connect to, and how to get in.
             store: where streams are kept.
             streams: is told what was taken.
+            bound: of what is in memory.
             reference: the clock that exporters are told.
             audit: where streams, and messages that are none, are noted.
             limits: of what JetStream keeps, if this collector is the first to use it.
@@ -66,11 +80,14 @@ class NatsSource:
             gap_seconds: how long an exporter must be silent until frames are given up that JetStream never had.
         """
         self._servers, self._store, self._streams, self._audit = servers, store, streams, audit
-        self._reference, self._limits = reference, limits or NatsLimits()
+        self._bound, self._reference, self._limits = bound, reference, limits or NatsLimits()
         self._lease_seconds, self._gap_seconds = lease_seconds, gap_seconds
         self._taken: dict[str, Taking] = {}
         self._over: set[str] = set()
         """Streams in JetStream that are not to be taken, as they have ended or are none."""
+        self._free = Free()
+        self._kept: set[str] = set()
+        """Streams that are not given away, as only this directory has them from the beginning."""
         self._troubles = Troubles(f"NATS at {servers}")
         self._malformed = 0
         self._client: Client | None = None
@@ -96,22 +113,21 @@ class NatsSource:
         return NatsView(
             servers=self._servers.urls,
             connected=self._client is not None and self._client.is_connected,
-            streams=len(self._taken),
+            streams=self._held,
             malformed_messages=self._malformed,
             problem=self._troubles.worst,
         )
 
+    @property
+    def _held(self) -> int:
+        return sum(not taking.given for taking in self._taken.values())
+
     async def _connection(self) -> None:
         self._client = client = await connect(self._servers, max_reconnect_attempts=-1, error_cb=self._note)
+        place: Place | None = None
         try:
-            jetstream = layout.jetstream(client)
-            max_age = await layout.stream(jetstream, self._limits)
-            hellos = await layout.bucket(jetstream, layout.HELLOS)
-            # Nobody need know what has ended once JetStream has nothing of it any more.
-            ended = await layout.bucket(jetstream, layout.ENDED, max_age or None)
-            bucket = await layout.bucket(jetstream, layout.LEASES, self._lease_seconds)
-            leases = Leases(bucket, (await bucket.status()).ttl or self._lease_seconds, self._note)
-            place = Place(client, jetstream, hellos, ended, leases)
+            place = await Place.at(client, self._bound, self._limits, self._lease_seconds, self._note)
+            await place.members.tell(0)
             while not client.is_closed:
                 try:
                     await self._look(place)
@@ -122,29 +138,77 @@ class NatsSource:
                     self._troubles.add("", error)
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
-            await end_tasks(*(taking.task for taking in self._taken.values()))
+            ending = end_tasks(*(taking.task for taking in self._taken.values()))
+            await asyncio.gather(ending, self._leave(place))
             self._taken.clear()
             await client.close()
+
+    async def _leave(self, place: Place | None) -> None:
+        if place is not None and place.client.is_connected:
+            with contextlib.suppress(NatsError, TimeoutError):  # it shows by itself after a while
+                await place.members.leave()
 
     async def _look(self, place: Place) -> None:
         self._reap()
         info = await place.jetstream.stream_info(layout.STREAM, subjects_filter=f"{layout.SUBJECTS}.*")
         streams = {subject.rpartition(".")[2] for subject in info.state.subjects or {}}
         self._over &= streams
+        self._kept &= streams
         self._troubles.keep(streams)
-        for stream in sorted(streams - self._over - self._taken.keys()):
-            if self._troubles.is_waiting(stream):
-                continue
-            if not _STREAM.fullmatch(stream):
-                self._over.add(stream)
-                self._refuse(stream, "the id of a stream is 32 hexadecimal digits")
-            elif await place.leases.take(stream):
-                self._taken[stream] = Taking(
-                    place, stream, self._store.identity(), self._reference, self._intake(place)
-                )
+        keys = await place.leases.keys()
+        for stream in keys & streams - self._taken.keys():
+            self._streams.elsewhere(stream)
+        await self._find(place, streams - self._over - self._taken.keys() - keys)
+        waiting = set(filter(self._troubles.is_waiting, streams - self._over - self._taken.keys()))
+        others = await place.members.others(keys)
+        share = Share(self._held, len(streams - self._over - waiting), others)
+        await self._take(place, share.room, waiting)
+        await self._give(place, share.surplus, info)
         for stream in self._taken.keys() - streams:
             if self._taken[stream].idle:
                 self._taken[stream].task.cancel()
+        await place.members.tell(self._held + len(waiting))
+
+    async def _find(self, place: Place, streams: set[str]) -> None:
+        """Sees which of the streams that nobody takes are to be taken."""
+        for stream in self._free.look(streams):
+            if not _STREAM.fullmatch(stream):
+                self._over.add(stream)
+                self._refuse(stream, "the id of a stream is 32 hexadecimal digits")
+                continue
+            try:
+                ended = await place.ended.get(stream)
+            except KeyNotFoundError:
+                self._free.add(stream)
+                continue
+            self._over.add(stream)
+            if ended.value != self._store.identity().encode():
+                self._streams.elsewhere(stream)
+
+    async def _take(self, place: Place, room: int, waiting: set[str]) -> None:
+        for stream, late in self._free.choose(room):
+            if stream in waiting or not (room > 0 or late):
+                continue
+            if await place.leases.take(stream):
+                room -= 1
+                self._taken[stream] = Taking(
+                    place, stream, self._store.identity(), self._reference, self._intake(place)
+                )
+
+    async def _give(self, place: Place, surplus: int, info: StreamInfo) -> None:
+        if not surplus:
+            return
+        held = [stream for stream, taking in self._taken.items() if not taking.given and stream not in self._kept]
+        for stream in sorted(held, key=lambda stream: self._taken[stream].size)[:MOST_ASKED]:
+            if not await has_beginning(place.jetstream, stream, info):
+                self._kept.add(stream)
+                continue
+            log.info("stream %s is left to another collector", stream)
+            self._free.give(stream)
+            self._taken[stream].give()
+            surplus -= 1
+            if not surplus:
+                return
 
     def _reap(self) -> None:
         """Forgets streams that are not taken any more; those that something is wrong with are taken again later."""
@@ -157,6 +221,8 @@ class NatsSource:
                     self._over.add(stream)
                 if not taking.task.cancelled() and (error := taking.task.exception()) is not None:
                     self._troubles.add(stream, error)
+            elif taking.given:
+                taking.give()
 
     def _intake(self, place: Place) -> Callable[[protocol.Hello], Intake]:
         def made(hello: protocol.Hello) -> Intake:
@@ -165,7 +231,7 @@ class NatsSource:
                 "stream", "NATS", stream=hello.stream, name=run.name, rank=str(run.rank), supersedes=hello.supersedes
             )
             return Intake(
-                place.jetstream,
+                place,
                 self._store,
                 self._streams,
                 hello,

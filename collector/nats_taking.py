@@ -6,18 +6,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
 
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError
-from nats.js.kv import KeyValue
 
 from stepscope.collector.errors import FullError
-from stepscope.collector.lease import Leases
 from stepscope.collector.nats_intake import Intake
+from stepscope.collector.nats_place import Place
 from stepscope.collector.reference import Reference
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats import layout
@@ -25,16 +21,6 @@ from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.errors import FormatError
 
 log = logging.getLogger("stepscope.collector")
-
-
-class Place(NamedTuple):
-    """JetStream over one connection, and what exporters and collectors share there."""
-
-    client: Client
-    jetstream: JetStreamContext
-    hellos: KeyValue
-    ended: KeyValue
-    leases: Leases
 
 
 class Taking:
@@ -59,6 +45,9 @@ class Taking:
         self._place, self._stream, self._identity = place, stream, identity
         self._reference, self._make = reference, intake
         self._intake: Intake | None = None
+        self._ending = False
+        self.given = False
+        """Whether it is left to another collector."""
         self.ended = False
         """Whether all of it is written, up to its end, here or elsewhere."""
         self.task = asyncio.create_task(self._run(), name="stepscope NATS stream")
@@ -73,12 +62,29 @@ class Taking:
         """Whether nothing of it is in hand, and nothing came when it was last asked for."""
         return self._intake is not None and self._intake.idle
 
+    @property
+    def size(self) -> int:
+        """Bytes of its file, as far as is known."""
+        return 0 if self._intake is None else self._intake.size
+
+    def give(self) -> None:
+        """Leaves it to another collector: gives the lease back as soon as what is being written is.
+
+        To be called again until the task is done, as libraries may swallow a cancellation.
+        """
+        self.given = True
+        if not self._ending:
+            self.task.cancel()
+
     async def _run(self) -> None:
         try:
             self.ended = await self._has_ended()
             if not self.ended:
                 await self._take()
+            if self.ended:
+                await layout.forget(self._place.jetstream, layout.HELLOS, self._stream)
         finally:
+            self._ending = True
             await self._place.leases.give_back(self._stream)
 
     async def _has_ended(self) -> bool:
@@ -91,7 +97,8 @@ class Taking:
     async def _take(self) -> None:
         answering = await layout.answer(self._place.client, f"{layout.CLOCKS}.{self._stream}", self._answer)
         try:
-            self._intake = self._make(await self._hello())
+            said, hello = await self._hello()
+            self._intake = self._make(hello)
             taking = asyncio.create_task(self._intake.run())
             holding = asyncio.create_task(self._place.leases.hold(self._stream))
             try:
@@ -100,26 +107,33 @@ class Taking:
                     raise FullError("its exporter sends it to this collector another way")
                 if taking.done():
                     taking.result()
+                    await self._place.ended.put(self._stream + layout.OF_HELLO, said)
                     await self._place.ended.put(self._stream, self._identity.encode())
                     self.ended = True
                 else:
                     holding.result()
                     log.warning("stream %s is taken by another collector now", self._stream)
             finally:
+                self._ending = True
                 await end_tasks(taking, holding)
         finally:
             with contextlib.suppress(NatsError, TimeoutError):  # the connection may be lost
                 await answering.unsubscribe()
 
-    async def _hello(self) -> protocol.Hello:
-        try:
-            entry = await self._place.hellos.get(self._stream)
-        except KeyNotFoundError as error:
-            raise FormatError(f"nobody has said whose it is: the bucket {layout.HELLOS} has no such key") from error
-        hello, _ = protocol.decode(entry.value or b"")
+    async def _hello(self) -> tuple[bytes, protocol.Hello]:
+        said = await self._said()
+        hello, _ = protocol.decode(said)
         if not isinstance(hello, protocol.Hello) or hello.stream != self._stream:
             raise FormatError("what stands for its Hello is none")
-        return hello
+        return said, hello
+
+    async def _said(self) -> bytes:
+        with contextlib.suppress(KeyNotFoundError):
+            return (await self._place.hellos.get(self._stream)).value or b""
+        try:
+            return (await self._place.ended.get(self._stream + layout.OF_HELLO)).value or b""
+        except KeyNotFoundError as error:
+            raise FormatError(f"nobody has said whose it is: the bucket {layout.HELLOS} has no such key") from error
 
     async def _answer(self, message: Msg) -> None:
         """Tells an exporter the clock."""

@@ -26,17 +26,19 @@ class Server(uvicorn.Server):
     What it serves is told then: WebSockets are closed with 1012, which means that the service restarts.
     """
 
-    def __init__(self, app: ASGIApp, settings: CollectorSettings, ending: Callable[[], Awaitable[object]]) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: CollectorSettings, intake: Intake, ending: Callable[[], Awaitable[object]]
+    ) -> None:
         """
         Args:
             app: what to serve.
             settings: where, and with which certificate.
+            intake: bounds the messages that are in memory.
             ending: called when no further request is taken.
 
         Raises:
             ListenError: if the certificate cannot be used.
         """
-        self.intake = intake = Intake(settings.max_intake)
         config = uvicorn.Config(
             app,
             http=requests(Doorway(settings.max_streams + settings.max_readers)),

@@ -117,6 +117,10 @@ class Streams:
         if known is not None and known.connection is None:
             self._remove(known)
 
+    def elsewhere(self, stream: str) -> None:
+        """Another collector takes a stream and tells of it; unless it is connected here it is forgotten."""
+        self.replace(stream)
+
     def over(self, stream: str) -> bool:
         """Whether nothing is expected of a stream any more: it has ended or died, or is so old that it was forgotten. From any
         thread."""

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from nats.aio.client import Client
 from nats.js import JetStreamContext
 
 from stepscope.exporters.collector import protocol
@@ -34,7 +35,7 @@ class Publisher:
 
     async def begin(self, oldest: int = 0) -> protocol.Hello:
         """Says which stream this is."""
-        hellos = await layout.bucket(self.jetstream, layout.HELLOS)
+        hellos = await layout.hellos(self.jetstream, LIMITS.max_age)
         said = hello(oldest, self.stream)
         await hellos.put(self.stream, said)
         header, _ = protocol.decode(said)
@@ -56,13 +57,27 @@ class Publisher:
         return sent.seq
 
 
+async def whole(publisher: Publisher) -> None:
+    """Publishes a stream with its end."""
+    await publisher.begin()
+    await publisher.publish(0, 5)
+    await publisher.end(5)
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str, **options: Any) -> AsyncGenerator[Client]:
+    """A connection to a server."""
+    client = await connect(Servers(url), **options)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
 @contextlib.asynccontextmanager
 async def jetstream(url: str, **options: Any) -> AsyncGenerator[JetStreamContext]:
     """JetStream of a server, with the stream that exporters use."""
-    client = await connect(Servers(url), **options)
-    try:
+    async with connected(url, **options) as client:
         context = layout.jetstream(client)
         await layout.stream(context, LIMITS)
         yield context
-    finally:
-        await client.close()

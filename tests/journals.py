@@ -14,7 +14,7 @@ from stepscope.exporters.specimens import run_in, window_of
 from stepscope.runtime import _core, strings
 from stepscope.runtime.events import EventBatch, Flag, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frames import Damage
+from stepscope.runtime.journal.frames import Damage, FrameReader
 from stepscope.runtime.journal.reader import JournalItem, JournalReader
 from stepscope.runtime.journal.writer import JournalWriter
 
@@ -41,6 +41,18 @@ def batch_with_arguments(
     block["category"] = strings.category("user_annotation")
     block.flags.writeable = False
     return EventBatch("recorder", window, block, bytes(heap))
+
+
+def frame_numbers(journal: Path) -> list[int]:
+    """Of the frames of a journal, as they follow each other."""
+    reader = FrameReader(journal, follow=False)
+    found: list[int] = []
+    try:
+        while reader.next() is not None:
+            found.append(reader.position[0] - 1)
+    finally:
+        reader.close()
+    return found
 
 
 def described(batch: EventBatch) -> list[Described]:

@@ -7,12 +7,14 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from tests.support import missing
 
 
 class NatsServer:
-    """Listens on a port of its own on loopback; what it stores outlives it."""
+    """Listens on a port of its own on loopback; what it stores outlives it. As a context manager it is killed at the end."""
 
     def __init__(self, directory: Path, config: str = "", *, start: bool = True) -> None:
         """Args: where it stores; more of its configuration; whether to start it at once."""
@@ -28,6 +30,14 @@ class NatsServer:
         self._process: subprocess.Popen[bytes] | None = None
         if start:
             self.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
 
     @property
     def url(self) -> str:

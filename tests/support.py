@@ -46,6 +46,12 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def peak_bytes(pid: int | str = "self") -> int:
+    """The most memory that a process had so far, by default this one."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) << 10
+
+
 async def poll(condition: Callable[[], object]) -> None:
     """Waits until something holds that nobody tells of; fails after 30 seconds."""
     with anyio.fail_after(30):

@@ -109,7 +109,7 @@ async def test_many_large_messages_wait_for_each_other(tmp_path: Path) -> None:
                 return said
 
         assert await asyncio.gather(*map(send, range(count))) == [protocol.Ack(3)] * count
-        intake = running.server.intake
+        intake = running.collector.intake
         assert FREE < intake.most <= LIMIT
         await poll(lambda: intake.held == intake.waiting == 0)
 
@@ -126,7 +126,7 @@ async def test_a_message_that_is_written_is_held_no_more(tmp_path: Path) -> None
             assert isinstance(await answer(one), protocol.Welcome)
             await one.send(protocol.encode(protocol.Frames(0, 1), frames(0, 1, size=size)))
             assert await answer(one) == protocol.Ack(1)
-        await poll(lambda: running.server.intake.held == 0)
+        await poll(lambda: running.collector.intake.held == 0)
         # Before the pong of its client, which comes after twenty seconds.
         async with asyncio.timeout(10):
             await poll(lambda: tracemalloc.get_traced_memory()[0] < 2 * size)
@@ -143,7 +143,7 @@ async def test_one_that_is_not_finished_makes_others_wait_and_not_for_ever(tmp_p
         yield message[500_000:]
 
     async with collecting(tmp_path, max_intake=LIMIT) as running:
-        intake = running.server.intake
+        intake = running.collector.intake
         async with connected(running.url) as slow, connected(running.url) as one, connected(running.url) as other:
             for number, made in enumerate((slow, one, other)):
                 await made.send(hello(stream=f"{number:032x}"))

@@ -15,19 +15,14 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 
 from stepscope.cli.main import main
 from stepscope.collector.downloads import Download, Downloads, Source
-from stepscope.runtime import strings
-from stepscope.runtime.events import EventBatch, Kind, empty_block
 from tests.collecting import CollectorProcess, ask, collecting, trained, training, until
 from tests.pftrace import Trace
-from tests.ranks.streams import write_stream
-from tests.support import require
-from tests.viewers.scene import START, make_run, make_window
+from tests.ranks.streams import write_many
+from tests.support import peak_bytes, require
 
 TOKEN = "a-token-of-this-test"
 SHOWN = {"Authorization": f"Bearer {TOKEN}"}
@@ -119,26 +114,6 @@ def test_a_rank_that_was_started_again_has_all_its_windows(tmp_path: Path) -> No
         assert names_in("chrome", answer.body)["forward"] == 20, "ten of each rank"
 
 
-def many(directory: Path, ranks: int, events: int) -> None:
-    """Streams of a job with one window each."""
-    for rank in range(ranks):
-        run = msgspec.structs.replace(make_run(directory, rank), job="job", world_size=ranks)
-        batches: list[EventBatch] = []
-        for part in range(0, events, 50_000):
-            block: Any = empty_block(min(50_000, events - part))
-            block["kind"], block["dur"], block["track"] = int(Kind.SPAN), 500, 0
-            block["ts"] = START + 1000 * (part + np.arange(len(block)))
-            block["name"] = strings.intern(f"span of rank {rank}")
-            batches.append(EventBatch("recorder", 0, block, b""))
-        write_stream(directory, run, batches, [make_window()])
-
-
-def peak_bytes(pid: int) -> int:
-    """The most memory that a process had."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) << 10
-
-
 def children(pid: int) -> list[int]:
     """Processes that a process has started and that run."""
     found = [Path(task, "children").read_text().split() for task in Path(f"/proc/{pid}/task").iterdir()]
@@ -149,7 +124,7 @@ def children(pid: int) -> list[int]:
 def big(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A collector of two ranks with 400,000 spans each."""
     directory = tmp_path_factory.mktemp("big")
-    many(directory, 2, 400_000)
+    write_many(directory, 2, 400_000)
     with collecting(directory) as collector:
         collector.when(lambda ranks: len(ranks) == 2 and all(view["windows"] == 1 for view in ranks.values()))
         yield collector

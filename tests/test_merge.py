@@ -19,13 +19,12 @@ from hypothesis import strategies as st
 
 from stepscope.cli.main import main
 from stepscope.collector.clocks.timeline import Readings, Timeline
-from stepscope.collector.merge.aligned import AlignedEvents, align
+from stepscope.collector.merge.aligned import align
 from stepscope.collector.merge.command import merge_command
 from stepscope.collector.merge.job import Job, chosen_job
 from stepscope.collector.merge.merge import Merge
 from stepscope.collector.merge.outputs import write_merged
 from stepscope.collector.merge.plan import Selection, plan
-from stepscope.collector.merge.recording import recordings_in
 from stepscope.collector.merge.report import MergeReport
 from stepscope.collector.merge.sources import gather
 from stepscope.exporters.memory import MemoryExporter
@@ -39,8 +38,8 @@ from stepscope.runtime.run import Run
 from tests.clocks import START as CLOCK_START
 from tests.clocks import Network, TrueClock, round_trips
 from tests.journals import HandMade
-from tests.ranks.streams import write_stream
-from tests.support import require
+from tests.ranks.streams import no_room, write_many, write_stream
+from tests.support import ROOT, require
 from tests.viewers.scene import START, Scene, device_work, make_run, make_window, training
 
 
@@ -78,7 +77,7 @@ def merged(
     directory: Path, selection: Selection | None = None, job: str | None = None, *others: Path
 ) -> tuple[MemoryExporter, MergeReport]:
     """Everything that is below directories, in memory."""
-    recordings, notes = gather([directory, *others])
+    recordings, notes = gather([directory, *others], no_room)
     described = Job(*chosen_job(recordings, job))
     exporter = MemoryExporter()
     merge = Merge(described, plan(described, selection or Selection()), directory, notes=notes)
@@ -320,20 +319,36 @@ def test_counters_keep_their_values(tmp_path: Path) -> None:
     assert sorted(exporter.events()["value"].tolist()) == [-2.25, -2.25, 1.5, 1.5, 1e300, 1e300]
 
 
-def test_memory_does_not_hold_the_trace(tmp_path: Path) -> None:
-    """One frame at a time is in memory: the reader gives batches one by one, each no larger than a frame."""
-    run = rank_run(tmp_path, 0)
-    scene = Scene(run)
-    training(scene)
-    batch = scene.batch()
-    write_stream(tmp_path, run, [batch] * 200, [make_window()], syncs_of(0))
-    recordings, _ = recordings_in([tmp_path])
-    job = Job(*chosen_job(recordings, None))
-    (window,) = plan(job, Selection())
-    events = AlignedEvents([(stretch, 0) for stretch in window.stretches], "job")
-    sizes = [len(one) for one in events]
-    events.close()
-    assert sizes == [len(batch)] * 200
+MERGE = """
+import sys
+from stepscope.cli.main import main
+from tests.support import peak_bytes
+status = main(["merge", sys.argv[1], "--out", sys.argv[2]])
+print(peak_bytes())
+sys.exit(status)
+"""
+
+
+@pytest.fixture(scope="module")
+def sizes(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The streams of two ranks, and ten times as many events of two others."""
+    made = [tmp_path_factory.mktemp("streams") for _ in range(2)]
+    for directory, events in zip(made, (150_000, 1_500_000), strict=True):
+        write_many(directory, 2, events)
+    return made
+
+
+@pytest.mark.parametrize("suffix", [".pftrace", ".json", ".parquet"])
+def test_memory_does_not_hold_the_trace(suffix: str, sizes: list[Path], tmp_path: Path) -> None:
+    """Ten times as many events take no more memory, whatever is written; in memory they would take 173 MB more."""
+    if suffix == ".parquet":
+        require("pyarrow.parquet")
+    peaks: list[int] = []
+    for directory in sizes:
+        command = [sys.executable, "-c", MERGE, str(directory), str(tmp_path / f"out{suffix}")]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+        peaks.append(int(done.stdout.splitlines()[-1]))
+    assert peaks[1] - peaks[0] < 24 << 20
 
 
 def test_an_output_that_fails_leaves_what_was_there(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections import Counter
@@ -19,6 +20,7 @@ from stepscope.collector.store import SUPERSEDED
 from stepscope.runtime.events import Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.discard import discard, places
+from stepscope.runtime.journal.frames import FrameReader
 from tests.collectors import COMMAND
 from tests.journals import HandMade
 from tests.ranks.cluster import collector, start_rank
@@ -148,3 +150,38 @@ def test_any_frames_of_a_client_cost_nobody_else(
     exporter, report = merged(directory, job="job")
     assert "ProfilerStep#7" in exporter.names()
     assert report.members[0].events > 0
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_a_stream_of_which_each_directory_has_a_part(tmp_path: Path, overlap: int) -> None:
+    """As when a collector died, and what it had was no longer there for the next: they are put together."""
+    add_rank(tmp_path / "whole", 0)
+    (whole,) = (tmp_path / "whole" / "streams").glob("*/journal")
+    data = whole.read_bytes()
+    reader = FrameReader(whole)
+    ends = [fmt.FILE_HEADER.size]
+    while reader.next() is not None:
+        ends.append(reader.position[1])
+    reader.close()
+    middle = len(ends) // 2
+    parts = {
+        "one": data[: ends[middle]] + b"half of a frame",
+        "other": data[: fmt.FILE_HEADER.size] + data[ends[middle - overlap] :],
+    }
+    for name, part in parts.items():
+        place = tmp_path / name / "streams" / whole.parent.name
+        place.mkdir(parents=True)
+        (place / "journal").write_bytes(part)
+    outputs = [tmp_path / "out" / name for name in ("whole.json", "one.json", "other.json")]
+    outputs[0].parent.mkdir()
+    one, other = tmp_path / "one", tmp_path / "other"
+    for sources, out in zip(([tmp_path / "whole"], [one, other], [other, one]), outputs, strict=True):
+        assert main(["merge", *map(str, sources), "--out", str(out)]) == 0
+    rows = [events(out) for out in outputs]
+    assert rows[1] == rows[2] == rows[0] and len(rows[0]) > 3
+    assert sorted(outputs) == sorted((tmp_path / "out").iterdir()), "what was put together is not left behind"
+
+
+def events(trace: Path) -> list[Any]:
+    """The events of a Chrome trace, but for what names their rows."""
+    return [event for event in json.loads(trace.read_text()) if event["ph"] != "M" and event["name"] != "stepscope"]

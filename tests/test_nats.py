@@ -23,41 +23,27 @@ from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch
-from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.reader import JournalReader
 from tests.jetstreams import Publisher, jetstream
+from tests.journals import frame_numbers
 from tests.nats import NatsServer
+from tests.ranks.streams import no_room
 from tests.support import ROOT
 
 COLLECTOR = """
 import asyncio, sys
 from pathlib import Path
-from typing import Any
-from stepscope.collector.audit import Audit
-from stepscope.collector.nats_source import NatsSource
-from stepscope.collector.reference import Reference
-from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.store import Store
-from stepscope.collector.streams import Streams
-from stepscope.exporters.nats.servers import Servers
-directory = Path(sys.argv[2])
-store = Store(CollectorSettings(directory=directory))
-source = NatsSource(
-    Servers(sys.argv[1]), store, Streams(100), Reference(), Audit(directory), lease_seconds=float(sys.argv[3])
-)
-asyncio.run(source.run())
+from tests.taking import Source
+asyncio.run(Source(Path(sys.argv[2]), sys.argv[1]).nats.run())
 """
-
-LEASE_SECONDS = 3.0
 
 Start = Callable[[Path], "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Generator[NatsServer]:
-    started = NatsServer(tmp_path / "jetstream")
-    yield started
-    started.kill()
+    with NatsServer(tmp_path / "jetstream") as started:
+        yield started
 
 
 @pytest.fixture
@@ -66,7 +52,7 @@ def collect(server: NatsServer) -> Generator[Start]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(directory: Path) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", COLLECTOR, server.url, str(directory), str(LEASE_SECONDS)]
+        command = [sys.executable, "-c", COLLECTOR, server.url, str(directory)]
         started.append(subprocess.Popen(command, cwd=ROOT))
         return started[-1]
 
@@ -216,15 +202,9 @@ def test_one_of_several_is_killed_while_they_catch_up(server: NatsServer, collec
 
 def frames_in(journal: Path) -> int:
     """Frames of a journal; none is there twice, and none is missing between others."""
-    reader = FrameReader(journal)
-    try:
-        count = 0
-        while reader.next() is not None:
-            count += 1
-            assert reader.position[0] == count
-        return count
-    finally:
-        reader.close()
+    numbers = frame_numbers(journal)
+    assert numbers == list(range(len(numbers)))
+    return len(numbers)
 
 
 def test_a_collector_that_was_paused_lets_go(server: NatsServer, collect: Start, tmp_path: Path) -> None:
@@ -260,7 +240,7 @@ def test_a_collector_that_was_paused_lets_go(server: NatsServer, collect: Start,
     messages, ids = stored(server)
     assert messages == ids
     # Of both directories it is one stream.
-    (recording,), _ = gather([one, other])
+    (recording,), _ = gather([one, other], no_room)
     assert recording.ended and recording.events == len(memory)
 
 

@@ -38,9 +38,8 @@ SPANS = {f"span {number}": 1 for number in range(300)}
 
 @pytest.fixture
 def server(tmp_path: Path) -> Generator[NatsServer]:
-    started = NatsServer(tmp_path / "jetstream")
-    yield started
-    started.kill()
+    with NatsServer(tmp_path / "jetstream") as started:
+        yield started
 
 
 def run(directory: Path, end: str, journal: str, url: str) -> None:

@@ -29,9 +29,8 @@ QUICK = LinkSettings(timeout=5.0, first_delay=0.01, longest_delay=0.05)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[NatsServer]:
-    started = NatsServer(tmp_path_factory.mktemp("nats") / "jetstream")
-    yield started
-    started.kill()
+    with NatsServer(tmp_path_factory.mktemp("nats") / "jetstream") as started:
+        yield started
 
 
 async def stored(url: str, stream: str) -> tuple[bytes, dict[int, bytes]]:

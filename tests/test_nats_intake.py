@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tracemalloc
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
@@ -11,15 +12,18 @@ import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import NotFoundError
 
+from stepscope.collector import intake
+from stepscope.collector.nats_consumer import Consumer
 from stepscope.collector.nats_intake import Intake
+from stepscope.collector.nats_place import Place
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.store import Store
 from stepscope.collector.streams import Streams
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats import layout
-from stepscope.runtime.ending_tasks import end_tasks
-from stepscope.runtime.journal.frames import FrameReader
-from tests.jetstreams import Publisher, jetstream
+from tests.beside import running
+from tests.jetstreams import LIMITS, Publisher, connected
+from tests.journals import frame_numbers
 from tests.nats import NatsServer
 from tests.streams import frames
 from tests.support import poll
@@ -30,35 +34,36 @@ NEVER = 1e9
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[NatsServer]:
-    started = NatsServer(tmp_path_factory.mktemp("nats") / "jetstream")
-    yield started
-    started.kill()
+    with NatsServer(tmp_path_factory.mktemp("nats") / "jetstream") as started:
+        yield started
+
+
+class Publishing(Publisher):
+    """An exporter, and where a collector takes from."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place.jetstream)
+        self.place = place
 
 
 class Collecting:
     """A directory into which streams are taken."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
         self.store = Store(CollectorSettings(directory=directory))
         self.streams = Streams(100)
         self.refused: list[str] = []
 
-    def intake(self, publisher: Publisher, hello: protocol.Hello, **seconds: float) -> Intake:
+    def intake(self, publisher: Publishing, hello: protocol.Hello, **seconds: float) -> Intake:
         times = {"gap_seconds": NEVER, **seconds}
-        return Intake(publisher.jetstream, self.store, self.streams, hello, self.refused.append, **times)
+        return Intake(publisher.place, self.store, self.streams, hello, self.refused.append, **times)
 
     def consumer(self, publisher: Publisher) -> str:
-        return f"collect-{self.store.identity()}-{publisher.stream}"
+        return Consumer(publisher.jetstream, self.store.identity(), publisher.stream).name
 
     def numbers(self, publisher: Publisher) -> list[int]:
         """Of the frames in the file."""
-        reader = FrameReader(self.store.path(publisher.stream), follow=False)
-        found: list[int] = []
-        while reader.next() is not None:
-            found.append(reader.position[0] - 1)
-        reader.close()
-        return found
+        return frame_numbers(self.store.path(publisher.stream))
 
     def next(self, publisher: Publisher) -> int:
         """Number of the first frame that is not taken yet."""
@@ -70,18 +75,12 @@ class Collecting:
 
 
 @contextlib.asynccontextmanager
-async def publishing(server: NatsServer) -> AsyncGenerator[Publisher]:
-    async with jetstream(server.url) as context:
-        yield Publisher(context)
+async def publishing(server: NatsServer, bound: int = 256 << 20) -> AsyncGenerator[Publishing]:
+    async def fail(error: Exception) -> None:
+        raise error
 
-
-@contextlib.asynccontextmanager
-async def running(intake: Intake) -> AsyncGenerator[asyncio.Task[None]]:
-    task = asyncio.create_task(intake.run())
-    try:
-        yield task
-    finally:
-        await end_tasks(task)
+    async with connected(server.url) as client:
+        yield Publishing(await Place.at(client, intake.Intake(bound), LIMITS, 15.0, fail))
 
 
 async def test_it_ends_with_the_stream(server: NatsServer, tmp_path: Path) -> None:
@@ -144,9 +143,9 @@ async def test_frames_that_are_still_to_come_are_waited_for(server: NatsServer, 
         await publisher.publish(0, 5)
         await publisher.publish(10, 5)
         await publisher.end(15)
-        intake = collecting.intake(publisher, hello)
-        async with running(intake) as task:
-            await poll(lambda: intake.works)
+        taking = collecting.intake(publisher, hello)
+        async with running(taking.run()) as task:
+            await poll(lambda: taking.works)
             await asyncio.wait([task], timeout=2.0)  # it asks each second what has become of them
             assert not task.done()
             await publisher.publish(5, 5)
@@ -175,12 +174,12 @@ async def test_a_file_that_lost_what_was_confirmed_is_completed(server: NatsServ
     async with publishing(server) as publisher:
         hello = await publisher.begin()
         await publisher.publish(0, 5)
-        async with running(collecting.intake(publisher, hello)):
+        async with running(collecting.intake(publisher, hello).run()):
             await poll(lambda: collecting.next(publisher) == 5)
         place = collecting.store.path(publisher.stream).parent
         kept = {path: path.read_bytes() for path in place.iterdir()}
         await publisher.publish(5, 5, oldest=5)
-        async with running(collecting.intake(publisher, hello)):
+        async with running(collecting.intake(publisher, hello).run()):
             await poll(lambda: collecting.next(publisher) == 10)
         for path, content in kept.items():
             path.write_bytes(content)
@@ -197,9 +196,9 @@ async def test_who_leaves_gives_back_what_is_in_hand(server: NatsServer, tmp_pat
     async with publishing(server) as publisher:
         hello = await publisher.begin()
         await publisher.publish(5, 5)
-        intake = collecting.intake(publisher, hello)
-        async with running(intake):
-            await poll(lambda: intake.works)
+        taking = collecting.intake(publisher, hello)
+        async with running(taking.run()):
+            await poll(lambda: taking.works)
         subscription = await publisher.jetstream.pull_subscribe_bind(collecting.consumer(publisher), layout.STREAM)
         (message,) = await subscription.fetch(1, timeout=5)
         assert message.metadata.sequence.consumer == 2, "it was sent once before"
@@ -216,9 +215,9 @@ async def test_what_is_no_message_is_terminated(server: NatsServer, tmp_path: Pa
         await publisher.send(protocol.encode(protocol.Ack(3)))
         await publisher.send(protocol.encode(protocol.Frames(5, 1), frames(5, 1)[:-1] + b"\xff"))
         await publisher.send(protocol.encode(protocol.Frames(3, 99), frames(3, 4)))
-        intake = collecting.intake(publisher, hello)
-        async with running(intake):
-            await poll(lambda: len(collecting.refused) == 5 and intake.idle)
+        taking = collecting.intake(publisher, hello)
+        async with running(taking.run()):
+            await poll(lambda: len(collecting.refused) == 5 and taking.idle)
             info = await publisher.jetstream.consumer_info(layout.STREAM, collecting.consumer(publisher))
             assert (info.num_ack_pending, info.num_pending, info.num_redelivered) == (0, 0, 0)
             await publisher.publish(5, 5)
@@ -226,3 +225,44 @@ async def test_what_is_no_message_is_terminated(server: NatsServer, tmp_path: Pa
             await poll(lambda: collecting.streams.all[publisher.stream].ended)
     assert collecting.numbers(publisher) == list(range(11))
     assert len(collecting.refused) == 5
+
+
+async def test_what_is_in_memory_is_bounded(server: NatsServer, tmp_path: Path) -> None:
+    """Of all streams together, however much of each is there: 38 MB of four of them here."""
+    collecting, limit = Collecting(tmp_path), 8 << 20
+    async with publishing(server, limit) as first:
+        publishers = [first, *(Publishing(first.place) for _ in range(3))]
+        hellos = [await publisher.begin() for publisher in publishers]
+        for publisher in publishers:
+            for number in range(12):
+                await publisher.publish(number, 1, size=800_000)
+            await publisher.end(12)
+        bound = first.place.intake
+        pairs = zip(publishers, hellos, strict=True)
+        tracemalloc.start()
+        try:
+            await asyncio.gather(*(collecting.intake(publisher, hello).run() for publisher, hello in pairs))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert intake.FREE < bound.most <= limit and bound.held == bound.waiting == 0
+        assert peak < 2 * limit, "what is read from the connection, and what is being written, is there besides"
+    assert all(collecting.numbers(publisher) == list(range(13)) for publisher in publishers)
+
+
+async def test_what_is_out_of_order_waits_for_no_other(server: NatsServer, tmp_path: Path) -> None:
+    """Two streams of which the first message comes last, and more than there is room for before it."""
+    collecting = Collecting(tmp_path)
+    async with publishing(server, 1 << 20) as first:
+        publishers = [first, Publishing(first.place)]
+        hellos = [await publisher.begin() for publisher in publishers]
+        for publisher in publishers:
+            for number in (*range(1, 8), 0):
+                await publisher.publish(number, 1, size=400_000)
+            await publisher.end(8)
+        bound = first.place.intake
+        pairs = zip(publishers, hellos, strict=True)
+        await asyncio.gather(*(collecting.intake(publisher, hello).run() for publisher, hello in pairs))
+        assert bound.held == bound.waiting == 0
+    assert all(collecting.numbers(publisher) == list(range(9)) for publisher in publishers)
+    assert all(collecting.missing(publisher) == 0 for publisher in publishers)

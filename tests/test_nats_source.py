@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nats.js.errors import KeyNotFoundError
 
-from stepscope.collector.audit import Audit
-from stepscope.collector.nats_source import NatsSource
-from stepscope.collector.reference import Reference
-from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.store import Store
-from stepscope.collector.streams import Streams
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.nats.limits import NatsLimits
-from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.specimens import batch_of, run_in, spans
-from stepscope.runtime.ending_tasks import end_tasks
 from tests.collecting import ask, collecting, until
-from tests.jetstreams import Publisher, jetstream
+from tests.jetstreams import Publisher, jetstream, whole
 from tests.nats import NatsServer
 from tests.streams import hello
 from tests.support import poll
+from tests.taking import taking
 
 QUICK = LinkSettings(timeout=2.0, first_delay=0.01, longest_delay=0.1)
 
@@ -36,43 +28,8 @@ QUICK = LinkSettings(timeout=2.0, first_delay=0.01, longest_delay=0.1)
 @pytest.fixture
 def server(tmp_path: Path) -> Generator[NatsServer]:
     """One that was not started yet."""
-    made = NatsServer(tmp_path / "jetstream", start=False)
-    yield made
-    made.kill()
-
-
-class Source:
-    """A collector's part that takes from NATS, on the loop of the test."""
-
-    def __init__(self, directory: Path, url: str) -> None:
-        self.directory = directory
-        self.store = Store(CollectorSettings(directory=directory))
-        self.streams = Streams(100)
-        self.nats = NatsSource(Servers(url), self.store, self.streams, Reference(), Audit(directory), lease_seconds=3.0)
-
-    def ended(self, stream: str) -> bool:
-        found = self.streams.all.get(stream)
-        return found is not None and found.ended
-
-    def kept(self) -> set[str]:
-        return {stream for stream, _ in self.store.journals()}
-
-
-@contextlib.asynccontextmanager
-async def taking(directory: Path, url: str) -> AsyncGenerator[Source]:
-    source = Source(directory, url)
-    task = asyncio.create_task(source.nats.run())
-    try:
-        yield source
-    finally:
-        await end_tasks(task)
-
-
-async def whole(publisher: Publisher) -> None:
-    """Publishes a stream with its end."""
-    await publisher.begin()
-    await publisher.publish(0, 5)
-    await publisher.end(5)
+    with NatsServer(tmp_path / "jetstream", start=False) as made:
+        yield made
 
 
 async def test_a_server_that_comes_later(server: NatsServer, tmp_path: Path) -> None:
@@ -132,7 +89,7 @@ async def test_a_stream_that_has_ended_is_left(server: NatsServer, tmp_path: Pat
         first, second = Publisher(context), Publisher(context)
         async with taking(tmp_path / "one", server.url) as one:
             await whole(first)
-            await poll(lambda: one.ended(first.stream) and one.nats.view().streams == 0)
+            await poll(lambda: one.ended(first.stream) and not one.held)
             leases = await layout.bucket(context, layout.LEASES)
             with pytest.raises(KeyNotFoundError):
                 await leases.get(first.stream)
@@ -140,12 +97,41 @@ async def test_a_stream_that_has_ended_is_left(server: NatsServer, tmp_path: Pat
             assert info.state.consumer_count == 0 and info.state.messages == 2
         async with taking(tmp_path / "other", server.url) as other:
             await whole(second)
-            await poll(lambda: other.ended(second.stream))
+            await poll(lambda: other.ended(second.stream) and not other.held)
             assert other.kept() == {second.stream}
-            # Whoever has lost that directory can have it taken again.
+            # What it began with is not kept for ever; whoever has lost that directory can have it taken again all the same.
+            assert not {first.stream, second.stream} & await layout.keys(context, layout.HELLOS)
             await (await layout.bucket(context, layout.ENDED)).delete(first.stream)
         async with taking(tmp_path / "third", server.url) as third:
             await poll(lambda: third.ended(first.stream))
+
+
+async def test_buckets_forget(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said of a stream vanishes later than its messages, and is said again until then; an older bucket has no age."""
+    server.start()
+    exporter = NatsExporter(server.url, limits=NatsLimits(max_age=300.0), settings=QUICK)
+    await exporter.open(run_in(tmp_path))
+    await poll(lambda: (found := exporter.statistics()) and found.confirmed)
+    async with jetstream(server.url) as context:
+        hellos = await layout.bucket(context, layout.HELLOS)
+        assert (await hellos.status()).ttl == 300.0 + layout.HELLO_SPARE
+        await context.delete_stream(f"KV_{layout.HELLOS}")
+        await layout.bucket(context, layout.HELLOS)
+    await exporter.aclose()
+    monkeypatch.setattr(layout, "HELLO_SPARE", 0.2)
+    exporter = NatsExporter(server.url, settings=QUICK)
+    await exporter.open(run_in(tmp_path / "second"))
+    async with jetstream(server.url) as context:
+        await poll(lambda: (found := exporter.statistics()) and found.confirmed)
+        assert exporter.stream in await layout.keys(context, layout.HELLOS)
+        await layout.forget(context, layout.HELLOS, exporter.stream)
+        async with asyncio.timeout(30):
+            while exporter.stream not in await layout.keys(context, layout.HELLOS):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        async with taking(tmp_path / "collected", server.url) as source:
+            await exporter.aclose()
+            await poll(lambda: source.ended(exporter.stream) and not source.held)
+            assert exporter.stream not in await layout.keys(context, layout.HELLOS)
 
 
 async def test_a_stream_of_which_nothing_is_left_is_let_go(server: NatsServer, tmp_path: Path) -> None:
@@ -157,7 +143,7 @@ async def test_a_stream_of_which_nothing_is_left_is_let_go(server: NatsServer, t
         await publisher.publish(0, 5)
         await poll(lambda: (found := source.streams.all.get(publisher.stream)) and found.next == 5)
         await context.purge_stream(layout.STREAM)
-        await poll(lambda: source.nats.view().streams == 0)
+        await poll(lambda: not source.held)
         await publisher.publish(5, 5)
         await publisher.end(10)
         await poll(lambda: source.ended(publisher.stream))

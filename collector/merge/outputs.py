@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio.to_thread
@@ -59,19 +60,30 @@ async def write_merged(
     """
     directory = format in DIRECTORIES
     exporter = None if directory else exporter_for(target, format)
-    merge = await anyio.to_thread.run_sync(_prepare, sources, target, job, selection or Selection(), progress)
-    if exporter is not None:
-        return await merge.together(exporter)
-    await check_directory(target)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as made:
-        staged = Path(made)
+    with contextlib.ExitStack() as stack:
+
+        def room() -> Path:
+            return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent)))
+
+        merge = await anyio.to_thread.run_sync(_prepare, sources, target, job, selection or Selection(), progress, room)
+        if exporter is not None:
+            return await merge.together(exporter)
+        await check_directory(target)
+        staged = room()
         report = await merge.apart(lambda rank, member: _exporter(format or "", staged, member))
         await anyio.to_thread.run_sync(_publish, staged, target)
     return report
 
 
-def _prepare(sources: Sequence[Path], target: Path, job: str | None, selection: Selection, progress: Progress) -> Merge:
-    recordings, notes = gather(sources)
+def _prepare(
+    sources: Sequence[Path],
+    target: Path,
+    job: str | None,
+    selection: Selection,
+    progress: Progress,
+    room: Callable[[], Path],
+) -> Merge:
+    recordings, notes = gather(sources, room)
     if notes and not recordings:
         raise FormatError("; ".join(notes[:3]))
     name, chosen = chosen_job(recordings, job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ class Recording(msgspec.Struct, kw_only=True):
             metadata=scan.metadata,
             ledger=scan.ledger or added_up(window.ledger for window in windows.values()),
             discarded=scan.discarded,
-            stream=_stream(path),
+            stream=stream_of(path),
             superseded=_superseded(path),
         )
 
@@ -206,7 +206,7 @@ def _unfinished(path: Path, index: int) -> Window:
         return window.close(run_of(reader, path.parent))
 
 
-def _stream(path: Path) -> str:
+def stream_of(path: Path) -> str:
     """The id of a stream whose file lies as a collector keeps it, else empty."""
     return path.parent.name if path.name == "journal" and _STREAM.fullmatch(path.parent.name) else ""
 
@@ -222,10 +222,14 @@ def _superseded(path: Path) -> str:
     return said if _STREAM.fullmatch(said) else ""
 
 
-def recordings_in(sources: Sequence[Path]) -> tuple[list[Recording], list[str]]:
+def recordings_in(sources: Sequence[Path], without: Collection[Path] = ()) -> tuple[list[Recording], list[str]]:
     """Journals, and all those below directories such as a collector's; and why others cannot be used.
 
     Links below directories are not followed. A file that cannot be used, whatever is in it, costs the others nothing.
+
+    Args:
+        sources: journals and directories.
+        without: journals that are left out.
 
     Raises:
         OSError: if a directory cannot be read.
@@ -233,11 +237,13 @@ def recordings_in(sources: Sequence[Path]) -> tuple[list[Recording], list[str]]:
     found: list[Recording] = []
     unusable: list[str] = []
     for source in sources:
-        for path in _journals(source) if source.is_dir() else [source]:
+        for path in journals_in(source) if source.is_dir() else [source]:
+            if path in without:
+                continue
             id = str(path.relative_to(source) if source.is_dir() else path)
             id = id.removesuffix("/journal").removeprefix("streams/")
             try:
-                found.append(Recording.of(path, _stream(path) or id))
+                found.append(Recording.of(path, stream_of(path) or id))
             except OSError as error:
                 unusable.append(f"{error.strerror or error}: {error.filename or path}")
             except FormatError as error:
@@ -247,7 +253,12 @@ def recordings_in(sources: Sequence[Path]) -> tuple[list[Recording], list[str]]:
     return found, unusable
 
 
-def _journals(directory: Path) -> Iterator[Path]:
+def journals_in(directory: Path) -> Iterator[Path]:
+    """Files below a directory that should be journals; links are not followed.
+
+    Raises:
+        OSError: if the directory cannot be read.
+    """
     os.listdir(directory)  # which says what is wrong with it, where walking would find nothing
     number = 0
     for place, below, files in os.walk(directory):

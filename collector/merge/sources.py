@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stepscope.collector import clock_names
 from stepscope.collector.merge.copies import without_copies
+from stepscope.collector.merge.parts import join
 from stepscope.collector.merge.recording import Recording, recordings_in
 
 
-def gather(sources: Sequence[Path]) -> tuple[list[Recording], list[str]]:
+def gather(sources: Sequence[Path], room: Callable[[], Path]) -> tuple[list[Recording], list[str]]:
     """The recordings of journals and of directories, without copies, with round trips to collectors' clocks only.
+
+    Args:
+        sources: those.
+        room: gives a directory, which must stay as long as the recordings are used, for streams of which no source has all.
 
     Returns:
         Those, and what is to be said: which files cannot be used, and what does not count.
 
     Raises:
-        OSError: if a directory cannot be read.
+        OSError: if a directory cannot be read, or what is put together not be written.
     """
-    found, said = recordings_in(sources)
+    joined = join(sources, room)
+    found, said = recordings_in([*sources, *joined.journals], joined.parts)
     kept, copies = without_copies(found)
-    return kept, [*said, *copies, *_with_known_clocks(kept)]
+    return kept, [*joined.said, *said, *copies, *_with_known_clocks(kept)]
 
 
 def _with_known_clocks(recordings: Sequence[Recording]) -> list[str]:

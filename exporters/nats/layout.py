@@ -2,8 +2,8 @@
 
 Messages are those of `exporters/collector/protocol.py`: `Frames` with their payload, on a subject for each stream. The
 `Hello` of a stream is a value in a bucket, as those who come later need it as well. Which collector takes a stream is a
-lease in another bucket: a value that vanishes if it is not renewed. A third one says which streams have ended, and are
-written.
+lease in another bucket: a value that vanishes if it is not renewed. There collectors say as well that they are there. A third
+bucket says which streams have ended, and are written; it has their `Hello`s then.
 """
 
 from __future__ import annotations
@@ -28,10 +28,16 @@ SUBJECTS = "stepscope.frames"
 CLOCKS = "stepscope.clock"
 """On this, a dot and a stream's id, the collector that takes the stream answers `Ping` with `Pong`; nothing is stored."""
 HELLOS = "stepscope-hellos"
+"""Of streams that have not ended."""
+HELLO_SPARE = 86_400.0
+"""Seconds that a `Hello` is kept longer than JetStream keeps messages. An exporter says it again twice in that time, so it is
+there as long as any message of its stream."""
 LEASES = "stepscope-leases"
 LEASE_SECONDS = 15.0
 ENDED = "stepscope-ended"
-"""Streams of which a collector has everything up to the end: which one, by the identity of its directory."""
+"""Streams of which a collector has everything up to the end: which one, by the identity of its directory. With `OF_HELLO` behind
+the stream: its `Hello`, for who takes it once more."""
+OF_HELLO = ".hello"
 OLDEST = "Stepscope-Oldest"
 """Header of a message: number of the oldest frame that the exporter still had when it was composed. What is older was stored,
 or is nowhere."""
@@ -109,8 +115,13 @@ async def consumer(context: JetStreamContext, config: ConsumerConfig) -> None:
     await untyped.add_consumer(STREAM, config)
 
 
+async def hellos(context: JetStreamContext, max_age: float) -> KeyValue:
+    """The bucket of `Hello`s; values vanish some time after what JetStream keeps for so many seconds (0: for ever)."""
+    return await bucket(context, HELLOS, max_age + HELLO_SPARE if max_age else None)
+
+
 async def bucket(context: JetStreamContext, name: str, ttl: float | None = None) -> KeyValue:
-    """A key-value bucket, made if need be; values vanish after `ttl` seconds."""
+    """A key-value bucket, made if need be: values vanish after `ttl` seconds then. One that is there is left as it is."""
     untyped: Any = context
     try:
         return await context.key_value(name)
@@ -120,3 +131,23 @@ async def bucket(context: JetStreamContext, name: str, ttl: float | None = None)
             return made
         except BadRequestError:
             return await context.key_value(name)
+
+
+async def keys(context: JetStreamContext, name: str) -> set[str]:
+    """The keys of a bucket; those that were deleted and have left a mark, too."""
+    prefix = f"$KV.{name}."
+    info = await context.stream_info(f"KV_{name}", subjects_filter=f"{prefix}>")
+    return {subject.removeprefix(prefix) for subject in info.state.subjects or {}}
+
+
+async def forget(context: JetStreamContext, name: str, key: str, revision: int = 0) -> None:
+    """Removes a key from a bucket without leaving a mark, which would stay for ever where values have no age.
+
+    Args:
+        context: JetStream.
+        name: of the bucket.
+        key: nothing happens if it is not there.
+        revision: a value that is newer stays; 0: whatever it is.
+    """
+    untyped: Any = context
+    await untyped.purge_stream(f"KV_{name}", subject=f"$KV.{name}.{key}", seq=revision + 1 if revision else None)

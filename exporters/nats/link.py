@@ -13,6 +13,7 @@ from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import NoStreamResponseError
+from nats.js.kv import KeyValue
 
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.backlog import Backlog
@@ -101,16 +102,16 @@ class NatsLink(Connecting):
         try:
             jetstream = layout.jetstream(client, self._settings.timeout)
             hello = self._hello()
-            await layout.stream(jetstream, self._limits)
-            hellos = await layout.bucket(jetstream, layout.HELLOS)
+            hellos = await layout.hellos(jetstream, await layout.stream(jetstream, self._limits))
             await hellos.put(hello.stream, protocol.encode(hello))
             self._backlog.resume(self._backlog.oldest)
             self._most = client.max_payload - layout.OVERHEAD
             comparing = asyncio.create_task(self._compare_clocks(lambda ping: self._ask(client, hello.stream, ping)))
+            repeating = asyncio.create_task(self._say_again(hellos))
             try:
                 await self._publish_all(jetstream, hello.stream)
             finally:
-                await end_tasks(comparing)
+                await end_tasks(comparing, repeating)
         finally:
             await client.close()
 
@@ -121,6 +122,19 @@ class NatsLink(Connecting):
             header, _ = protocol.decode(reply.data)
             if isinstance(header, protocol.Pong):
                 self._compared(header)
+
+    async def _say_again(self, hellos: KeyValue) -> None:
+        """Says whose the stream is before that vanishes: who comes later needs it as long as there is anything of the stream."""
+        delay = layout.HELLO_SPARE / 2
+        while True:
+            await asyncio.sleep(delay)
+            hello = self._hello()
+            try:
+                await hellos.put(hello.stream, protocol.encode(hello))
+                delay = layout.HELLO_SPARE / 2
+            except (NatsError, TimeoutError) as error:
+                await self._told(error)
+                delay = self._settings.longest_delay
 
     async def _publish_all(self, jetstream: JetStreamContext, stream: str) -> None:
         waiting: deque[tuple[_Message, asyncio.Task[bool]]] = deque()

@@ -6,18 +6,20 @@ import importlib.util
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from stepscope.runtime import tracks
+from stepscope.runtime import strings, tracks
 from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime.events import EventBatch, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import ClockSync, RunRecord, WindowRecord, decode_record, encode_record
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
+from tests.viewers.scene import START, make_run, make_window
 
 Clock = Callable[[int], int]
 """What another clock shows, in ns, when the true one shows this."""
@@ -41,6 +43,31 @@ def write_stream(
         writer.close()
     _leave_out_other_tracks(path, batches)
     return path
+
+
+def no_room() -> Path:
+    """For merges of streams of which no two directories have a part each."""
+    raise AssertionError("a stream was put together")
+
+
+def write_many(directory: Path, ranks: int, events: int) -> None:
+    """Streams of a job with one window each.
+
+    Args:
+        directory: of a collector.
+        ranks: that the job has.
+        events: spans of each.
+    """
+    for rank in range(ranks):
+        run = msgspec.structs.replace(make_run(directory, rank), job="job", world_size=ranks)
+        batches: list[EventBatch] = []
+        for part in range(0, events, 50_000):
+            block: Any = empty_block(min(50_000, events - part))
+            block["kind"], block["dur"], block["track"] = int(Kind.SPAN), 500, 0
+            block["ts"] = START + 1000 * (part + np.arange(len(block)))
+            block["name"] = strings.intern(f"span of rank {rank}")
+            batches.append(EventBatch("recorder", 0, block, b""))
+        write_stream(directory, run, batches, [make_window()])
 
 
 def _leave_out_other_tracks(path: Path, batches: Sequence[EventBatch]) -> None:

@@ -1,0 +1,143 @@
+"""Streams of which several directories have a part each: they are put together by the numbers of their frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from stepscope.collector import clock_names
+from stepscope.collector.merge.recording import journals_in, stream_of
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.frames import FrameReader
+
+CHUNK = 1 << 20
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """Journals that were put together."""
+
+    journals: list[Path]
+    """Each where a collector would keep it."""
+    parts: set[Path]
+    """Journals of which all is in those."""
+    said: list[str]
+    """What was done, as sentences."""
+
+
+class _Part(msgspec.Struct, frozen=True):
+    path: Path
+    sync: bytes
+    first: int
+    """Number of its first frame."""
+    next: int
+    """Number of the frame that follows its last."""
+    end: int
+    """Where its whole frames end."""
+
+
+def join(sources: Sequence[Path], room: Callable[[], Path]) -> Joined:
+    """Puts together the streams of which no directory has all.
+
+    That is so when a collector takes a stream over from another one, and what the other one took is no longer there to be
+    read from the beginning.
+
+    Args:
+        sources: directories of collectors; others have no such streams.
+        room: gives a directory for what is put together, if anything is.
+
+    Raises:
+        OSError: if a directory cannot be read, or the result not be written.
+    """
+    copies: dict[str, list[Path]] = {}
+    for source in sources:
+        for path in journals_in(source) if source.is_dir() else [source]:
+            if stream := stream_of(path):
+                copies.setdefault(stream, []).append(path)
+    joined = Joined([], set(), [])
+    place: Path | None = None
+    for stream, paths in copies.items():
+        parts = _in_order(paths)
+        if len(parts) < 2:
+            continue
+        if place is None:
+            place = room()
+            for directory in sources:
+                for name in (clock_names.read(directory) or ()) if directory.is_dir() else ():
+                    clock_names.add(place, name)
+        target = place / "streams" / stream / "journal"
+        target.parent.mkdir(parents=True)
+        _write(target, parts)
+        joined.journals.append(target)
+        joined.parts.update(part.path for part in parts)
+        joined.said.append(f"parts of stream {stream} were put together: {', '.join(str(part.path) for part in parts)}")
+    return joined
+
+
+def _in_order(paths: Sequence[Path]) -> list[_Part]:
+    """Those of which each has what follows the one before; only the first, if it has everything."""
+    if len(paths) < 2:
+        return []
+    found = sorted(filter(None, map(_part, paths)), key=lambda part: (part.first, -part.next))
+    kept: list[_Part] = []
+    for part in found:
+        if not kept or part.sync == kept[0].sync and part.next > kept[-1].next:
+            kept.append(part)
+    return kept
+
+
+def _part(path: Path) -> _Part | None:
+    try:
+        reader = FrameReader(path, follow=False)
+    except (FormatError, OSError):
+        return None
+    try:
+        if reader.sync_word is None or reader.peek() is None:
+            return None
+        first = reader.head[1]
+        while reader.next(lambda _: True) is not None:
+            pass
+        number, end = reader.position
+        return _Part(path, reader.sync_word, first, number, end)
+    except OSError:
+        return None
+    finally:
+        reader.close()
+
+
+def _write(target: Path, parts: Sequence[_Part]) -> None:
+    with open(target, "xb") as file:
+        file.write(fmt.encode_file_header(parts[0].sync))
+        next = 0
+        for part in parts:
+            with open(part.path, "rb") as source:
+                at = source.seek(_begins(part, next))
+                while at < part.end:
+                    chunk = source.read(min(CHUNK, part.end - at))
+                    if not chunk:
+                        break  # it was cut off meanwhile; what is missing shows by the numbers
+                    file.write(chunk)
+                    at += len(chunk)
+            next = part.next
+
+
+def _begins(part: _Part, number: int) -> int:
+    """Where the first frame begins that is not before this one."""
+    reader = FrameReader(part.path, follow=False)
+    found = part.end
+
+    def look(_: bytes = b"") -> bool:
+        nonlocal found
+        at, its, _length = reader.head
+        if its >= number:
+            found = min(found, at)
+        return True
+
+    try:
+        while found == part.end and reader.next(look) is not None:
+            look()
+    finally:
+        reader.close()
+    return found
