@@ -10,7 +10,7 @@ import msgspec
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.detail import Detail
 from stepscope.runtime.events import Block
-from stepscope.runtime.outcome import Outcome
+from stepscope.runtime.promise import Promise
 from stepscope.runtime.step_marks import StepMark
 
 
@@ -101,7 +101,7 @@ class Resumed(msgspec.Struct, frozen=True):
 class Flush(msgspec.Struct, frozen=True):
     """Everything put before this is to reach the exporters; what is given then is whether it has."""
 
-    done: Outcome[bool]
+    done: Promise[bool]
 
 
 class Spawn(msgspec.Struct, frozen=True):

@@ -41,10 +41,10 @@ from stepscope.runtime.messages import (
 )
 from stepscope.runtime.open_window import OpenWindow
 from stepscope.runtime.options import Options
-from stepscope.runtime.outcome import Outcome
 from stepscope.runtime.outlet import GRACE, Outlet
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.overseer import OVERHEAD, Overseer
+from stepscope.runtime.promise import Promise
 from stepscope.runtime.run import Run
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.source import Producer
@@ -106,7 +106,7 @@ class Pipeline:
         self._scope = anyio.CancelScope()
         self.notes: deque[str] = deque(maxlen=16)
         """What there was to say of windows, the latest."""
-        self._flushes: list[Outcome[bool]] = []
+        self._flushes: list[Promise[bool]] = []
         self._delivered: deque[tuple[int, Message]] = deque()
         self._drained = self._routed = self._unrouted = 0
         self._loop_ns = 0
@@ -388,7 +388,7 @@ class Pipeline:
                 source.keep("run_soon", error)
         self._windows.remove_source(name)
 
-    async def _flushed(self, done: Outcome[bool]) -> None:
+    async def _flushed(self, done: Promise[bool]) -> None:
         await self.fanout.drained()
         done.give(True)
 

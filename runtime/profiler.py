@@ -25,10 +25,10 @@ from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.messages import Flush, WindowEnds
 from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.options import Options
-from stepscope.runtime.outcome import Outcome
 from stepscope.runtime.output import Output
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.pipeline import Pipeline, delivering
+from stepscope.runtime.promise import Promise
 from stepscope.runtime.recorder import recorder
 from stepscope.runtime.recorder_accounts import RecorderAccounts
 from stepscope.runtime.reporting import Reporting
@@ -253,7 +253,7 @@ class Profiler(Reporting):
         """
         if self._pipeline is None or self._state in ("closed", "inert") or not self._may_wait():
             return False
-        done: Outcome[bool] = Outcome()
+        done: Promise[bool] = Promise()
         try:
             self._pipeline.inbox.put(Flush(done))
             return done.result(self.options.close_timeout if timeout is None else timeout)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from stepscope.runtime.outcome import Outcome
+from stepscope.runtime.promise import Promise
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ class Work(Generic[T]):
 
     def __init__(self, work: Callable[..., T], *args: Any, name: str) -> None:
         """Args: a function and its arguments; name of the thread, ours begin with `stepscope`."""
-        self._done: Outcome[T] = Outcome()
+        self._done: Promise[T] = Promise()
         self._work: Callable[[], T] | None = partial(work, *args)
         self._unclaimed = threading.Lock()
         self._interrupted: BaseException | None = None

@@ -12,7 +12,7 @@ LOOK = 0.1
 """Seconds after which who waits looks again: a handler that raised just when the gate was opened has left it shut."""
 
 
-class Outcome(Generic[T]):
+class Promise(Generic[T]):
     """Given once, by any thread; a second time changes nothing.
 
     A signal handler may interrupt who waits, and may raise, or wait for something that the giver has yet to do. Of a
