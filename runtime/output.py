@@ -163,6 +163,15 @@ class Output:
         outputs = window.ledger.outputs | self.pipeline.fanout.outputs(window.index)
         return msgspec.structs.replace(window, ledger=msgspec.structs.replace(window.ledger, outputs=outputs))
 
+    def saved(self) -> tuple[Path, ...]:
+        """The journals of the windows that a flight recorder has saved and kept, the oldest first."""
+        journal = self._journal()
+        flight = None if self.pipeline is None else self.pipeline.flight
+        if flight is None or journal is None or not isinstance(journal.exporter, _Journal):
+            return ()
+        paths = [journal.exporter.path_of(window) for window in flight.staying]
+        return tuple(dict.fromkeys(path for path in paths if path is not None))
+
     # WindowActions
 
     def summary(self, window: Window) -> Summary:
