@@ -7,8 +7,9 @@ import os
 import time
 from pathlib import Path
 
+from stepscope.runtime.clock import identity
 from stepscope.runtime.processes import birth_of
-from stepscope.runtime.run import job_from_environment, rank_from_environment
+from stepscope.runtime.run import job_from_environment, rank_from_environment, this_host
 
 _FACTS = ("STEPSCOPE_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
 """Variables that are the same in all ranks of a launch."""
@@ -20,7 +21,7 @@ def launch_name() -> str:
     """Names this launch, alike in each of its ranks; empty where the environment does not tell it from others.
 
     - Where torchrun has all ranks on this machine they are children of one process: it is named by when that began, its
-      number, and how often it has started them again.
+      number, its machine, and how often it has started them again.
     - Else by the job's id, as the user (STEPSCOPE_JOB), torchrun (`--rdzv-id`) or Slurm gives it, together with the
       address at which the ranks meet, and Slurm's step. Who starts another job under an id that was used gives it the
       same name if it meets at the same address.
@@ -34,8 +35,8 @@ def launch_name() -> str:
         began = birth_of(os.getppid())
         again = said("TORCHELASTIC_RESTART_COUNT", "0")
         parts = [time.strftime("%Y%m%d-%H%M%S", time.gmtime(began)), str(os.getppid())]
-        # A program that launches several times itself gives each an id.
-        parts += [_digest(elastic)] if elastic != "none" else []
+        # In containers processes have few numbers, and a program that launches several times gives each launch an id.
+        parts.append(_digest(this_host(), identity(), elastic))
         parts += [f"restart{again}"] if again != "0" else []
         return "-".join(parts) if began else ""
     facts = [said(name, "") for name in _FACTS]
