@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stepscope.runtime.ledger import Ledger, OutputLedger, SourceLedger
+from stepscope.runtime.ledger import Ledger, SourceLedger
+from stepscope.runtime.outcome import counted
 
 
 def lines(ledger: Ledger) -> Iterator[str]:
@@ -14,7 +15,7 @@ def lines(ledger: Ledger) -> Iterator[str]:
         if source.outside or source.superseded:
             yield f"{name}: {_source(source)}"
     for name, output in ledger.outputs.items():
-        yield f"{name}: {_output(output)}"
+        yield f"{name}: {counted(output)}"
     if any(ledger.cut.values()):
         yield "cut: " + ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in ledger.cut.items() if count)
 
@@ -22,9 +23,3 @@ def lines(ledger: Ledger) -> Iterator[str]:
 def _source(source: SourceLedger) -> str:
     parts = ((source.outside, "in no window"), (source.superseded, "written as open ones before"))
     return f"of {source.produced:,} events, " + ", ".join(f"{count:,} {what}" for count, what in parts if count)
-
-
-def _output(output: OutputLedger) -> str:
-    said = f"{output.exported:,} of {output.offered:,} events"
-    said += "".join(f", {count:,} dropped ({reason})" for reason, count in output.dropped.items() if count)
-    return said + (f", {output.in_flight:,} in flight" if output.in_flight else "")

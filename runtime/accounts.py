@@ -7,6 +7,9 @@ from collections import Counter
 from stepscope.runtime.consumer import Settled
 from stepscope.runtime.ledger import OutputLedger
 
+KEPT_WINDOWS = 256
+"""Closed windows whose accounts are kept apart; those of older ones are added up, as a run may have millions."""
+
 
 class Accounts:
     """Adds up; no lock: its owner has one."""
@@ -14,12 +17,14 @@ class Accounts:
     def __init__(self) -> None:
         self._offered: Counter[int] = Counter()
         self._exported: Counter[int] = Counter()
+        self._kept: Counter[int] = Counter()
         self._dropped: dict[int, Counter[str]] = {}
         self._held: Counter[int] = Counter()
-        self._past_offered = self._past_exported = 0
+        self._past_offered = self._past_exported = self._past_kept = 0
         self._past_dropped: Counter[str] = Counter()
-        self.dropped = 0
-        """Events dropped over the run, for any reason."""
+        self._all_dropped = self._told = 0
+        self._closed: dict[int, None] = {}
+        self._forgotten = -1
 
     def offer(self, window: int, count: int) -> None:
         """So many events of a window were offered."""
@@ -35,7 +40,7 @@ class Accounts:
     def drop(self, window: int, reason: str, count: int) -> None:
         """So many were dropped; perhaps of a window that was forgotten meanwhile."""
         if count:
-            self.dropped += count
+            self._all_dropped += count
             known = window in self
             (self._dropped.setdefault(window, Counter()) if known else self._past_dropped)[reason] += count
 
@@ -49,6 +54,7 @@ class Accounts:
         left = self._held.pop(window, 0)
         exported = min(settled.exported, left)
         self.export(window, exported)
+        self._keep(window, min(settled.kept, exported))
         left -= exported
         for reason, count in settled.dropped.items():
             dropped = min(count, left)
@@ -56,6 +62,12 @@ class Accounts:
             left -= dropped
         if left:
             self._held[window] = left
+
+    def _keep(self, window: int, count: int) -> None:
+        if window in self:
+            self._kept[window] += count
+        else:
+            self._past_kept += count
 
     def drop_held(self, reason: str) -> None:
         """Drops what was never told of."""
@@ -68,10 +80,34 @@ class Accounts:
         """Events that exporters hold and have not told of."""
         return self._held.total()
 
+    @property
+    def untold(self) -> int:
+        """Events that were dropped, of windows whose end the exporter has not been given yet."""
+        return self._all_dropped - self._told
+
+    def close(self, window: int) -> None:
+        """The exporter was given the end of a window; of those closed the oldest is kept apart no more, if they are many."""
+        self._told += sum(self.ledger(window).dropped.values())
+        self._closed[window] = None
+        if len(self._closed) > KEPT_WINDOWS:
+            oldest = next(iter(self._closed))
+            self.forget(oldest)
+            self._forgotten = max(self._forgotten, oldest)
+            del self._closed[oldest]
+
+    def closed(self, window: int) -> bool:
+        """Whether the exporter was given the end of this window; from any thread."""
+        return window in self._closed or window <= self._forgotten
+
+    def keeps(self, window: int) -> bool:
+        """Whether this window is still kept apart from the run."""
+        return window > self._forgotten or window in self
+
     def forget(self, window: int) -> None:
-        """Adds this window to those that are not kept apart any more; a run may have millions."""
+        """Adds this window to those that are not kept apart any more."""
         self._past_offered += self._offered.pop(window, 0)
         self._past_exported += self._exported.pop(window, 0)
+        self._past_kept += self._kept.pop(window, 0)
         self._past_dropped += self._dropped.pop(window, Counter())
 
     def __contains__(self, window: int) -> bool:
@@ -79,7 +115,8 @@ class Accounts:
 
     def ledger(self, window: int) -> OutputLedger:
         """Of one window; empty if it is not kept apart."""
-        return _ledger(self._offered[window], self._exported[window], self._dropped.get(window, Counter()))
+        dropped = self._dropped.get(window, Counter[str]())
+        return _ledger(self._offered[window], self._exported[window], self._kept[window], dropped)
 
     def total(self) -> OutputLedger:
         """Of the run."""
@@ -87,11 +124,12 @@ class Accounts:
         for reasons in self._dropped.values():
             dropped.update(reasons)
         return _ledger(
-            self._past_offered + sum(self._offered.values()),
-            self._past_exported + sum(self._exported.values()),
+            self._past_offered + self._offered.total(),
+            self._past_exported + self._exported.total(),
+            self._past_kept + self._kept.total(),
             dropped,
         )
 
 
-def _ledger(offered: int, exported: int, dropped: Counter[str]) -> OutputLedger:
-    return OutputLedger(offered, exported, dict(dropped), offered - exported - dropped.total())
+def _ledger(offered: int, exported: int, kept: int, dropped: Counter[str]) -> OutputLedger:
+    return OutputLedger(offered, exported, dict(dropped), offered - exported - dropped.total(), kept)

@@ -59,7 +59,8 @@ def _pipeline(pipeline: PipelineStatistics, closed: bool) -> Iterator[str]:
         out = ledger.exported + sum(ledger.dropped.values()) + ledger.in_flight
         yield from _equal(f"{output.name}: offered", ledger.offered, "exported, dropped and in flight", out)
         yield from _equal(f"{output.name}: in flight", ledger.in_flight, "waiting", output.waiting_events)
-        yield from _whole(output.name, ledger.exported, ledger.in_flight, *ledger.dropped.values())
+        confirmed = ledger.exported - ledger.kept
+        yield from _whole(output.name, confirmed, ledger.kept, ledger.in_flight, *ledger.dropped.values())
     if closed:
         flight = [output.ledger.in_flight for output in pipeline.exporters]
         kept = sum(windows.kept.values())

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from stepscope.runtime.events import EventBatch
+from stepscope.runtime.outcome import Kept
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 
@@ -79,6 +80,8 @@ class Settled(msgspec.Struct, frozen=True):
     exported: int = 0
     dropped: Mapping[str, int] = {}
     """By reason."""
+    kept: int = 0
+    """Of those exported: events that lie in files until they are sent."""
 
 
 @runtime_checkable
@@ -92,3 +95,14 @@ class Settling(Protocol):
     def settle(self) -> Iterable[Settled]:
         """What became of events since the last call; asked on the exporter's thread after each of its methods."""
         ...
+
+
+@runtime_checkable
+class Keeping(Protocol):
+    """What a settling exporter has besides, if what the other end has not confirmed stays in files when the run ends.
+
+    One that was cancelled at the deadline, and then says where these are, has ended in order.
+    """
+
+    kept: Kept | None
+    """Where the files are, once it is closed; `None` if there are none."""

@@ -50,11 +50,14 @@ class OutputLedger(msgspec.Struct, frozen=True):
 
     offered: int = 0
     exported: int = 0
+    """Events that were written, or confirmed by the other end; and those that are `kept`."""
     dropped: dict[str, int] = {}
     """By reason: `queue` (its queue was full), `error` (it raised), `closed` (deadline passed), `cap` (size limit), and
     reasons of exporters that settle."""
     in_flight: int = 0
     """Events neither exported nor dropped yet: offered = exported + dropped + in flight."""
+    kept: int = 0
+    """Of those exported: events that nobody has confirmed, and that lie in files until they are sent."""
 
 
 class Ledger(msgspec.Struct, frozen=True):

@@ -10,13 +10,15 @@ from collections.abc import Awaitable, Callable
 import anyio
 import msgspec
 
-from stepscope.runtime.accounts import Accounts
+from stepscope.runtime.accounts import KEPT_WINDOWS, Accounts
 from stepscope.runtime.change import Change
-from stepscope.runtime.consumer import Closing, Discarding, Exporter, Settling
+from stepscope.runtime.consumer import Closing, Discarding, Exporter, Keeping, Settling
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.ledger import Ledger, OutputLedger
 from stepscope.runtime.loop_thread import LoopThread
 from stepscope.runtime.options import Options
+from stepscope.runtime.outcome import Kept, counted, remedy
+from stepscope.runtime.outlet_statistics import OutletStatistics
 from stepscope.runtime.run import Run
 from stepscope.runtime.shedding import SPARE, Shedding
 from stepscope.runtime.window import Window
@@ -32,28 +34,6 @@ GRACE = 0.2
 
 WINDOWS_WAITING = 1000
 """Windows that wait in a queue to be closed, from which on an exporter is not given further ones."""
-
-KEPT_WINDOWS = 256
-"""Closed windows whose accounts are kept apart; those of older ones are added up, as a run may have millions."""
-
-
-class OutletStatistics(msgspec.Struct, frozen=True):
-    """Accounts of one exporter over the run."""
-
-    name: str
-    ledger: OutputLedger
-    batches: int
-    waiting_batches: int
-    waiting_events: int
-    """Those in the queue, and in the exporter's hands."""
-    waiting_bytes: int
-    peak_bytes: int
-    windows_left_out: int
-    """Windows that it was not given, as too many others waited for it; their events are dropped, reason `queue`."""
-    errors: int
-    first_error: str
-    busy_ns: int
-    """Time spent in the exporter's calls, in ns."""
 
 
 class WindowClosed(msgspec.Struct, frozen=True):
@@ -116,11 +96,10 @@ class Outlet:
         """The reason by which everything is dropped from now on; empty while the exporter is fed."""
         self._bytes = self._peak = self._batches = self._handled = self._error_count = self._busy = 0
         self._accounts = Accounts()
-        self._told = 0
+        self._kept: Kept | None = None
         self._cap_seen = 0
         self._settling = exporter if isinstance(exporter, Settling) else None
-        self._closed: dict[int, None] = {}
-        self._forgotten = -1
+        self._keeping = exporter if isinstance(exporter, Keeping) else None
         self._batches_seen = (0, 0)
         self._windows_given = self._windows_closed = 0
         self._latest = -1
@@ -278,7 +257,7 @@ class Outlet:
     async def window_closed(self, index: int) -> None:
         """Returns when the exporter has closed this window, or has tried to; from any loop."""
         await self._progress.wait_for(
-            lambda: index in self._closed or index <= self._forgotten or index in self._left_out or self._abandoned
+            lambda: self._accounts.closed(index) or index in self._left_out or self._abandoned
         )
 
     @property
@@ -291,7 +270,7 @@ class Outlet:
     def untold(self) -> int:
         """Events that were dropped, of windows whose end the exporter has not been given yet."""
         with self._lock:
-            return self._accounts.dropped - self._told
+            return self._accounts.untold
 
     @property
     def ended(self) -> bool:
@@ -317,7 +296,10 @@ class Outlet:
     def abandon(self) -> None:
         """Nothing more is waited for: what the exporter has not written is dropped, and counted."""
         self._let_go("closed")
-        if self._late:
+        said = self.statistics()
+        if said.kept is not None:
+            log.warning("output %s: %s%s", self.name, counted(said.ledger, said.kept), remedy(said.kept))
+        elif self._late:
             fate = "cancelled" if self.ended else "left to itself, as it blocks its thread"
             self._keep(self._late, TimeoutError(f"it did not end by the deadline for closing, and was {fate}"))
 
@@ -393,11 +375,8 @@ class Outlet:
                 await self._guard("close_window", lambda: self.exporter.close_window(window))
                 self._settle()
             with self._lock:
-                self._told += sum(self._accounts.ledger(item.window.index).dropped.values())
+                self._accounts.close(item.window.index)
             self._windows_closed += 1
-            self._closed[item.window.index] = None
-            if len(self._closed) > KEPT_WINDOWS:
-                self._forget(next(iter(self._closed)))
             return
         if self._broken:
             self._account(item, "error")
@@ -428,9 +407,12 @@ class Outlet:
         self._settle()
 
     def _settle(self) -> None:
-        for settled in () if self._settling is None else self._settling.settle():
-            with self._lock:
+        told = [] if self._settling is None else list(self._settling.settle())
+        kept = None if self._keeping is None else self._keeping.kept
+        with self._lock:
+            for settled in told:
                 self._accounts.settle(settled)
+            self._kept = None if self._abandoned else kept
 
     async def _guard(self, what: str, call: Callable[[], Awaitable[None]]) -> bool:
         """Awaits a call of the exporter; what it raises is kept. Only a cancellation from outside passes."""
@@ -450,6 +432,8 @@ class Outlet:
 
     def _keep(self, what: str, error: BaseException) -> None:
         self._error_count += 1
+        if what == self._late:
+            self._late = ""  # it says itself what came of the deadline
         if len(self.errors) < 16:
             error.add_note(f"raised by exporter {self.name!r} in {what}()")
             self.errors.append(error)
@@ -458,16 +442,10 @@ class Outlet:
 
     # accounts
 
-    def _forget(self, window: int) -> None:
-        with self._lock:
-            self._accounts.forget(window)
-            self._forgotten = max(self._forgotten, window)
-        del self._closed[window]
-
     def keeps(self, window: int) -> bool:
         """Whether the accounts of this window are still kept apart from those of the run."""
         with self._lock:
-            return window > self._forgotten or window in self._accounts
+            return self._accounts.keeps(window)
 
     def ledger(self, window: int) -> OutputLedger:
         """Accounts of one window; empty if they are not kept any more."""
@@ -497,4 +475,5 @@ class Outlet:
                 errors=self._error_count,
                 first_error="" if first is None else f"{type(first).__name__}: {first}",
                 busy_ns=self._busy,
+                kept=self._kept,
             )

@@ -19,6 +19,7 @@ from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.errors import OutputError, ProfilerStateError
 from stepscope.runtime.formats import exporter_for, replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.launch import launch_directory, launch_name
 from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.processes import process_identity
@@ -29,6 +30,9 @@ from stepscope.runtime.summary import Summary
 from stepscope.runtime.window import Window
 
 log = logging.getLogger("stepscope")
+
+RUNS = Path("stepscope_runs")
+"""Where runs have their directories, if nothing is said."""
 
 
 @runtime_checkable
@@ -58,10 +62,13 @@ class Output:
 
     @classmethod
     def choose(cls, output_dir: str | os.PathLike[str] | None, name: str, rank: int | None) -> Output:
-        """The directory that was asked for, or a new one under `stepscope_runs`; ranks get one each."""
-        if output_dir is None:
+        """The directory that was asked for, or a new one under `stepscope_runs`; ranks get one each, in that of their launch
+        if it has a name."""
+        if output_dir is None and (launch := launch_name()):
+            path = launch_directory(RUNS, file_name(name), file_name(launch))
+        elif output_dir is None:
             now = datetime.datetime.now(datetime.UTC)
-            path = Path("stepscope_runs") / f"{file_name(name)}-{now:%Y%m%d-%H%M%S}-{os.getpid()}"
+            path = RUNS / f"{file_name(name)}-{now:%Y%m%d-%H%M%S}-{os.getpid()}"
         else:
             path = Path(output_dir)
         return cls(path if rank is None else path / f"rank{rank}")
@@ -155,6 +162,15 @@ class Output:
         await journal.window_closed(window.index)
         outputs = window.ledger.outputs | self.pipeline.fanout.outputs(window.index)
         return msgspec.structs.replace(window, ledger=msgspec.structs.replace(window.ledger, outputs=outputs))
+
+    def saved(self) -> tuple[Path, ...]:
+        """The journals of the windows that a flight recorder has saved and kept, the oldest first."""
+        journal = self._journal()
+        flight = None if self.pipeline is None else self.pipeline.flight
+        if flight is None or journal is None or not isinstance(journal.exporter, _Journal):
+            return ()
+        paths = [journal.exporter.path_of(window) for window in flight.staying]
+        return tuple(dict.fromkeys(path for path in paths if path is not None))
 
     # WindowActions
 

@@ -86,15 +86,13 @@ class OverheadStatistics(Documented, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         steps = max(self.steps, 1)
-        # The first start of everything is most of what a short run sees.
-        share = (
-            f"{self.fraction:.2%} of the time recorded" if self.recorded_ns >= JUDGED_NS else "too short a run to say"
-        )
         text = (
-            f"{share}; per step {self.training_ns / steps / 1000:.1f} us on the program's "
+            f"{self.fraction:.2%} of the time recorded; per step {self.training_ns / steps / 1000:.1f} us on the program's "
             f"threads (estimated, {human_count(round((self.events + self.operators) / steps), 'event')}) and "
             f"{self.background_ns / steps / 1000:.1f} us of processor time in the background"
         )
+        if self.recorded_ns < JUDGED_NS:  # the first start of everything is most of what it sees
+            text = f"less than {JUDGED_NS / 1e9:g} s was recorded: too short a run to say"
         if self.budget is None:
             return text
         left_out = f", {human_count(self.left_out, 'event')} left out by that" if self.left_out else ""

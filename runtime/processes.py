@@ -45,6 +45,19 @@ def parent_of(pid: int) -> int:
     return int(fields[_PARENT]) if fields else 0
 
 
+def birth_of(pid: int) -> int:
+    """When a process began, in seconds of Unix time; 0 if it cannot be seen. The same whoever asks, unless the clock is set.
+
+    Source: proc(5), /proc/stat, btime, and /proc/[pid]/stat, field 22.
+    """
+    fields = _stat(pid)
+    try:
+        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+    except (OSError, StopIteration):
+        return 0
+    return int(boot.split()[1]) + int(fields[_START]) // os.sysconf("SC_CLK_TCK") if fields else 0
+
+
 def _stat(pid: int) -> list[str]:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

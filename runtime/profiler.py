@@ -89,8 +89,6 @@ class Profiler(Reporting):
         self._start_on_enter = start
         self._budget = budget
         self._closing: Work[None] | None = None
-        self._opening_ns = 0
-        """What the first start took; it is no cost of recording."""
         _every.add(self)
 
     # life
@@ -138,12 +136,12 @@ class Profiler(Reporting):
             self._become_inert(_JOINED)
             return
         before, self._state = self._state, "starting"
-        began = clock.now()
+        began, opening = clock.now(), 0
         try:
             if self._pipeline is None:
                 # Whatever interrupts the caller, this is done as a whole.
                 self._open() if hub.on_loop() else Work(self._open, name="stepscope opening").finish()
-                self._opening_ns = clock.now() - began
+                opening = clock.now() - began
             if self.options.handle_sigterm:
                 signals.watch(close_all)
             tasks.watch()
@@ -155,7 +153,7 @@ class Profiler(Reporting):
             self._controller.start(self._recorder.directory)
         self._begin_steps()
         self._carry_out()
-        self._cost_ns += clock.now() - began
+        self._took.started(clock.now() - began, opening)
 
     def _open(self) -> None:
         self.output.make()
@@ -190,7 +188,7 @@ class Profiler(Reporting):
                 keep_last=keep_last,
                 session=session,
                 budget=self._budget,
-                transitions=lambda: max(self._cost_ns - self._opening_ns, 0),
+                transitions=lambda: self._took.recording_ns,
                 ask=self._ask_detail,
             )
 
@@ -231,7 +229,9 @@ class Profiler(Reporting):
             raise ProfilerStateError(f"stop() of profiler {self.name!r}: it was not started; call start() first")
         if self._state in ("starting", "running"):
             self._calls.run(self._stop, patience=self._patience())
+            began = clock.now()
             self.flush()
+            self._took.waited(clock.now() - began)
 
     def _stop(self, reason: str = "the profiler was stopped inside the window") -> None:
         if self._state != "running":
@@ -239,7 +239,7 @@ class Profiler(Reporting):
         began = clock.now()
         self._end_steps(reason)
         self._carry_out()
-        self._cost_ns += clock.now() - began
+        self._took.stopped(clock.now() - began)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Waits until everything recorded so far is with the exporters.
@@ -278,12 +278,13 @@ class Profiler(Reporting):
         if self._state == "inert":
             return
         self._calls.run(self._shut, patience=self._patience())
-        closing = self._closing
+        closing, began = self._closing, clock.now()
         if closing is not None and self._may_wait():
             try:
                 closing.result(self.options.close_timeout + LATEST)
             except TimeoutError:
                 log.error("profiler %r did not close in time: something blocks its loop", self.name)
+            self._took.waited(clock.now() - began)
         if not _alive:
             signals.unwatch()
 

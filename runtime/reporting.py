@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from stepscope.runtime import clock
@@ -60,6 +61,13 @@ class Reporting(Saving):
         """The same as data."""
         return self.output.total()
 
+    def saved(self) -> tuple[Path, ...]:
+        """Files of the windows that `keep_last` has saved and kept, the oldest first, as far as they are complete.
+
+        Each is a journal: `stepscope convert` makes a trace of it. Empty without `keep_last`, and without a journal.
+        """
+        return self.output.saved()
+
     def statistics(self) -> ProfilerStatistics:
         """A frozen snapshot of every stage."""
         flight = None if self._pipeline is None else self._pipeline.flight
@@ -70,7 +78,7 @@ class Reporting(Saving):
             windows=self._windows if flight is None else flight.windows.statistics().opened,
             windows_left_out=self._windows_left_out,
             pauses_untold=self._pauses_untold,
-            training_thread_ns=self._cost_ns,
+            transitions=self._took.statistics(),
             recorder=self._accounts.statistics() if self._accounts else None,
             pipeline=self._pipeline.statistics() if self._pipeline else None,
         )
@@ -119,6 +127,7 @@ class Reporting(Saving):
             statistics=self.statistics(),
             imbalances=self.audit(),
             output_dir=str(self.output.path),
+            saved=tuple(map(str, self.saved())),
             anchor=self._anchor,
             anchor_now=clock.ClockAnchor.read(),
             backends=reports,

@@ -6,9 +6,10 @@ import msgspec
 
 from stepscope.runtime.flight.flight import FlightStatistics
 from stepscope.runtime.inbox import InboxStatistics
-from stepscope.runtime.outlet import OutletStatistics
+from stepscope.runtime.outlet_statistics import OutletStatistics
 from stepscope.runtime.overhead import OverheadStatistics
 from stepscope.runtime.recorder_statistics import RecorderStatistics
+from stepscope.runtime.transitions import TransitionStatistics
 from stepscope.runtime.windows import WindowsStatistics
 
 
@@ -49,7 +50,7 @@ class ProfilerStatistics(msgspec.Struct, frozen=True):
     """Windows that were not recorded: too many others waited to be sorted."""
     pauses_untold: int
     """Pauses that are not drawn, and at which spans are not cut, for the same reason; nothing was recorded in them."""
-    training_thread_ns: int
-    """Time that changes took from the threads that called `start`, `step` and `stop`, in ns."""
+    transitions: TransitionStatistics
+    """What starts, changes and stops took from the threads that called."""
     recorder: RecorderStatistics | None
     pipeline: PipelineStatistics | None

@@ -17,6 +17,7 @@ from stepscope.runtime.schedule import Always, PlannedSchedule, ScheduleFunction
 from stepscope.runtime.serial import Serial
 from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.step_marks import StepMark
+from stepscope.runtime.transitions import Transitions
 
 if TYPE_CHECKING:
     from stepscope.runtime.pipeline import Pipeline
@@ -73,7 +74,7 @@ class Stepping(_core.StepCounter):
         self._windows_left_out = self._left_out_told = 0
         self._ignored = self._windows = self._recorded_steps = self._open_steps = 0
         self._inert_because = ""
-        self._cost_ns: int = 0
+        self._took = Transitions()
         self._look_every = 0
         """ns between two looks at the cost where `step()` is called; 0: none."""
         self._budget_at = 0
@@ -220,7 +221,7 @@ class Stepping(_core.StepCounter):
                 self._take_detail(step, at)
         self._let_go()
         self._carry_out(stepping=True)
-        self._cost_ns += clock.now() - at
+        self._took.changed(clock.now() - at)
 
     def _step_ignored(self) -> None:
         """`step()` while not running: counted, and said once. Training is not disturbed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
@@ -10,13 +11,14 @@ import msgspec
 
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.documented import Documented
+from stepscope.runtime.outcome import counted, remedy
 from stepscope.runtime.sink import BackendReport
 from stepscope.runtime.statistics import ProfilerStatistics
 from stepscope.runtime.table import human_count
 from stepscope.runtime.worker_accounts import WorkerStatistics
 
 SHOWN = 16
-"""Processes that joined, each on a line of its own; the others share one."""
+"""Processes that joined, and windows that were saved, each on a line of its own; the others share one."""
 
 
 class TrustReport(Documented, frozen=True, kw_only=True):
@@ -32,6 +34,8 @@ class TrustReport(Documented, frozen=True, kw_only=True):
     """Read for this report."""
     output_dir: str
     """Directory of the run, where its journal is."""
+    saved: tuple[str, ...] = ()
+    """Journals of the windows that the flight recorder has saved and kept, the oldest first."""
     backends: Mapping[str, BackendReport]
     """What each backend says of itself, by its name."""
     diagnostics: tuple[str, ...]
@@ -77,16 +81,15 @@ class TrustReport(Documented, frozen=True, kw_only=True):
         yield f"accounts  {'; '.join(self.imbalances) or 'balanced'}"
         yield from (f"process   {line}" for line in _processes(stats.recorder.workers))
         for output in pipeline.exporters:
-            ledger = output.ledger
-            refused = ", ".join(f"{count:,} dropped ({reason})" for reason, count in ledger.dropped.items())
-            flight = f", {ledger.in_flight:,} in flight" if ledger.in_flight else ""
-            error = f"; {human_count(output.errors, 'error')}, first {output.first_error}" if output.errors else ""
-            tail = f", {refused}" if refused else ""
+            tail = ""
             if output.windows_left_out:
                 tail += f", {human_count(output.windows_left_out, 'window')} not given as it was too far behind"
-            yield f"output    {output.name}: {ledger.exported:,} of {ledger.offered:,} events{tail}{flight}{error}"
+            if output.errors:
+                tail += f"; {human_count(output.errors, 'error')}, first {output.first_error}"
+            yield f"output    {output.name}: {counted(output.ledger, output.kept)}{tail}{remedy(output.kept)}"
         if pipeline.flight is not None:
-            yield from (f"flight    {line}" for line in pipeline.flight.lines())
+            yield from (f"flight    {line}" for line in pipeline.flight.lines(closed=stats.state == "closed"))
+        yield from self._saved()
         anchor = self.anchor
         if anchor is not None:
             # + 0.0: a difference of nothing is not shown as -0.0.
@@ -100,12 +103,20 @@ class TrustReport(Documented, frozen=True, kw_only=True):
             cost = f"; {report.training_thread_ns / 1e6:.2f} ms of the training thread at changes"
             yield f"backend   {name}{mode}: clock {report.clock}{cost if report.training_thread_ns else ''}"
             yield from (f"note      {name}: {note}" for note in report.notes)
-        yield f"cost      {stats.training_thread_ns / 1e6:.2f} ms of the training thread at starts, changes and stops"
+        yield f"cost      {stats.transitions}"
         yield f"          {pipeline.loop_ns / 1e6:.2f} ms of the background loop in the runtime"
         for output in pipeline.exporters:
             yield f"          {output.busy_ns / 1e6:.2f} ms waited for {output.name}"
         yield f"overhead  {pipeline.overhead}"
         yield from (f"why       {note}" for note in self.diagnostics)
+
+    def _saved(self) -> Iterator[str]:
+        """The latest of the files, and what shows the last of them."""
+        if len(self.saved) > SHOWN:
+            yield f"saved     {len(self.saved) - SHOWN:,} earlier ones, and"
+        yield from (f"saved     {path.removeprefix(self.output_dir + '/')}" for path in self.saved[-SHOWN:])
+        for path in self.saved[-1:]:
+            yield f"          to see it: {shlex.join(['stepscope', 'convert', path, 'trace.json'])}"
 
 
 def _processes(workers: Sequence[WorkerStatistics]) -> Iterator[str]:

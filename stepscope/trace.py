@@ -57,7 +57,7 @@ def trace(
             function, or an exporter, which is then simply added to `exporters`.
         name: of the run, in reports and outputs.
         output_dir: directory of the run; a rank gets a directory of its own in it. Default: a new one under
-            `stepscope_runs`.
+            `stepscope_runs`, which ranks share where torchrun has all of them on one machine, or their job has an id.
         metadata: facts for every output.
         rank: of this process in a distributed job. Default: what the environment says (RANK, SLURM_PROCID, ...).
         world_size: how many ranks the job has. Default: likewise.

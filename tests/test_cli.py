@@ -222,11 +222,20 @@ def test_recover_brings_back_a_killed_run(tmp_path: Path) -> None:
     """After `kill -9` the spans are there, the one that had not ended too, and the trace is whole again."""
     (tmp_path / "killed.py").write_text(KILLED)
     assert stepscope("run", "--out", "run", "killed.py", cwd=tmp_path).returncode == -9
+    early = stepscope("convert", "run", "early.json", cwd=tmp_path)
+    assert (
+        early.returncode == 0
+        and "a process that wrote here was killed: more may be had with stepscope recover run" in early.stderr
+    )
     done = stepscope("recover", "--remove-session", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "1 open span from" in done.stdout
+    (counted,) = re.findall(r"^  ([\d,]+) events in all", done.stdout, re.MULTILINE)
+    assert "its last moment is in the recovered journal only" in done.stdout
     json.loads((tmp_path / "run" / "trace.json").read_text())
-    assert stepscope("convert", "run/journal.recovered", "out.json", cwd=tmp_path).returncode == 0
+    converted = stepscope("convert", "run/journal.recovered", "out.json", cwd=tmp_path)
+    assert converted.returncode == 0 and "was killed" not in converted.stderr
+    assert f"{counted} events of 1 window written" in converted.stderr
     assert spans(tmp_path / "out.json") == ["before", "not ended"]
     assert not (tmp_path / "run" / "session").exists()
     again = stepscope("recover", "run", cwd=tmp_path)
@@ -234,6 +243,19 @@ def test_recover_brings_back_a_killed_run(tmp_path: Path) -> None:
     assert stepscope("convert", "run", "same.json", cwd=tmp_path).stderr.startswith("reading run/journal.recovered")
     assert spans(tmp_path / "same.json") == ["before", "not ended"]
     assert stepscope("recover", "--force", "run", cwd=tmp_path).returncode == 0
+
+
+def test_recover_says_where_the_rest_of_a_trace_is(tmp_path: Path) -> None:
+    """Of one that is named: what brings it back, or what has it already."""
+    (tmp_path / "killed.py").write_text(KILLED)
+    assert stepscope("run", "--out", "run", "killed.py", cwd=tmp_path).returncode == -9
+    done = stepscope("recover", "run/trace.json", cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "what it lacks may be in run: stepscope recover run"
+    assert stepscope("recover", "run", cwd=tmp_path).returncode == 0
+    done = stepscope("recover", "run/trace.json", cwd=tmp_path)
+    told = done.stdout.splitlines()[-1]
+    assert told.startswith("what it lacks is in run/journal.recovered: ")
+    assert told.endswith("convert run/journal.recovered trace.json"), done.stdout
 
 
 def test_recover_leaves_a_running_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,6 +144,17 @@ def test_what_was_recorded_before_an_error_is_written(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "session").exists()
 
 
+def test_the_last_steps_are_shown_where_they_are(tmp_path: Path) -> None:
+    """With `--keep-last` each window has a trace: the last one is named, not the pattern; and the journals are."""
+    (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): raise ValueError('mine')")
+    done = stepscope("run", "--keep-last", 3, "--out", "run", "p.py", cwd=tmp_path)
+    assert "see it     open https://ui.perfetto.dev and drag run/trace-0.json into it" in done.stderr
+    (path,) = (tmp_path / "run" / "windows").iterdir()
+    assert f"saved     windows/{path.name}" in done.stderr
+    assert f"convert run/windows/{path.name} out.json" in done.stderr
+    assert complete(tmp_path / "run" / "trace-0.json", "work")
+
+
 def test_exporters_are_chosen(tmp_path: Path) -> None:
     """Several at once; the journal is kept in any case."""
     (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): pass")

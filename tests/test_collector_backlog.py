@@ -103,10 +103,12 @@ class Keeping(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """What is left is on disk, is all that was not confirmed, and can be delivered from there."""
+        self.backlog.spill()
         left = self.backlog.leave("undelivered")
         self.spool.close()
         settled = self.backlog.outcomes()
-        kept = sum(one.exported for one in settled)
+        kept = sum(one.kept for one in settled)
+        assert kept == sum(one.exported for one in settled)
         lost = sum(sum(one.dropped.values()) for one in settled)
         assert (left["kept"], left["lost"]) == (kept, lost)
         assert self.exported + kept + lost == self.next

@@ -31,7 +31,7 @@ def test_nothing_fires_nothing_is_written(output_dir: Path) -> None:
     assert not profile.memory.windows and not profile.memory.batches
     assert not list(output_dir.iterdir())
     assert any(note.startswith("nothing saved: of not_finite none fired") for note in profile.profiler.diagnostics())
-    assert "flight    keeps" in str(profile.profiler.report())
+    assert "flight    fired never" in str(profile.profiler.report()) and not profile.profiler.saved()
     profile.check_accounts()
 
 
@@ -43,7 +43,27 @@ def test_what_was_done_is_told_in_words(output_dir: Path) -> None:
         assert profiler.save("why")
         assert len(profile.windows) == 1
         profile.steps(5)
-    assert list(profile.flight.lines())[1:] == ["fired 1 time: why (1)", "saved 1 window"]
+        kept, *said = profile.flight.lines(closed=False)
+        assert kept.startswith("keeps 3 steps and the one under way: ")
+    assert said == list(profile.flight.lines(closed=True)) == ["fired 1 time: why (1)", "saved 1 window"]
+
+
+def test_where_windows_are_is_told(output_dir: Path) -> None:
+    """The latest of those that stay, with what shows the last one; nothing of those that were deleted."""
+    profile = Profile(output_dir, keep_newest=2, keep_slowest=0)
+    with profile.profiler as profiler:
+        assert profiler.saved() == ()
+        for number in range(3):
+            profile.steps(5)
+            assert profiler.save(f"why {number}") and len(profile.windows) == number + 1
+    names = [path.name for path in profiler.saved()]
+    assert names == ["000001-step10-why_1.journal", "000002-step15-why_2.journal"]
+    said = str(profiler.report())
+    assert [line for line in said.splitlines() if line.startswith("  saved ")] == [
+        f"  saved     windows/{n}" for n in names
+    ]
+    assert f"to see it: stepscope convert {profiler.saved()[-1]} trace.json" in said
+    assert all(path.is_file() for path in profiler.saved())
 
 
 def test_call(output_dir: Path) -> None:

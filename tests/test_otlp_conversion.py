@@ -17,8 +17,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from stepscope.exporters.otlp.conversion import Conversion
 from stepscope.exporters.otlp.options import OtlpOptions
-from stepscope.exporters.otlp.outcomes import Outcomes
 from stepscope.exporters.otlp.request import Request
+from stepscope.exporters.outcomes import Outcomes
 from stepscope.exporters.specimens import batch_of, every_kind, run_in, spans, window_of
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, empty_block

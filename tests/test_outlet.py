@@ -14,9 +14,12 @@ import pytest
 
 from stepscope.exporters.memory import MemoryExporter, Method
 from stepscope.runtime import clock
-from stepscope.runtime.consumer import Closing, Settled, Settling
+from stepscope.runtime.accounts import KEPT_WINDOWS
+from stepscope.runtime.consumer import Closing, Keeping, Settled, Settling
 from stepscope.runtime.events import EventBatch
-from stepscope.runtime.outlet import KEPT_WINDOWS, WINDOWS_WAITING, Outlet
+from stepscope.runtime.ledger import OutputLedger
+from stepscope.runtime.outcome import Kept, counted, remedy
+from stepscope.runtime.outlet import WINDOWS_WAITING, Outlet
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 from tests.blocks import instant_block
@@ -395,3 +398,96 @@ async def test_windows_that_were_forgotten_are_still_settled(tmp_path: Path) -> 
     ledger = outlet.statistics().ledger
     every = KEPT_WINDOWS + 10
     assert (ledger.exported, ledger.dropped, ledger.in_flight) == (8 * every, {"rate": 2 * every}, 0)
+
+
+class Keeper(Later):
+    """An exporter that hangs in closing, and puts what it has into files when it is cancelled; or fails in that."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.error = error
+        self.kept: Kept | None = None
+        self.got = 0
+
+    async def export(self, batch: EventBatch) -> None:
+        await super().export(batch)
+        self.got += len(batch)
+
+    async def aclose(self) -> None:
+        try:
+            await super().aclose()
+            await anyio.sleep_forever()
+        except anyio.get_cancelled_exc_class():
+            if self.error is not None:
+                raise self.error from None
+            self.told = [Settled(0, self.got, kept=self.got - 2)]
+            self.kept = Kept("some/where", "nobody answered", "send some/where")
+            raise
+
+    def settle(self) -> Iterable[Settled]:
+        told, self.told = self.told, []
+        return told
+
+
+async def ended_late(exporter: Keeper, path: Path) -> Outlet:
+    """An outlet whose exporter was given 20 events and was cancelled in closing."""
+    assert isinstance(exporter, Keeping) and not isinstance(Later(), Keeping)
+    outlet = Outlet(exporter, run_facts(path), 1 << 20, clock.now)
+    outlet.start()
+    outlet.offer(batch())
+    outlet.offer(batch())
+    outlet.finish()
+    await poll(lambda: "aclose" in exporter.calls)
+    outlet.cancel()
+    with anyio.fail_after(30):
+        await outlet.wait()
+    outlet.abandon()
+    return outlet
+
+
+async def test_one_that_keeps_what_it_cannot_send_has_ended_in_order(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though it was cancelled: it is no error, and what is kept counts as exported and is said."""
+    stats = (await ended_late(Keeper(), tmp_path)).statistics()
+    assert (stats.errors, stats.first_error, stats.waiting_events) == (0, "", 0)
+    ledger = stats.ledger
+    assert (ledger.offered, ledger.exported, ledger.kept, ledger.dropped, ledger.in_flight) == (20, 20, 18, {}, 0)
+    said = "2 of 20 events confirmed, 18 kept in some/where (nobody answered)"
+    assert counted(ledger, stats.kept) == said
+    (record,) = caplog.records
+    assert record.getMessage() == f"output memory: {said}{remedy(stats.kept)}"
+    assert remedy(stats.kept).endswith("with: send some/where") and remedy(None) == ""
+
+
+async def test_one_that_cannot_keep_it_says_itself_what_is_wrong(tmp_path: Path) -> None:
+    """There is one error then: not that of the deadline as well."""
+    outlet = await ended_late(Keeper(OSError("the disk is full")), tmp_path)
+    assert [str(error) for error in outlet.errors] == ["the disk is full"]
+    assert outlet.statistics().ledger.dropped == {"closed": 20}
+
+
+async def test_more_is_not_kept_than_was_exported(tmp_path: Path) -> None:
+    exporter = Later(Settled(0, 7, kept=9), Settled(3, 1, kept=1))
+    async with running(exporter, tmp_path) as outlet:
+        outlet.offer(batch())
+        outlet.close_window(closed())
+    assert (outlet.ledger(0).exported, outlet.ledger(0).kept, outlet.statistics().ledger.kept) == (7, 7, 7)
+
+
+@pytest.mark.parametrize(
+    ("ledger", "kept", "text"),
+    [
+        (OutputLedger(80, 80), None, "80 of 80 events"),
+        (OutputLedger(80, 70, {"queue": 9, "cap": 0}, 1), None, "70 of 80 events, 9 dropped (queue), 1 in flight"),
+        (OutputLedger(8, 7, {"cap": 1}, 0, 7), None, "0 of 8 events confirmed, 7 kept, 1 dropped (cap)"),
+        (
+            OutputLedger(1234, 1234),
+            Kept("d", "w", "c"),
+            "1,234 of 1,234 events confirmed, the end of the stream kept in d (w)",
+        ),
+    ],
+)
+def test_what_became_of_events_is_told_in_words(ledger: OutputLedger, kept: Kept | None, text: str) -> None:
+    """The same ones everywhere."""
+    assert counted(ledger, kept) == text

@@ -364,6 +364,7 @@ def test_what_was_brought_back_is_told_in_words(windows: int, unfinished: int, t
         processes=0,
         windows=windows,
         unfinished=unfinished,
+        total=0,
         events=0,
         from_rings=0,
         open_spans=0,
@@ -371,3 +372,4 @@ def test_what_was_brought_back_is_told_in_words(windows: int, unfinished: int, t
         damage=Damage(),
     ).text()
     assert text in [line.strip() for line in told.splitlines()]
+    assert "no journal" not in told and "0 events in all" in told

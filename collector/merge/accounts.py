@@ -57,6 +57,7 @@ def _output(one: OutputLedger, other: OutputLedger) -> OutputLedger:
         exported=_sum(one.exported, other.exported),
         dropped=_counts(one.dropped, other.dropped),
         in_flight=_sum(one.in_flight, other.in_flight),
+        kept=_sum(one.kept, other.kept),
     )
 
 

@@ -34,6 +34,8 @@ class Address:
         self.url = urlunsplit((scheme, parts.netloc, parts.path.rstrip("/") or protocol.PATH, "", ""))
         """Where it takes streams."""
         self.is_local = is_local(parts.hostname or "")
+        self.token_file = token if isinstance(token, Path) else None
+        """The file that holds the token, if one does."""
         self._token = token
         if not insecure and scheme == "ws" and not self.is_local and (token or os.environ.get(TOKEN_VARIABLE)):
             raise ValueError(

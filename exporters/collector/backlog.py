@@ -9,6 +9,7 @@ from itertools import islice
 from stepscope.exporters.collector.piece import OVERHEAD, Piece
 from stepscope.exporters.collector.protocol import MAX_FRAMES
 from stepscope.exporters.collector.spool import Spool
+from stepscope.exporters.outcomes import Outcomes
 from stepscope.runtime.consumer import Settled
 
 MERGED = 256 << 10
@@ -29,7 +30,7 @@ class Backlog:
         self._pieces: deque[Piece] = deque()
         self._sent = 0
         """How many of the pieces were sent since the last `resume`."""
-        self._outcomes: dict[int, Settled] = {}
+        self._outcomes = Outcomes()
         self.next = 0
         """Number of the next frame."""
         self.on_disk = 0
@@ -134,7 +135,7 @@ class Backlog:
                 self._sent -= 1
                 self.sent_bytes -= piece.size
             for window, count in piece.events.items():
-                self._settle(window, count, "")
+                self._outcomes.export(window, count)
             if piece.segment is None:
                 self.memory -= piece.size + OVERHEAD
                 continue
@@ -148,16 +149,21 @@ class Backlog:
         self.confirm(next)
 
     def leave(self, reason: str) -> Counter[str]:
-        """Nothing is sent any more: what is on disk stays there, and counts as exported; what is not is given up.
+        """Nothing is sent any more: what is on disk is kept there, what is not is given up.
+
+        Args:
+            reason: by which events count that are given up.
 
         Returns:
             Events: `kept` and `lost`.
         """
-        self.spill()
         found: Counter[str] = Counter()
         for index, piece in enumerate(self._pieces):
             for window, count in piece.events.items():
-                self._settle(window, count, "" if index < self.on_disk else reason)
+                if index < self.on_disk:
+                    self._outcomes.keep(window, count)
+                else:
+                    self._outcomes.drop(window, reason, count)
             found["kept" if index < self.on_disk else "lost"] += piece.events.total()
         self._pieces.clear()
         self._sent = self.sent_bytes = self.memory = self.on_disk = 0
@@ -165,20 +171,11 @@ class Backlog:
 
     def refuse(self, window: int, count: int, reason: str) -> None:
         """So many events of a window were given to the exporter and not put here."""
-        self._settle(window, count, reason)
-
-    def _settle(self, window: int, count: int, reason: str) -> None:
-        known = self._outcomes.get(window, Settled(window))
-        dropped = dict(known.dropped)
-        if reason:
-            dropped[reason] = dropped.get(reason, 0) + count
-        self._outcomes[window] = Settled(window, known.exported + (0 if reason else count), dropped)
+        self._outcomes.drop(window, reason, count)
 
     def outcomes(self) -> list[Settled]:
         """What became of events since the last call."""
-        found = list(self._outcomes.values())
-        self._outcomes.clear()
-        return found
+        return self._outcomes.take()
 
     def __len__(self) -> int:
         return len(self._pieces)

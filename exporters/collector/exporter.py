@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import ssl
 import time
 import uuid
@@ -30,6 +31,7 @@ from stepscope.runtime.control.decoding import decode_json
 from stepscope.runtime.errors import ClosedError, ControlError, OutputError
 from stepscope.runtime.journal.records import ClockSync, run_record
 from stepscope.runtime.journal.writer import JournalWriter
+from stepscope.runtime.outcome import Kept
 from stepscope.runtime.processes import process_identity
 
 if TYPE_CHECKING:
@@ -48,8 +50,9 @@ class CollectorExporter:
 
     Training is never held up. What the collector has not confirmed waits in memory, then on disk in the run's directory,
     and is sent again when the connection is there again; what finds no room is left out, and counted as `cap`. Nothing is
-    written twice, for the collector knows the number of the next frame. What is not confirmed when the run ends stays on
-    disk for `stepscope deliver`, and what finds no room there counts as dropped, reason `undelivered`.
+    written twice, for the collector knows the number of the next frame. What is not confirmed when the run ends is kept on
+    disk, and report and log say which `stepscope deliver` sends it; what finds no room there counts as dropped, reason
+    `undelivered`.
 
     Args:
         url: `ws://`, `wss://`, `http://` or `https://`, with or without a path.
@@ -83,6 +86,8 @@ class CollectorExporter:
         self._tls = tls
         self.stream = uuid.uuid4().hex
         """The stream's id, which names it at the collector."""
+        self.kept: Kept | None = None
+        """Where that is which was not confirmed when the run ended; `None` if it was, or the run goes on."""
         self._backlog = Backlog(self._settings.memory_bytes)
         self._spool: Spool | None = None
         self._writer: JournalWriter | None = None
@@ -176,14 +181,14 @@ class CollectorExporter:
             await self._settle()
             await self._link.close()
         except asyncio.CancelledError:
-            self._leave()
+            if problem := self._leave():
+                raise OutputError(problem) from None
             raise
-        problem = self._leave()
-        if problem:
+        if problem := self._leave():
             raise OutputError(problem)
 
     def settle(self) -> list[Settled]:
-        """What became of events since the last call: a confirmed one is exported."""
+        """What became of events since the last call: a confirmed one is exported, and one that is kept."""
         return self._backlog.outcomes()
 
     def statistics(self) -> LinkStatistics | None:
@@ -246,31 +251,34 @@ class CollectorExporter:
             await self._link.settled()
 
     def _leave(self) -> str:
-        """Ends everything at once; what is not sent and why, empty if everything is."""
-        assert self._link is not None
+        """Ends everything at once, and notes what is kept; what is wrong with the rest, empty if there is none."""
+        assert self._link is not None and self._run is not None
         self._closed = True
-        error = self._link.statistics().last_error
+        why = f"{self._link.where}: {self._link.statistics().last_error or 'not confirmed in time'}"
         self._link.abort()
-        unsent = len(self._backlog) > 0
-        left = self._backlog.leave("undelivered")
-        problem = self._closed_spool()
-        if unsent:
-            problem += f"the collector at {self.url} has not confirmed everything ({error or 'there was no time'}): "
-            if left["kept"] or not left["lost"]:
-                directory = "" if self._spool is None else self._spool.directory
-                problem += f"{left['kept']:,} events are in {directory}, `stepscope deliver` sends them; "
-            problem += f"{left['lost']:,} events are lost"
-            problem += f", as {self._backlog.error}" if self._backlog.error else ""
-        if problem:
-            log.warning("%s", problem)
-        return problem
+        self._backlog.spill()
+        left, on_disk = len(self._backlog), self._backlog.on_disk
+        lost = self._backlog.leave("undelivered")["lost"]
+        if on_disk and self._spool is not None:
+            command = shlex.join(["stepscope", "deliver", str(self._run.output_dir), *self._delivery()])
+            self.kept = Kept(str(self._spool.directory), why, command)
+        problems = [self._closed_spool()]
+        if left > on_disk:
+            what = f"{lost:,} events are lost" if lost else "the end of the stream is lost"
+            problems.append(f"{what}: {why}; {self._backlog.error or 'LinkSettings.spool_bytes is 0'}")
+        return "; ".join(filter(None, problems))
+
+    def _delivery(self) -> list[str]:
+        """How `stepscope deliver` gets to where this goes."""
+        token = [] if self._address.token_file is None else ["--token-file", str(self._address.token_file)]
+        return ["--url", self.url, *token, *(["--insecure"] if self._settings.insecure else [])]
 
     def _closed_spool(self) -> str:
         try:
             if self._spool is not None:
                 self._spool.close()
         except OSError as error:
-            return f"the spool cannot be deleted: {error}; "
+            return f"the spool cannot be deleted: {error}"
         return ""
 
 

@@ -45,3 +45,10 @@ class NatsAccess(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def wants_tls(self) -> bool:
         """Whether no server may be talked to without TLS, whatever its URL says."""
         return self.ca is not None or self.certificate is not None
+
+    def options(self) -> list[str]:
+        """The same as options of the command line."""
+        given = ((f"--nats-{name.replace('_', '-')}", getattr(self, name)) for name in self.__struct_fields__)
+        return [
+            word for option, value in given if value for word in ((option,) if value is True else (option, str(value)))
+        ]

@@ -66,3 +66,6 @@ class NatsExporter(CollectorExporter):
             self._servers, self._limits, self._settings, self._backlog, hello, synced=self._synced
         )
         return link
+
+    def _delivery(self) -> list[str]:
+        return ["--url", self._servers.urls[0], *self._servers.access.options()]

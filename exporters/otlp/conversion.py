@@ -15,7 +15,6 @@ from stepscope.exporters.otlp.held import HeldWindow, Rows
 from stepscope.exporters.otlp.ids import RunIds
 from stepscope.exporters.otlp.metrics import MetricMaker
 from stepscope.exporters.otlp.options import OtlpOptions
-from stepscope.exporters.otlp.outcomes import Outcomes
 from stepscope.exporters.otlp.placement import Placement, Places
 from stepscope.exporters.otlp.request import Request
 from stepscope.exporters.otlp.resource import our_version, resource
@@ -23,6 +22,7 @@ from stepscope.exporters.otlp.selection import Limits, Selection
 from stepscope.exporters.otlp.spans import SAMPLED, SpanMaker, unix_ns
 from stepscope.exporters.otlp.values import attributes
 from stepscope.exporters.otlp.wanted import Wanted
+from stepscope.exporters.outcomes import Outcomes
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from stepscope.exporters.otlp import target as targets
 from stepscope.exporters.otlp.ceiling import Ceiling
 from stepscope.exporters.otlp.options import OtlpOptions
-from stepscope.exporters.otlp.outcomes import Outcomes
 from stepscope.exporters.otlp.target import Signal, Target
+from stepscope.exporters.outcomes import Outcomes
 from stepscope.runtime.consumer import Settled
 from stepscope.runtime.errors import BrokenError, ClosedError, OutputError
 from stepscope.runtime.events import EventBatch

@@ -36,15 +36,22 @@ class FlightStatistics(msgspec.Struct, frozen=True):
     kept: RetentionStatistics
     triggers: WatchStatistics
     steps_kept: int
+    """Those that could be saved now, the one under way included."""
     windows_saved: int
     """Windows that were closed, those deleted since included."""
     windows_deleted: int
 
-    def lines(self) -> Iterator[str]:
-        """The same in words."""
+    def lines(self, *, closed: bool) -> Iterator[str]:
+        """The same in words.
+
+        Args:
+            closed: whether the run is over, so that nothing is kept any more.
+        """
         kept, triggers = self.kept, self.triggers
-        size = f"{human_count(kept.events, 'event')}, {kept.bytes / 2**20:,.1f} MiB"
-        yield f"keeps {human_count(self.steps_kept, 'step')} now: {size}"
+        if not closed:
+            steps = human_count(max(self.steps_kept - 1, 0), "step")
+            size = f"{human_count(kept.events, 'event')}, {kept.bytes / 2**20:,.1f} MiB"
+            yield f"keeps {steps} and the one under way: {size}"
         fired = ", ".join(f"{reason} ({count:,})" for reason, count in triggers.fired.items())
         yield f"fired {human_count(sum(triggers.fired.values()), 'time')}: {fired}" if fired else "fired never"
         deleted = f", of which {self.windows_deleted:,} since deleted" if self.windows_deleted else ""
@@ -59,7 +66,7 @@ class FlightStatistics(msgspec.Struct, frozen=True):
             watched = ", ".join(trigger.name for trigger in settings.triggers) or "no trigger"
             yield f"nothing saved: of {watched} none fired, and save() was not called; the last steps were let go"
         for why, reasons in triggers.suppressed.items():
-            counts = ", ".join(f"{reason} {count:,} times" for reason, count in reasons.items())
+            counts = ", ".join(f"{reason} {human_count(count, 'time')}" for reason, count in reasons.items())
             yield f"not saved ({why}): {counts}"
         if triggers.refused:
             yield f"not saved: {triggers.refused:,} calls of save() came faster than they could be looked at"
@@ -131,6 +138,11 @@ class Flight:
         """A window is closed; the indices of those whose output is to be deleted now."""
         return self._saved.add(window)
 
+    @property
+    def staying(self) -> tuple[int, ...]:
+        """The windows that were saved and not deleted since, the oldest first; from any thread."""
+        return self._saved.staying
+
     def statistics(self) -> FlightStatistics:
         """Accounts so far."""
         return FlightStatistics(
@@ -185,7 +197,7 @@ class Flight:
         """What did not save since the last window was opened."""
         counts = self.watch.statistics().suppressed
         new = [
-            f"{reason} {more} times ({why})"
+            f"{reason} {human_count(more, 'time')} ({why})"
             for why, reasons in counts.items()
             for reason, count in reasons.items()
             if (more := count - self._told.get(why, {}).get(reason, 0))

@@ -30,6 +30,11 @@ class SavedWindows:
         self.saved = 0
         self.discarded = 0
 
+    @property
+    def staying(self) -> tuple[int, ...]:
+        """Those that are neither deleted nor to be, the oldest first."""
+        return tuple(saved.index for saved in self._kept)
+
     def add(self, window: Window) -> list[int]:
         """Takes note of a window; the indices of those that are to be deleted now, this one among them or not."""
         self.saved += 1

@@ -46,6 +46,8 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     windows: int
     unfinished: int
     """Windows, of these, that the run had not closed."""
+    total: int
+    """Events of the new journal."""
     events: int
     """Events of the run's journal."""
     from_rings: int
@@ -69,9 +71,12 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
         lines = [
             f"recovered to {self.journal}",
             f"  {human_count(self.windows, 'window')}{unfinished}",
-            f"  {human_count(self.events, 'event')} from {self.source or 'no journal'}",
+            *([f"  {human_count(self.events, 'event')} from {self.source}"] if self.source else []),
             f"  {human_count(self.from_rings, 'event')} and {human_count(self.open_spans, 'open span')} from {session}",
         ]
+        made = self.total - self.events - self.from_rings - self.open_spans
+        said = f", {made:,} of them made here: spans of steps, and gaps where events were lost" if made else ""
+        lines.append(f"  {human_count(self.total, 'event')} in all{said}")
         lines += [f"  {human_count(self.processes, 'process', 'es')} had joined"] if self.processes else []
         lines += [f"  {human_count(self.dropped, 'event')} had not fitted the rings"] if self.dropped else []
         if self.damage:
@@ -177,6 +182,7 @@ def recover(
         processes=max(len(parts) - 1, 0),
         windows=work.windows,
         unfinished=work.unfinished,
+        total=writer.written,
         events=work.events,
         from_rings=work.from_rings,
         open_spans=work.open_spans,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from stepscope.runtime.formats import Replayed, replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.journals import Journals, below
 from stepscope.runtime.run import Run
-from stepscope.runtime.session_note import JOURNAL, RECOVERED, notes_in
+from stepscope.runtime.session_note import JOURNAL, RECOVERED, notes_in, recovered_of
 from stepscope.runtime.table import human_count
 from stepscope.runtime.window import Window
 
@@ -69,6 +70,8 @@ def convert(arguments: argparse.Namespace) -> int:
     exporter.progress.done(
         f"{human_count(replayed.events, 'event')} of {_windows(replayed)} written to {arguments.target}"
     )
+    if not source.name.endswith(RECOVERED):
+        _hint_at_recovery(source.parent)
     if replayed.damage:
         print(f"the journal is damaged, this could not be used: {_damage(replayed)}")
     return 0
@@ -102,6 +105,17 @@ def _journal_in(directory: Path) -> Path:
 def _windows(replayed: Replayed) -> str:
     text = human_count(replayed.windows, "window")
     return f"{text} ({replayed.unfinished} without an end)" if replayed.unfinished else text
+
+
+def _hint_at_recovery(directory: Path) -> None:
+    """Where a process was killed that wrote a journal here, and nobody has brought back the rest, says how."""
+    try:
+        notes = notes_in(directory, [])
+    except OSError:  # a journal may be read where nothing else can
+        return
+    if any(not note.running and not recovered_of(path).exists() for path, note in notes):
+        recover = f"stepscope recover {shlex.quote(opening.shown(directory))}"
+        print(f"a process that wrote here was killed: more may be had with {recover}", file=sys.stderr)
 
 
 def _damage(replayed: Replayed) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from stepscope.cli import opening
 from stepscope.cli.progress import Progress
-from stepscope.cli.traces import Traces, free_name, is_trace, repair_one
+from stepscope.cli.traces import TARGETS, Traces, free_name, is_trace, repair_one
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError, RecoveredError
 from stepscope.runtime.recovery.choice import being_written, unfinished
 from stepscope.runtime.recovery.recover import Recovery, recover
@@ -95,7 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
     for _, note in notes:
         traces.repair_noted(note, place, living)
     if recovered:
-        target = free_name(["trace.json", "recovered.json", *(f"recovered-{number}.json" for number in range(2, 100))])
+        if traces.completed:
+            print("the traces end where the process had written to: its last moment is in the recovered journal only")
+        target = free_name(TARGETS)
         shown = opening.convert(recovered[-1].journal, target)
         print(f"see it: {shown}, then {opening.perfetto(Path(target))}")
     complete = len(recovered) == len(several or [named]) and not any(each.missing for each in recovered)

@@ -21,7 +21,6 @@ from stepscope.exporters.console import ConsoleExporter
 from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.errors import ScheduleError
-from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.options import Options
 from stepscope.runtime.output import Output
 from stepscope.runtime.profiler import Profiler
@@ -85,8 +84,8 @@ class TracedProgram(msgspec.Struct, frozen=True):
         profiler = self.profiler
         say = [profiler.summary(top=15), str(profiler.report()), ""]
         for exporter, path in self.files.items():
-            if exporter in _TRACES and path.exists():
-                say.append(f"see it     {opening.perfetto(path)}")
+            if exporter in _TRACES and (trace := _latest(path)) is not None:
+                say.append(f"see it     {opening.perfetto(trace)}")
             elif exporter == "tensorboard" and path.exists():
                 say.append(f"see it     {opening.tensorboard(path)}")
         if self.watch.problem is not None:
@@ -94,10 +93,14 @@ class TracedProgram(msgspec.Struct, frozen=True):
         if profiler.keep_last is None:
             say.append(f"convert it {opening.convert(profiler.output.path, 'out.json')}")
         else:
-            saved = sorted((profiler.output.path / WINDOWS).glob("*.journal"))
-            say += [f"saved      {opening.shown(path)}" for path in saved]
-            say += [f"convert it {opening.convert(path, 'out.json')}" for path in saved[-1:]]
+            say += [f"convert it {opening.convert(path, 'out.json')}" for path in profiler.saved()[-1:]]
         print("\n".join(say), file=sys.stderr)
+
+
+def _latest(path: Path) -> Path | None:
+    """A trace that was written, where each window has a file the last one's; `None` if there is none."""
+    written = path.parent.glob(path.name.replace("{window}", "*"))
+    return max(written, key=lambda trace: (len(trace.name), trace.name), default=None)
 
 
 def _schedule(arguments: argparse.Namespace) -> Schedule | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+from stepscope.cli import opening
 from stepscope.exporters.repair import repair_chrome
 from stepscope.exporters.repair_perfetto import PACKET, repair_perfetto
 from stepscope.exporters.rewriting import Repair
@@ -14,9 +16,11 @@ from stepscope.exporters.salvage import GZIP
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError
 from stepscope.runtime.recovery.choice import ours
 from stepscope.runtime.session import PREFIX, places, runs_of
-from stepscope.runtime.session_note import SessionNote, notes_in, read_note
+from stepscope.runtime.session_note import SessionNote, notes_in, read_note, recovered_of
 
 _CHROME, _PERFETTO = ".json", ".pftrace"
+TARGETS = ("trace.json", "recovered.json", *(f"recovered-{number}.json" for number in range(2, 100)))
+"""Names for what a recovered journal is converted to."""
 
 
 def is_trace(path: Path) -> bool:
@@ -51,6 +55,8 @@ class Traces:
     def __init__(self) -> None:
         self.torn: list[str] = []
         """Those that were not repaired, and why."""
+        self.completed = 0
+        """How many had no end."""
 
     def repair_below(self, directory: Path, living: set[str]) -> None:
         """Completes those in a directory, and below, but for files that runs still write."""
@@ -85,6 +91,7 @@ class Traces:
             self._leave(str(error))
         else:
             if repair.lost >= 0:
+                self.completed += 1
                 print(f"completed {repair.path}, {repair.lost:,} bytes of an unfinished event were cut off")
 
     def _leave(self, why: str) -> None:
@@ -109,7 +116,11 @@ def repair_one(path: Path, *, force: bool) -> None:
     else:
         print(f"completed {repair.path}, {repair.lost:,} bytes of an unfinished event were cut off")
     if found is not None:
-        print(f"what it lacks may be in {found[0].parent}: stepscope recover {found[0].parent}")
+        run, recovered = found[0].parent, recovered_of(found[0])
+        if recovered.exists():
+            print(f"what it lacks is in {opening.shown(recovered)}: {opening.convert(recovered, free_name(TARGETS))}")
+        else:
+            print(f"what it lacks may be in {opening.shown(run)}: stepscope recover {shlex.quote(opening.shown(run))}")
 
 
 def _run_of(path: Path) -> tuple[Path, SessionNote] | None:

@@ -308,7 +308,7 @@ def otlp(data: bytes) -> None:
 
     from stepscope.exporters.otlp.conversion import Conversion
     from stepscope.exporters.otlp.options import OtlpOptions
-    from stepscope.exporters.otlp.outcomes import Outcomes
+    from stepscope.exporters.outcomes import Outcomes
 
     count = len(data) // _SIZE * 3 // 4
     events = np.frombuffer(bytearray(data[: count * _SIZE]), EVENT_DTYPE)

@@ -1,4 +1,4 @@
-"""What became of the events that the OTLP exporter was given."""
+"""What became of the events that a settling exporter was given, until the outlet asks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ class Outcomes:
 
     def __init__(self) -> None:
         self._exported: Counter[int] = Counter()
+        self._kept: Counter[int] = Counter()
         self._dropped: dict[int, Counter[str]] = {}
 
     def export(self, window: int, count: int) -> None:
         """So many events of a window have arrived."""
         if count:
+            self._exported[window] += count
+
+    def keep(self, window: int, count: int) -> None:
+        """So many of a window lie in files until they are sent; they count as exported."""
+        if count:
+            self._kept[window] += count
             self._exported[window] += count
 
     def drop(self, window: int, reason: str, count: int) -> None:
@@ -28,8 +35,10 @@ class Outcomes:
         """What was counted since the last call."""
         windows = sorted({*self._exported, *self._dropped})
         taken = [
-            Settled(window, self._exported[window], dict(self._dropped.get(window, Counter()))) for window in windows
+            Settled(window, self._exported[window], dict(self._dropped.get(window, Counter())), self._kept[window])
+            for window in windows
         ]
         self._exported.clear()
+        self._kept.clear()
         self._dropped.clear()
         return taken

@@ -1,0 +1,64 @@
+"""What starts, changes and stops take is told apart, and a run that is too short is not judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+import stepscope as sc
+from stepscope.runtime.overhead import JUDGED_NS, OverheadStatistics
+from stepscope.runtime.transitions import Transitions
+
+
+def test_starts_changes_and_stops_are_told_apart(output_dir: Path) -> None:
+    """Each has its time, and the report a line of them."""
+    with sc.trace(schedule=sc.schedule(wait=1, warmup=0, active=1, repeat=3), output_dir=output_dir) as profiler:
+        before = profiler.statistics().transitions
+        assert before.starts == 1 and before.start_ns > 0 == before.change_ns == before.stop_ns == before.wait_ns
+        for _ in range(8):
+            profiler.step()
+        stepped = profiler.statistics().transitions
+        assert stepped.start_ns == before.start_ns
+        assert stepped.change_ns >= stepped.longest_change_ns > 0 == stepped.stop_ns
+        profiler.stop()
+        profiler.start()
+    after = profiler.statistics().transitions
+    assert after.starts == 2 and after.start_ns > before.start_ns and after.stop_ns > 0 and after.wait_ns > 0
+    assert f"cost      {after}" in str(profiler.report())
+
+
+def test_the_words() -> None:
+    """In ms, the longest change apart; how often it was started only if that was not once."""
+    took = Transitions()
+    took.started(121_000_000, opening=120_000_000)
+    took.changed(100_000)
+    took.changed(80_000)
+    took.stopped(300_000)
+    took.waited(50_000_000)
+    said = "changes 0.18 ms, the longest 0.10 ms; stop 0.30 ms, then 50.00 ms of waiting for exporters"
+    assert str(took.statistics()) == f"start 121.00 ms; {said}"
+    assert took.recording_ns == 1_000_000 + 180_000 + 300_000
+    took.started(1_000_000, opening=0)
+    assert str(took.statistics()) == f"start 122.00 ms (2 times); {said}"
+
+
+def test_a_short_run_is_not_judged() -> None:
+    """No number per step: most of it would be the first start."""
+    short = OverheadStatistics(
+        recorded_ns=JUDGED_NS - 1,
+        steps=10,
+        events=100,
+        operators=0,
+        training_ns=10**8,
+        background_ns=10**8,
+        detail="full",
+    )
+    assert str(short) == "less than 1 s was recorded: too short a run to say"
+    assert str(msgspec.structs.replace(short, budget=0.01)).endswith(
+        "; budget 1.00%, detail now 'full', lowered in 0% of it"
+    )
+    long = str(msgspec.structs.replace(short, recorded_ns=2 * JUDGED_NS))
+    assert long.startswith(
+        "10.00% of the time recorded; per step 10000.0 us on the program's threads (estimated, 10 events)"
+    )
