@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 import stepscope
 from stepscope import Armed, Options, Profiler, WindowRequest, schedule
 from stepscope.runtime.control.agreed_gate import AgreedGate
-from stepscope.runtime.control.agreement import Agreement, Asked
+from stepscope.runtime.control.agreement import Agreement
 from stepscope.runtime.control.end_change import EndRequest
-from stepscope.runtime.control.job_directory import Current, JobDirectory, Member
+from stepscope.runtime.control.job_directory import Current, JobDirectory, Member, read_record
 from stepscope.runtime.control.leading import ATTEMPTS
 from stepscope.runtime.control.peer import Peer
-from stepscope.runtime.control.proposal import Decision, Proposal, Records, Start
+from stepscope.runtime.control.proposal import Asked, Decision, Proposal, Records, Start
 from stepscope.runtime.control.rate import StepRate
 from stepscope.runtime.schedule import never
 
@@ -457,6 +457,27 @@ def test_a_rank_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     finally:
         first.close()
         second.close()
+
+
+def test_one_of_two_profilers_of_a_process_ends(tmp_path: Path) -> None:
+    """The other one goes on to take part as the same rank."""
+    with job(2) as ranks:
+        both_turn(ranks, lambda: all(rank.agreement.directory for rank in ranks))
+        place = ranks[0].agreement.directory
+        assert place is not None
+        watched = place.parents[1] / "stepscope.json"
+        second = Agreement(JobDirectory(watched, "job"), ranks[1].profiler, rank=1, world_size=2)
+        second.turn()
+        assert second.directory == place
+        second.close()
+        member = read_record(place / "member-1.json", Member)
+        assert member is not None and not member.left
+        ranks[0].agreement.wish(WindowRequest(steps=2, run_id="both"), "file")
+        settle(ranks, 1)
+        assert len(ranks[1].windows) == 1 and ranks[0].windows == ranks[1].windows
+        ranks[1].agreement.close()
+        member = read_record(place / "member-1.json", Member)
+        assert member is not None and member.left
 
 
 def test_the_schedule_of_a_rank_is_in_the_way(tmp_path: Path) -> None:

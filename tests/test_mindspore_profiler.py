@@ -147,7 +147,7 @@ class StopAtStep:
             self.profiler.analyse()
 
 
-@pytest.mark.checklist("B3", "B4")
+@pytest.mark.checklist("B3")
 def test_callbacks_of_the_guide(tmp_path: Path) -> None:
     """By step, and by epoch where data are sunk: the callbacks of the guide run as they are."""
     context = Context()
@@ -205,7 +205,7 @@ def test_some_steps(tmp_path: Path) -> None:
         profiler.analyse(pretty=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.checklist("A5", "C20")
+@pytest.mark.checklist("A5", "C20", "F13")
 def test_analysis_in_the_background(tmp_path: Path) -> None:
     """`async` returns before the work is done, which a thread of this process does; training goes on meanwhile."""
     profiler = output.recorded(tmp_path)
@@ -310,7 +310,7 @@ def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     assert not profiler.recording
 
 
-@pytest.mark.checklist("C18", "C19")
+@pytest.mark.checklist("C18", "C19", "F17")
 def test_metadata(tmp_path: Path) -> None:
     """Values of any kind, before and while recording, are in the file of every window from then on."""
     profiler = Profiler(output_path=tmp_path, start_profile=False)
