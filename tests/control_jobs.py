@@ -24,6 +24,8 @@ from tests.support import ROOT
 SPEEDS = (0.5, 1.0, 1.5, 2.5, 2.0, 1.25, 3.0, 0.75)
 """ms per step."""
 PATIENCE = 60.0
+STARTING = 150.0
+"""Seconds until all ranks run; frameworks take long to import."""
 
 
 class Job:
@@ -132,9 +134,9 @@ class Job:
         steps.close()
 
 
-def wait(condition: Callable[[], object], what: Callable[[], str]) -> None:
+def wait(condition: Callable[[], object], what: Callable[[], str], seconds: float = PATIENCE) -> None:
     """Looks until something holds."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what()
         time.sleep(0.02)
@@ -162,7 +164,9 @@ def job(
             program = [*command, sys.executable, "-m", module, *told]
             running.processes[numbers[0]] = stack.enter_context(launched(program, cwd=ROOT))
         wait(
-            lambda: all(each.late or (directory / f"ready-{each.rank}").exists() for each in ranks), lambda: "no start"
+            lambda: all(each.late or (directory / f"ready-{each.rank}").exists() for each in ranks),
+            lambda: "no start",
+            STARTING,
         )
         yield running
         (directory / "stop").touch()
