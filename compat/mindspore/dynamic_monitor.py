@@ -263,10 +263,10 @@ class DynamicProfilerMonitor:
         self._ended = step
         if not self._recorder.recording:
             return
-        self._recorder.step()
         ended = self._windows.after(self._asked(), step)
+        self._recorder.step(ended)
         if ended is not None:
-            self._finish(ended)
+            self._report("")
         if self._windows.complains:
             self._complain()
 

@@ -60,13 +60,19 @@ class WindowRecorder:
         self.profilers.append(profiler)
         del self.profilers[:-KEPT]
         said = f"start at step {planned.first}, will stop at step {planned.last}"
+        self._mark("start", planned.first, planned.last)
         self._tell("start", planned.first, planned.last, said)
         return True
 
-    def step(self) -> None:
-        """A step of the window has ended."""
-        if self._profiler is not None:
-            self._profiler.step()
+    def step(self, ended: Ended | None = None) -> None:
+        """A step of the window has ended, and with it the window, if that is given."""
+        if self._profiler is None:
+            return
+        if ended is not None:
+            self._mark("stop", ended.first, ended.last)
+        self._profiler.step()
+        if ended is not None:
+            self.finish(ended)
 
     def wait(self) -> None:
         """Between two steps: what passes until `go_on` is waiting for data."""
@@ -86,8 +92,6 @@ class WindowRecorder:
         self.go_on()
         if profiler is None:
             return
-        said = f"stop at step {ended.last}{f': {ended.reason}' if ended.reason else ''}"
-        self._tell("stop", ended.first, ended.last, said)
         try:
             profiler.stop()
             profiler.move(self._directory(ended.first, ended.last))
@@ -95,6 +99,8 @@ class WindowRecorder:
                 profiler.analyse(mode=self._mode)
         except Exception as error:  # training goes on; raw data are kept
             log.error("[Dynamic Profiler] rank %d: the window did not end well: %s", self._rank, error)
+        said = f"stop at step {ended.last}{f': {ended.reason}' if ended.reason else ''}"
+        self._tell("stop", ended.first, ended.last, said)
 
     def discard(self) -> None:
         """Forgets the window that runs, and what it has recorded."""
@@ -110,8 +116,11 @@ class WindowRecorder:
     def _directory(self, first: int, last: int) -> Path:
         return self._into / recorded_name(self._rank, first, last)
 
-    def _tell(self, event: str, first: int, last: int, said: str) -> None:
-        """In the trace, and in the log, whose record has the same facts as `stepscope`."""
+    def _mark(self, event: str, first: int, last: int) -> None:
+        """In the trace, in the step that goes on."""
         _core.instant(f"dynamic profiler: {event}", category="stepscope", first=first, last=last)
+
+    def _tell(self, event: str, first: int, last: int, said: str) -> None:
+        """In the log, whose record has the facts as `stepscope`."""
         facts = {"event": event, "rank": self._rank, "first": first, "last": last}
         log.info("[Dynamic Profiler] rank %d: %s", self._rank, said, extra={"stepscope": facts})
