@@ -38,7 +38,7 @@ def warn_of_unknown(names: Iterable[str]) -> None:
         log.warning("DynamicProfilerMonitor: %r is no argument and has no effect%s", name, nearest(name, _SETTINGS))
 
 
-def output_directory(given: object) -> str | os.PathLike[str]:
+def output_directory(given: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """The directory for windows, or the default for what is no path."""
     if isinstance(given, str | os.PathLike):
         return given
