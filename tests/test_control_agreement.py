@@ -328,6 +328,25 @@ def test_a_rank_that_comes_late_joins_what_was_decided(tmp_path: Path) -> None:
     assert ranks[0].windows == ranks[1].windows == [("w", tuple(range(50, 65)))]
 
 
+def test_a_rank_that_comes_back_records_nothing_twice(tmp_path: Path) -> None:
+    """Its next profiler takes part in the run that the others have not left; what the one before had a part in is over."""
+    ranks = [Rank(tmp_path, number, 2, patience=0.4) for number in range(2)]
+    both_turn(ranks, lambda: all(rank.agreement.directory for rank in ranks))
+    ranks[0].agreement.wish(WindowRequest(start_step=50, steps=2, run_id="before"), "file")
+    settle(ranks, 1)
+    ranks[1].close()
+    pair = [ranks[0], Rank(tmp_path, 1, 2, patience=0.4)]
+    both_turn(pair, lambda: pair[1].agreement.directory)
+    assert pair[1].agreement.directory == pair[0].agreement.directory
+    pair[0].agreement.wish(WindowRequest(steps=2, run_id="after"), "file")
+    both_turn(pair, lambda: pair[1].outcomes)
+    end_in_calm(pair)
+    for rank in pair:
+        rank.close()
+    assert ranks[1].windows == [("before", (50, 51))] == pair[0].windows[:1]
+    assert [run_id for run_id, _ in pair[1].windows] == ["after"] and pair[1].windows == pair[0].windows[1:]
+
+
 def test_a_rank_that_comes_to_the_step_first_decides(tmp_path: Path) -> None:
     """Before everybody has answered: then nobody records these steps, and later ones are agreed on."""
     with job(3) as ranks:
