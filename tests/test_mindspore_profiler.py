@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from stepscope import mindspore
+from stepscope.compat.mindspore import errors
 from stepscope.compat.mindspore.analyses import analyses
 from stepscope.compat.mindspore.analysis import PRODUCTS
 from stepscope.compat.mindspore.layout import RAW
@@ -308,6 +310,25 @@ def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     assert isinstance(caught.value, OSError)
     assert isinstance(caught.value, ProfilerException)
     assert not profiler.recording
+
+
+@pytest.mark.checklist("D21")
+@pytest.mark.parametrize(
+    ("kind", "base"),
+    [
+        (errors.ProfilerPathErrorException, ValueError),
+        (errors.ProfilerIOException, OSError),
+        (errors.ProfilerFileNotFoundException, FileNotFoundError),
+        (errors.ProfilerDirNotFoundException, errors.ProfilerFileNotFoundException),
+        (errors.ProfilerRawFileException, ValueError),
+        (errors.NothingToAnalyse, RuntimeError),
+        (errors.WireError, ValueError),
+    ],
+)
+def test_kinds_of_errors(kind: type[Exception], base: type[Exception]) -> None:
+    """Each is found by its family, and by what Python calls the like; the front door has those that it raises."""
+    assert issubclass(kind, errors.ProfilerException) and issubclass(kind, base)
+    assert getattr(mindspore, kind.__name__) is kind
 
 
 @pytest.mark.checklist("C18", "C19", "F17")
