@@ -8,7 +8,9 @@ from typing import ClassVar, NamedTuple
 
 from stepscope.backends.sampling import SamplingBackend
 from stepscope.runtime import clock, strings, tracks
+from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import Block, Kind, empty_block, join_blocks
+from stepscope.runtime.nearest import nearest
 from stepscope.runtime.sink import BackendReport
 
 
@@ -58,6 +60,10 @@ class CountingBackend(SamplingBackend):
         """What is recorded of the increase in a second of each total."""
         return rates
 
+    def _nothing(self, why: object) -> BackendError:
+        """What `open` raises where there is nothing to read."""
+        return BackendError(f"backend {self.name!r} can read nothing here: {why}")
+
     def _note(self, text: str) -> None:
         """Keeps what could not be read, for the report; the same text once."""
         self._notes[text] = None
@@ -101,3 +107,18 @@ class CountingBackend(SamplingBackend):
         events["category"], events["track"] = strings.category(self.category), tracks.process()
         events["value"] = list(values.values())
         return events
+
+
+def chosen(argument: str, given: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+    """The names that were given, once each.
+
+    Raises:
+        ValueError: for one that is not known, with the nearest; if there is none.
+    """
+    names = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{argument} has {name!r}, which there is not{nearest(str(name), known)}")
+    if not names:
+        raise ValueError(f"{argument} is empty; known: {', '.join(sorted(known))}")
+    return names

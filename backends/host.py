@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
 from stepscope.backends.base import Sink
-from stepscope.backends.counting import CountingBackend, Reading
+from stepscope.backends.counting import CountingBackend, Reading, chosen
 from stepscope.backends.host_readings import HostReadings
-from stepscope.runtime.errors import BackendError
-from stepscope.runtime.nearest import nearest
 
 HostPart = Literal["cpu", "memory", "disk", "network", "scheduling"]
 PARTS: tuple[HostPart, ...] = get_args(HostPart)
@@ -54,7 +52,7 @@ class HostBackend(CountingBackend):
         """
         problems = [problem for part in self._parts if (problem := self._problem_of(part))]
         if len(problems) == len(self._parts):
-            raise BackendError(f"backend {self.name!r} can read nothing here: {problems[0]}")
+            raise self._nothing(problems[0])
         super().open(sink)
 
     def _read(self) -> Iterator[Reading]:
@@ -74,21 +72,6 @@ class HostBackend(CountingBackend):
         except (OSError, ValueError, KeyError, IndexError) as error:
             return _text(part, error)
         return "" if found else f"{part}: nothing is told"
-
-
-def chosen(argument: str, given: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
-    """The names that were given, once each.
-
-    Raises:
-        ValueError: for one that is not known, with the nearest; if there is none.
-    """
-    names = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))
-    for name in names:
-        if name not in known:
-            raise ValueError(f"{argument} has {name!r}, which there is not{nearest(str(name), known)}")
-    if not names:
-        raise ValueError(f"{argument} is empty; known: {', '.join(sorted(known))}")
-    return names
 
 
 def _text(part: str, error: Exception) -> str:

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, get_args
 
 from stepscope.backends.base import Sink
-from stepscope.backends.counting import CountingBackend, Reading
-from stepscope.backends.host import chosen
+from stepscope.backends.counting import CountingBackend, Reading, chosen
 from stepscope.backends.nvml_library import LIBRARY, Device, Nvml, NvmlError
-from stepscope.runtime.errors import BackendError
 
 NvmlPart = Literal["utilization", "memory", "pcie", "nvlink", "power"]
 PARTS: tuple[NvmlPart, ...] = get_args(NvmlPart)
@@ -59,12 +57,12 @@ class NvmlBackend(CountingBackend):
         try:
             nvml = Nvml(self._library)
         except NvmlError as error:
-            raise BackendError(f"backend {self.name!r} can read nothing here: {error}") from error
+            raise self._nothing(error) from error
         try:
             self._devices = [nvml.device(number) for number in self._numbers(nvml.count)]
         except (NvmlError, ValueError) as error:
             nvml.close()
-            raise BackendError(f"backend {self.name!r} can read nothing here: {error}") from error
+            raise self._nothing(error) from error
         self._nvml = nvml
         super().open(sink)
 

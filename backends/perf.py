@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from stepscope.backends.base import Sink
-from stepscope.backends.counting import CountingBackend, Reading
-from stepscope.backends.host import chosen
+from stepscope.backends.counting import CountingBackend, Reading, chosen
 from stepscope.backends.perf_event import MOST_FILES, PerfError, PerfFile, open_event
-from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import Block
 
 PerfGroup = Literal["ipc", "cache", "branch", "software"]
@@ -67,7 +65,7 @@ class PerfBackend(CountingBackend):
         problems = refusals(self._groups)
         self._events = tuple(event for group in self._groups for event in GROUPS[group] if event not in problems)
         if not self._events:
-            raise BackendError(f"backend {self.name!r} can count nothing here: {next(iter(problems.values()))}")
+            raise self._nothing(next(iter(problems.values())))
         for problem in problems.values():
             self._note(problem)
         super().open(sink)

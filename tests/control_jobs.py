@@ -24,6 +24,8 @@ from tests.support import ROOT
 SPEEDS = (0.5, 1.0, 1.5, 2.5, 2.0, 1.25, 3.0, 0.75)
 """ms per step."""
 PATIENCE = 60.0
+STARTING = 150.0
+"""Seconds until all ranks run; frameworks take long to import."""
 
 
 class Job:
@@ -56,6 +58,18 @@ class Job:
             first, last = each["steps"][0], each["steps"][-1]
             assert each["name"] == f"rank{rank}_start{first}_stop{last}_{each['run']}"
         return {each["run"]: each for each in said}
+
+    def stages(self, rank: int) -> dict[str, tuple[str, list[int]]]:
+        """The stage and the steps of each window of a rank, by run id."""
+        return {run: (each["stage"], each["steps"]) for run, each in self.said(rank).items()}
+
+    def tell(self, what: str, ranks: Sequence[int] = ()) -> None:
+        """Lets a stage begin (`go-STAGE`) or end (`end-STAGE`), on these ranks or on all; and waits until it has."""
+        ranks = ranks or range(len(self.ranks))
+        for rank in ranks:
+            (self.directory / f"{what}-{rank}").touch()
+        done = f"{'begun' if what.startswith('go-') else 'ended'}-{what.partition('-')[2]}"
+        wait(lambda: all((self.directory / f"{done}-{rank}").exists() for rank in ranks), lambda: f"{what}: {ranks}")
 
     def signalled(self, rank: int) -> list[list[int]]:
         """The steps of the windows that signals asked a rank for."""
@@ -120,9 +134,9 @@ class Job:
         steps.close()
 
 
-def wait(condition: Callable[[], object], what: Callable[[], str]) -> None:
+def wait(condition: Callable[[], object], what: Callable[[], str], seconds: float = PATIENCE) -> None:
     """Looks until something holds."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what()
         time.sleep(0.02)
@@ -130,23 +144,29 @@ def wait(condition: Callable[[], object], what: Callable[[], str]) -> None:
 
 @contextmanager
 def job(
-    directory: Path, ranks: Sequence[RankSettings], hosts: Mapping[tuple[int, ...], Sequence[str]] | None = None
+    directory: Path,
+    ranks: Sequence[RankSettings],
+    hosts: Mapping[tuple[int, ...], Sequence[str]] | None = None,
+    module: str = "tests.control_rank",
 ) -> Generator[Job]:
     """Starts the ranks, and ends them in order.
 
     Args:
         hosts: by the ranks that are on it, the beginning of the command for each machine; default: one process for each rank,
             here.
+        module: that a rank runs.
     """
     running = Job(directory, ranks)
     machines = hosts or {(number,): () for number in range(len(ranks))}
     with ExitStack() as stack:
         for numbers, command in machines.items():
             told = [msgspec.json.encode(ranks[number]).decode() for number in numbers]
-            program = [*command, sys.executable, "-m", "tests.control_rank", *told]
+            program = [*command, sys.executable, "-m", module, *told]
             running.processes[numbers[0]] = stack.enter_context(launched(program, cwd=ROOT))
         wait(
-            lambda: all(each.late or (directory / f"ready-{each.rank}").exists() for each in ranks), lambda: "no start"
+            lambda: all(each.late or (directory / f"ready-{each.rank}").exists() for each in ranks),
+            lambda: "no start",
+            STARTING,
         )
         yield running
         (directory / "stop").touch()

@@ -5,6 +5,10 @@
 Further ranks that are named are children, as on a host that is told of one process only. Each finished window is a line of
 `windows-RANK`. The loop ends when the file `stop` is there, or `stop-RANK`. Ranks keep together as those that exchange
 gradients do, only not as closely: none is more than `LEAD` steps ahead of the slowest.
+
+The loops of several stages follow each other, each with a profiler and steps of its own. A stage ends when the file `end-STAGE`
+is there, or `end-STAGE-RANK`, and the next one begins with `go-STAGE` or `go-STAGE-RANK`. One whose name begins with `own` is
+this rank's alone: the others are not kept up with.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +33,8 @@ from stepscope.runtime.window import Window
 
 LEAD = 40
 GONE = 1 << 60
+STAGE = 1 << 40
+"""Steps that a stage has at most."""
 
 
 class RankSettings(msgspec.Struct, kw_only=True):
@@ -49,6 +56,8 @@ class RankSettings(msgspec.Struct, kw_only=True):
     """Whether SIGUSR2 asks for windows."""
     host: str = ""
     """What the machine is to be called, for a process that has a name of it to itself."""
+    stages: tuple[str, ...] = ("only",)
+    """Loops, one after the other."""
 
 
 class Steps:
@@ -86,20 +95,36 @@ def main(settings: RankSettings) -> None:
     steps = Steps(directory / "steps", settings.world)
     time.sleep(settings.late)
     os.environ.update(RANK=str(settings.rank), WORLD_SIZE=str(settings.world), STEPSCOPE_JOB=settings.job)
-    windows = (directory / f"windows-{settings.rank}").open("a", buffering=1)
+    common = 0
+    for stage in settings.stages:
+        wait_for(settings, "go", stage if stage != settings.stages[0] else "")
+        own = stage.startswith("own")
+        run_stage(settings, stage, None if own else steps, common * STAGE)
+        common += not own
+    steps.put(settings.rank, GONE)
 
-    def write(window: Window) -> None:
-        armed = window.metadata["armed"]
-        said = {
-            "run": armed.get("run_id", ""),
-            "steps": [step.number for step in window.steps],
-            "complete": window.complete,
-            "name": armed["name"],
-            "trigger": armed["trigger"],
-            "note": armed.get("note", ""),
-        }
-        print(json.dumps(said), file=windows)
 
+def wait_for(settings: RankSettings, what: str, stage: str) -> None:
+    """Waits until the test says so; not for the first stage, whose name is empty here."""
+    while stage and not is_said(settings, what, stage):
+        time.sleep(0.002)
+
+
+def is_said(settings: RankSettings, what: str, stage: str) -> bool:
+    """Whether the test has said it of this stage, or that all is to end."""
+    rank = settings.rank
+    names = ("stop", f"stop-{rank}", f"{what}-{stage}", f"{what}-{stage}-{rank}")
+    return any((Path(settings.directory) / name).exists() for name in names)
+
+
+def run_stage(settings: RankSettings, stage: str, steps: Steps | None, begin: int) -> None:
+    """Runs the loop of a stage.
+
+    Args:
+        steps: of the ranks that are kept up with.
+        begin: where the stage begins among all.
+    """
+    directory, rank = Path(settings.directory), settings.rank
     control = Control(
         path=settings.control or settings.directory,
         poll=0.1,
@@ -107,23 +132,47 @@ def main(settings: RankSettings) -> None:
         socket=True,
         signal=settings.signal,
     )
-    with stepscope.trace(
-        control=control,
-        output_dir=directory / "out",
-        on_trace_ready=write,
-        options=stepscope.Options(journal=False, drain_interval=0.05),
-    ) as profiler:
-        (directory / f"ready-{settings.rank}").touch()
-        stop, own_stop = directory / "stop", directory / f"stop-{settings.rank}"
-        while not stop.exists() and not own_stop.exists():
+    with (
+        (directory / f"windows-{rank}").open("a", buffering=1) as windows,
+        stepscope.trace(
+            control=control,
+            output_dir=directory / "out",
+            on_trace_ready=writes_to(windows.write, stage),
+            options=stepscope.Options(journal=False, drain_interval=0.05),
+        ) as profiler,
+    ):
+        (directory / f"ready-{rank}").touch()
+        (directory / f"begun-{stage}-{rank}").touch()
+        while not is_said(settings, "end", stage):
             with stepscope.span("work"):
                 time.sleep(settings.step_ms / 1000)
             profiler.step()
-            steps.put(settings.rank, profiler.step_num)
-            while steps.least() + LEAD < profiler.step_num and not stop.exists():
-                time.sleep(0.001)
-        steps.put(settings.rank, GONE)
-    print(json.dumps({"rank": settings.rank, "armed": [status.state for status in profiler.armed()]}))
+            if steps is not None:
+                at = begin + profiler.step_num
+                steps.put(rank, at)
+                while steps.least() + LEAD < at and not is_said(settings, "end", stage):
+                    time.sleep(0.001)
+    (directory / f"ended-{stage}-{rank}").touch()
+    print(json.dumps({"rank": rank, "stage": stage, "armed": [status.state for status in profiler.armed()]}))
+
+
+def writes_to(write: Callable[[str], object], stage: str) -> Callable[[Window], None]:
+    """What is called with each finished window, and writes a line about it."""
+
+    def ready(window: Window) -> None:
+        armed = window.metadata["armed"]
+        said = {
+            "run": armed.get("run_id", ""),
+            "stage": stage,
+            "steps": [step.number for step in window.steps],
+            "complete": window.complete,
+            "name": armed["name"],
+            "trigger": armed["trigger"],
+            "note": armed.get("note", ""),
+        }
+        write(json.dumps(said) + "\n")
+
+    return ready
 
 
 if __name__ == "__main__":

@@ -263,6 +263,22 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     assert any("is not watched" in note for note in profiler.diagnostics())
 
 
+@pytest.mark.checklist("A23")
+def test_a_directory_that_others_may_open_is_not_used(tmp_path: Path) -> None:
+    """What is asked for is refused with the reason; once it is closed to them, ranks meet there."""
+    settings = Control(path=str(tmp_path), poll=0.01, job="job", patience=0.5)
+    directory = JobDirectory(tmp_path / "stepscope.json", "job").path
+    directory.mkdir()
+    directory.chmod(0o755)
+    with controlled(tmp_path, rank=0, world_size=2, control=settings) as (profiler, windows, path):
+        say(path, start_step="next", steps=1, run_id="refused")
+        step_until(profiler, lambda: f"{directory} is open to other users" in status(path).get("answer", ""))
+        directory.chmod(0o700)
+        say(path, start_step="next", steps=1, run_id="followed")
+        step_until(profiler, lambda: windows)
+    assert [said(window)["run_id"] for window in windows] == ["followed"]
+
+
 def test_ranks_without_a_world_size_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They agree with no others; a process that is alone hears nothing of that."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 import stepscope
 from stepscope import Armed, Options, Profiler, WindowRequest, schedule
 from stepscope.runtime.control.agreed_gate import AgreedGate
-from stepscope.runtime.control.agreement import Agreement, Asked
+from stepscope.runtime.control.agreement import Agreement
 from stepscope.runtime.control.end_change import EndRequest
-from stepscope.runtime.control.job_directory import Current, JobDirectory, Member
+from stepscope.runtime.control.job_directory import Current, JobDirectory, Member, read_record
 from stepscope.runtime.control.leading import ATTEMPTS
 from stepscope.runtime.control.peer import Peer
-from stepscope.runtime.control.proposal import Decision, Proposal, Records, Start
+from stepscope.runtime.control.proposal import Asked, Decision, Proposal, Records, Start
 from stepscope.runtime.control.rate import StepRate
 from stepscope.runtime.schedule import never
 
@@ -328,6 +328,25 @@ def test_a_rank_that_comes_late_joins_what_was_decided(tmp_path: Path) -> None:
     assert ranks[0].windows == ranks[1].windows == [("w", tuple(range(50, 65)))]
 
 
+def test_a_rank_that_comes_back_records_nothing_twice(tmp_path: Path) -> None:
+    """Its next profiler takes part in the run that the others have not left; what the one before had a part in is over."""
+    ranks = [Rank(tmp_path, number, 2, patience=0.4) for number in range(2)]
+    both_turn(ranks, lambda: all(rank.agreement.directory for rank in ranks))
+    ranks[0].agreement.wish(WindowRequest(start_step=50, steps=2, run_id="before"), "file")
+    settle(ranks, 1)
+    ranks[1].close()
+    pair = [ranks[0], Rank(tmp_path, 1, 2, patience=0.4)]
+    both_turn(pair, lambda: pair[1].agreement.directory)
+    assert pair[1].agreement.directory == pair[0].agreement.directory
+    pair[0].agreement.wish(WindowRequest(steps=2, run_id="after"), "file")
+    both_turn(pair, lambda: pair[1].outcomes)
+    end_in_calm(pair)
+    for rank in pair:
+        rank.close()
+    assert ranks[1].windows == [("before", (50, 51))] == pair[0].windows[:1]
+    assert [run_id for run_id, _ in pair[1].windows] == ["after"] and pair[1].windows == pair[0].windows[1:]
+
+
 def test_a_rank_that_comes_to_the_step_first_decides(tmp_path: Path) -> None:
     """Before everybody has answered: then nobody records these steps, and later ones are agreed on."""
     with job(3) as ranks:
@@ -457,6 +476,27 @@ def test_a_rank_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     finally:
         first.close()
         second.close()
+
+
+def test_one_of_two_profilers_of_a_process_ends(tmp_path: Path) -> None:
+    """The other one goes on to take part as the same rank."""
+    with job(2) as ranks:
+        both_turn(ranks, lambda: all(rank.agreement.directory for rank in ranks))
+        place = ranks[0].agreement.directory
+        assert place is not None
+        watched = place.parents[1] / "stepscope.json"
+        second = Agreement(JobDirectory(watched, "job"), ranks[1].profiler, rank=1, world_size=2)
+        second.turn()
+        assert second.directory == place
+        second.close()
+        member = read_record(place / "member-1.json", Member)
+        assert member is not None and not member.left
+        ranks[0].agreement.wish(WindowRequest(steps=2, run_id="both"), "file")
+        settle(ranks, 1)
+        assert len(ranks[1].windows) == 1 and ranks[0].windows == ranks[1].windows
+        ranks[1].agreement.close()
+        member = read_record(place / "member-1.json", Member)
+        assert member is not None and member.left
 
 
 def test_the_schedule_of_a_rank_is_in_the_way(tmp_path: Path) -> None:

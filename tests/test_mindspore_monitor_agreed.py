@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from stepscope.mindspore import DynamicProfilerMonitor
+from tests import mindspore_output as output
 from tests.monitors import Job, jobs, wait
 
 
@@ -79,5 +80,33 @@ def test_ranks_that_are_asked_for_the_first_step(
     job.change(start_step=1, stop_step=2, run_id="")
     job.change(start_step=-1, stop_step=-1)
     job.change(start_step=1, stop_step=2)
-    wait(lambda: "another run_id asks for it again" in json.loads(status.read_text()).get("answer", ""))
-    assert bool(expected) or "is past, or too near" in caplog.text
+    again = "another run_id records it again" if callback else "is past, or too near"
+    wait(lambda: again in json.loads(status.read_text()).get("answer", ""))
+    assert sorted(job.windows()) == expected
+    assert callback or "is past, or too near" in caplog.text
+
+
+@pytest.mark.checklist("A33", "F6", "F10")
+def test_monitors_that_follow_each_other(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each agrees with those of the other ranks that came as far; what one before has recorded is not recorded again."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    ranks: list[DynamicProfilerMonitor] = []
+    status = job.config.with_name(f"{job.config.name}.status.json")
+    for number in range(3):
+        for rank in range(2):  # the first of them is in the next training already while the second is in this one
+            if number:
+                ranks[rank].close()
+                job.monitors.remove(ranks[rank])
+            monkeypatch.setenv("RANK", str(rank))
+            ranks[rank : rank + 1] = [job.monitor()]
+        job.change(start_step="next", steps=2, run_id=f"run{number}")
+        wait(lambda: f"run{number}" == json.loads(status.read_text()).get("run_id"))  # noqa: B023
+        wait(lambda: json.loads(status.read_text())["answer"].startswith("recording steps"))
+        for monitor in ranks:
+            job.callbacks(monitor, 8)
+    found: dict[str, list[list[int]]] = {}
+    for directory in output.windows_below(job.output):
+        about = json.loads((directory / "profiler_metadata.json").read_text())["dynamic_profiler"]
+        found.setdefault(about["run_id"], []).append(output.steps_of(directory))
+    assert sorted(found) == ["run0", "run1", "run2"]
+    assert all(len(steps) == 2 and steps[0] == steps[1] and len(steps[0]) == 2 for steps in found.values()), found

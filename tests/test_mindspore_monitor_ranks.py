@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.compat.mindspore.agreed_windows import ASKING
+from stepscope.runtime.control.file_requests import ASKING
 from tests import mindspore_output as output
 from tests.control_jobs import wait
 from tests.control_rank import GONE, Steps

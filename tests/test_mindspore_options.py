@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,11 +20,14 @@ from stepscope.compat.mindspore.options import NEED_OP_TIME, ProfilerOptions, re
 from stepscope.compat.mindspore.target import Target
 from stepscope.mindspore import (
     AicoreMetrics,
+    DynamicProfilerMonitor,
     ExportType,
     Profiler,
     ProfilerActivity,
     ProfilerLevel,
     ProfilerPathErrorException,
+    profile,
+    tensorboard_trace_handler,
 )
 from tests.support import ROOT
 
@@ -204,7 +210,7 @@ def test_options_that_change_nothing() -> None:
     assert limits(read(sync_enable=True).asked(), Target()) == ()
 
 
-@pytest.mark.checklist("C8", "C9")
+@pytest.mark.checklist("C8", "C9", "D6")
 def test_limits_are_said_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is silently ignored: the log says it when the profiler is made, and the profiler can be asked."""
     with caplog.at_level(logging.WARNING, "stepscope"):
@@ -230,10 +236,38 @@ def test_rank_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEVICE_ID", "5")
     found = targets.find()
     assert (found.rank, found.rank_size, found.device_id, found.notes) == (2, 8, 5, ())
-    monkeypatch.setenv("RANK_ID", "two")
+    for name in ("RANK_ID", "DEVICE_ID"):
+        monkeypatch.setenv(name, "two")
     found = targets.find()
-    assert found.rank == 0
-    assert found.notes == ("RANK_ID is 'two', which is no number: 0 is taken unless somebody else says",)
+    assert (found.rank, found.device_id) == (0, 0)
+    assert found.notes == tuple(
+        f"{name} is 'two', which is no number: 0 is taken unless somebody else says"
+        for name in ("RANK_ID", "DEVICE_ID")
+    )
+
+
+@pytest.mark.checklist("D4")
+def test_a_device_that_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever profiler is made raises, before it has written anything; the nearest device is named."""
+    context: dict[str, Any] = {"mode": 0, "device_id": 3}
+    framework: Any = ModuleType("mindspore")
+    framework.Tensor, framework.GRAPH_MODE, framework.get_context = object, 0, context.__getitem__
+    monkeypatch.setitem(sys.modules, "mindspore", framework)
+    makers: list[Callable[[], object]] = [
+        lambda: Profiler(output_path=tmp_path),
+        lambda: profile(on_trace_ready=tensorboard_trace_handler(tmp_path)),
+        lambda: DynamicProfilerMonitor(tmp_path),
+    ]
+    for said, near in (("Ascnd", "did you mean 'Ascend'?"), ("tpu", "known: Ascend, CPU, GPU|did you mean")):
+        context["device_target"] = said
+        for make in makers:
+            with pytest.raises(RuntimeError, match=f"device_target is '{said}', which no profiler knows; ({near})"):
+                make()
+    assert list(tmp_path.iterdir()) == []
+    for said, device, number in (("ascend", "Ascend", 3), ("GPU", "GPU", 3), ("CPU", "CPU", 0)):
+        context["device_target"] = said
+        found = targets.find()
+        assert (found.device, found.device_id, found.mode) == (device, number, "graph")
 
 
 @pytest.mark.checklist("D5")

@@ -217,7 +217,7 @@ def test_communication_in_the_times_of_steps(tmp_path: Path) -> None:
     assert not (profiler.directories[0] / PRODUCTS / "communication.json").exists()
 
 
-@pytest.mark.checklist("B11", "C4")
+@pytest.mark.checklist("B11", "C4", "C25")
 def test_collectives_of_torch(tmp_path: Path) -> None:
     """With `profile_communication` each step has the collectives that ran in it, with their times; without, none has."""
     torch = require("torch")
@@ -260,6 +260,42 @@ def test_batches_of_any_loader(tmp_path: Path) -> None:
 
 
 @pytest.mark.checklist("C2", "A4", "A6")
+@pytest.mark.parametrize(
+    ("level", "activities", "expected"),
+    [
+        (ProfilerLevel.LevelNone, None, (False, False, False)),
+        (ProfilerLevel.Level0, None, (True, False, False)),
+        (ProfilerLevel.Level1, None, (True, True, False)),
+        (ProfilerLevel.Level2, None, (True, True, True)),
+        (ProfilerLevel.Level0, [ProfilerActivity.CPU], (True, False, False)),
+        (ProfilerLevel.Level0, [ProfilerActivity.NPU], (False, False, False)),
+    ],
+)
+def test_what_levels_and_activities_record(
+    tmp_path: Path, level: ProfilerLevel, activities: list[ProfilerActivity] | None, expected: tuple[bool, bool, bool]
+) -> None:
+    """Operators, memory and stacks: each level has those of the one before, and operators only of what is active."""
+    torch = require("torch")
+    profiler = Profiler(output_path=tmp_path, start_profile=False, profiler_level=level, activities=activities)
+    profiler.start()
+    for wanted, source in zip(expected[1:], ("process memory", "python stacks"), strict=True):
+        if wanted:
+            output.until_sampled(profiler, source)
+    output.work(0)
+    assert float((torch.ones(4) + torch.ones(4)).sum()) == 8
+    profiler.step()
+    profiler.stop()
+    profiler.analyse()
+    profiler.raise_errors()
+    (directory,) = profiler.directories
+    products = directory / PRODUCTS
+    names = {event["name"] for event in output.events(directory)}
+    found = "aten::add" in names, (products / "memory_record.csv").exists(), (products / "stacks_0.folded").exists()
+    assert found == expected
+    assert "AllReduce-op4" in names
+
+
+@pytest.mark.checklist("C2")
 @pytest.mark.parametrize("level", list(ProfilerLevel))
 def test_every_level_records(tmp_path: Path, level: ProfilerLevel) -> None:
     """Whatever the level and the activities, the program's own spans and the steps are there."""
@@ -308,7 +344,7 @@ def test_a_budget(tmp_path: Path) -> None:
             Profiler(output_path=tmp_path, start_profile=False, overhead_budget=value)
 
 
-@pytest.mark.checklist("C5", "B10")
+@pytest.mark.checklist("C5", "B10", "C25")
 def test_memory_by_step(tmp_path: Path) -> None:
     """Each step has the peak, what there was at its end, and by how much that grew; without the option nobody has."""
     profiler = Profiler(output_path=tmp_path / "with", start_profile=False, profile_memory=True)

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from stepscope import mindspore
+from stepscope.compat.mindspore import errors
 from stepscope.compat.mindspore.analyses import analyses
 from stepscope.compat.mindspore.analysis import PRODUCTS
 from stepscope.compat.mindspore.layout import RAW
@@ -147,7 +149,7 @@ class StopAtStep:
             self.profiler.analyse()
 
 
-@pytest.mark.checklist("B3", "B4")
+@pytest.mark.checklist("B3")
 def test_callbacks_of_the_guide(tmp_path: Path) -> None:
     """By step, and by epoch where data are sunk: the callbacks of the guide run as they are."""
     context = Context()
@@ -205,7 +207,7 @@ def test_some_steps(tmp_path: Path) -> None:
         profiler.analyse(pretty=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.checklist("A5", "C20")
+@pytest.mark.checklist("A5", "C20", "F13")
 def test_analysis_in_the_background(tmp_path: Path) -> None:
     """`async` returns before the work is done, which a thread of this process does; training goes on meanwhile."""
     profiler = output.recorded(tmp_path)
@@ -310,7 +312,26 @@ def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     assert not profiler.recording
 
 
-@pytest.mark.checklist("C18", "C19")
+@pytest.mark.checklist("D21")
+@pytest.mark.parametrize(
+    ("kind", "base"),
+    [
+        (errors.ProfilerPathErrorException, ValueError),
+        (errors.ProfilerIOException, OSError),
+        (errors.ProfilerFileNotFoundException, FileNotFoundError),
+        (errors.ProfilerDirNotFoundException, errors.ProfilerFileNotFoundException),
+        (errors.ProfilerRawFileException, ValueError),
+        (errors.NothingToAnalyse, RuntimeError),
+        (errors.WireError, ValueError),
+    ],
+)
+def test_kinds_of_errors(kind: type[Exception], base: type[Exception]) -> None:
+    """Each is found by its family, and by what Python calls the like; the front door has those that it raises."""
+    assert issubclass(kind, errors.ProfilerException) and issubclass(kind, base)
+    assert getattr(mindspore, kind.__name__) is kind
+
+
+@pytest.mark.checklist("C18", "C19", "F17")
 def test_metadata(tmp_path: Path) -> None:
     """Values of any kind, before and while recording, are in the file of every window from then on."""
     profiler = Profiler(output_path=tmp_path, start_profile=False)

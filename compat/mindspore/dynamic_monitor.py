@@ -5,42 +5,36 @@ from __future__ import annotations
 import json
 import logging
 import os
-import weakref
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
 from stepscope.compat.mindspore import target as targets
-from stepscope.compat.mindspore.agreed_windows import SHOWN, AgreedWindows
-from stepscope.compat.mindspore.analyses import analyses
+from stepscope.compat.mindspore.agreed_windows import AgreedWindows
 from stepscope.compat.mindspore.asked_steps import Asked, Ended, Late, Planned
-from stepscope.compat.mindspore.at_exit import before_exit
 from stepscope.compat.mindspore.callback_class import as_callback, is_callback
-from stepscope.compat.mindspore.dynamic_args import UNSET_PATH, DynamicProfilerArgs
-from stepscope.compat.mindspore.enums import nearest
+from stepscope.compat.mindspore.dynamic_args import DynamicProfilerArgs
+from stepscope.compat.mindspore.monitor_arguments import (
+    DEFAULT_OUTPUT,
+    DEFAULT_POLL,
+    Position,
+    check,
+    output_directory,
+    poll_seconds,
+    warn_of_unknown,
+)
+from stepscope.compat.mindspore.open_monitors import open_monitors
 from stepscope.compat.mindspore.profiler import Profiler
 from stepscope.compat.mindspore.step_windows import StepWindows
-from stepscope.compat.mindspore.window_names import METADATA, STEPS_PER_CALL
-from stepscope.runtime import _core
+from stepscope.compat.mindspore.window_recorder import WindowRecorder
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.environment import directory_from_environment
+from stepscope.runtime.control.file_requests import TRIGGER
 from stepscope.runtime.control.watched_file import WatchedFile
-from stepscope.runtime.ending import before_close
 
 log = logging.getLogger("stepscope")
 
 CONFIG: Final = "profiler_config.json"
-DEFAULT_OUTPUT: Final = "./dyn_profile_data"
-DEFAULT_POLL: Final = 2.0
-
-Position = Literal["begin", "end"]
-
-TERMINATED: Final = 10.0
-"""Seconds that a process that is terminated waits for the products of its window, whose raw data are kept in any case."""
-
-KEPT: Final = 64
-"""Windows whose profilers can be asked afterwards."""
-
-_SETTINGS = ("late", "granularity", "step_position", "strict", "agree")
 
 
 class DynamicProfilerMonitor:
@@ -94,19 +88,9 @@ class DynamicProfilerMonitor:
     ) -> None:
         if not isinstance(cfg_path, str | os.PathLike):
             raise TypeError("The cfg_path must be a string.")
-        for name, value, known in (
-            ("late", late, ("refuse", "clip")),
-            ("step_position", step_position, ("begin", "end")),
-        ):
-            if value not in known:
-                raise ValueError(f"{name} must be {known[0]!r} or {known[1]!r}, got {value!r}")
-        if isinstance(granularity, bool) or not isinstance(granularity, int) or granularity < 1:
-            raise ValueError(f"granularity must be a whole number from 1, got {granularity!r}")
-        for name in kwargs:
-            log.warning("DynamicProfilerMonitor: %r is no argument and has no effect%s", name, nearest(name, _SETTINGS))
-        if not isinstance(output_path, str | os.PathLike):
-            log.warning("output_path must be a path, got %r; %r is taken", output_path, DEFAULT_OUTPUT)
-            output_path = DEFAULT_OUTPUT
+        check(late, step_position, granularity)
+        warn_of_unknown(kwargs)
+        output_path = output_directory(output_path)
         place = Path(cfg_path)
         target = targets.find()
         self.rank = target.rank
@@ -115,21 +99,14 @@ class DynamicProfilerMonitor:
         several = agree and target.size_known and target.rank_size > 1
         self._windows = StepWindows(late, granularity, rank=self.rank, agreed=several)
         self._group, self._position, self._strict = granularity, step_position, strict
+        self._recorder = WindowRecorder(self.rank, self.output_path)
         self._step_num = 0
-        self._steps_per_call = 1
         self._ended = 0
         """Number of the last step that has ended."""
         self._unraised: list[str] = []
-        self._profiler: Profiler | None = None
-        self._mode: str | None = None
-        self._into = self.output_path
-        """Where the window that runs goes."""
         self._early = False
         """Whether the window was begun where this was made, before anybody said that this is a callback."""
-        self._waiting: _core.span | None = None
-        self.profilers: list[Profiler] = []
-        """One for each window so far, of the latest `KEPT`."""
-        poll = _poll(poll_interval)
+        poll = poll_seconds(poll_interval)
         self._file = WatchedFile(
             self.config_path,
             DynamicProfilerArgs.from_json,
@@ -162,7 +139,7 @@ class DynamicProfilerMonitor:
             self._let_go()
             raise
         self._say(f"config json file: {self.config_path}")
-        _watching.add(self)
+        open_monitors.add(self)
         # The loop's first step goes on already, unless `step()` is called at its begin. A callback of MindSpore is told of
         # it: so ranks have until then to agree on a window that begins with it.
         if step_position == "end" and not (several and is_callback(type(self))):
@@ -173,15 +150,18 @@ class DynamicProfilerMonitor:
         """The latest configuration that could be read; reading it costs what reading an attribute costs."""
         return self._file.current
 
+    @property
+    def profilers(self) -> list[Profiler]:
+        """One for each window so far, of the latest 64."""
+        return self._recorder.profilers
+
     # the callback
 
     def step_begin(self, run_context: Any) -> None:
         """A step begins, whose number, 1 for the first, is `cur_step_num` of the context's original arguments."""
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None:
-            waiting.__exit__(None, None, None)
+        self._recorder.go_on()
         step = int(run_context.original_args().cur_step_num)
-        self._steps_per_call = self._group
+        self._recorder.steps_per_call = self._group
         if self._early:
             self._begin_again()
         # Where data are sunk the number is that of the last step of a group.
@@ -191,9 +171,7 @@ class DynamicProfilerMonitor:
     def step_end(self, run_context: Any) -> None:
         """A step has ended."""
         self._after(int(run_context.original_args().cur_step_num))
-        if self._profiler is not None:
-            self._waiting = _core.span("data_wait", category="dataloader")
-            self._waiting.__enter__()
+        self._recorder.wait()
 
     def on_train_step_begin(self, run_context: Any) -> None:
         """As `step_begin`, by the name that MindSpore calls."""
@@ -234,15 +212,15 @@ class DynamicProfilerMonitor:
 
     def terminate(self) -> None:
         """As `close()`, for a process that is about to end: products are made in the background."""
-        self._mode = self._mode and "async"
+        self._recorder.analyse_in_background()
         self._close("the process was terminated")
 
     def _close(self, reason: str) -> None:
-        if self._profiler is not None:
+        if self._recorder.recording:
             log.warning("[Dynamic Profiler] rank %d: %s inside of a window", self.rank, reason)
             self._finish(self._windows.end(self._ended, reason))
         self._let_go()
-        _watching.discard(self)
+        open_monitors.discard(self)
 
     def _let_go(self) -> None:
         if self._agreed is not None:
@@ -283,72 +261,37 @@ class DynamicProfilerMonitor:
 
     def _after(self, step: int) -> None:
         self._ended = step
-        if self._profiler is None:
+        if not self._recorder.recording:
             return
-        self._profiler.step()
         ended = self._windows.after(self._asked(), step)
+        self._recorder.step(ended)
         if ended is not None:
-            self._finish(ended)
+            self._report("")
         if self._windows.complains:
             self._complain()
 
     def _begin(self, planned: Planned) -> bool:
         config = self._file.current
-        if isinstance(planned.configuration, DynamicProfilerArgs):
-            config = planned.configuration
         assert config is not None
-        self._into = self.output_path if config.prof_path == UNSET_PATH else Path(config.prof_path)
-        try:
-            profiler = Profiler(
-                output_path=self._directory(planned.first, planned.last), start_profile=False, **config.args
-            )
-            profiler.decided = True
-            about = {"asked": planned.asked, "run_id": planned.asked.run_id, STEPS_PER_CALL: self._steps_per_call}
-            profiler.add_metadata(METADATA, about)
-            profiler.step_num = planned.first
-            profiler.start()
-        except Exception as error:  # training goes on without
-            log.error("[Dynamic Profiler] rank %d: the window cannot begin: %s", self.rank, error)
-            return False
-        self._profiler, self._mode = profiler, config.analyse_mode
-        self.profilers.append(profiler)
-        del self.profilers[:-KEPT]
-        _core.instant("dynamic profiler: start", category="stepscope", first=planned.first, last=planned.last)
-        self._say(f"start at step {planned.first}, will stop at step {planned.last}")
-        self._report(f"recording steps {planned.first}-{planned.last}")
-        return True
+        begun = self._recorder.begin(planned, config)
+        if begun:
+            self._report(f"recording steps {planned.first}-{planned.last}")
+        return begun
 
     def _finish(self, ended: Ended | None) -> None:
-        profiler, self._profiler = self._profiler, None
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None:
-            waiting.__exit__(None, None, None)
-        if profiler is None or ended is None:
-            return
-        try:
-            profiler.stop()
-            profiler.move(self._directory(ended.first, ended.last))
-            if self._mode is not None:
-                profiler.analyse(mode=self._mode)
-        except Exception as error:  # training goes on; raw data are kept
-            log.error("[Dynamic Profiler] rank %d: the window did not end well: %s", self.rank, error)
-        self._say(f"stop at step {ended.last}{f': {ended.reason}' if ended.reason else ''}")
-        self._report("")
+        if ended is not None:
+            self._recorder.finish(ended)
+            self._report("")
 
     def _begin_again(self) -> None:
         """The window was begun where this was made; what it recorded since is no part of the first step."""
         self._early = False
-        planned, profiler = self._windows.running, self._profiler
-        if planned is None or profiler is None:
+        planned = self._windows.running
+        if planned is None or not self._recorder.recording:
             return
-        self._profiler = None
-        self.profilers.remove(profiler)
-        profiler.discard()
+        self._recorder.discard()
         if not self._begin(planned):
             self._windows.end(planned.first)
-
-    def _directory(self, first: int, last: int) -> Path:
-        return self._into / f"rank{self.rank}_start{first}_stop{last}"
 
     def _complain(self) -> None:
         said = self._windows.take_complaints()
@@ -359,11 +302,13 @@ class DynamicProfilerMonitor:
 
     def _report(self, answer: str) -> None:
         """Has the control thread write to the status file how things stand; where ranks agree, that is done by itself."""
-        loop, asked, windows = self._loop, self._latest, list(self._windows.armed()[-SHOWN:])
-        if loop is None or asked is None or not self._file.status.enabled:
+        loop, asked, windows, status = self._loop, self._latest, self._windows.armed(), self._file.status
+        if loop is None or asked is None or not status.enabled:
             return
-        facts = {"request": asked.text(), "run_id": asked.run_id or None, "answer": answer} if answer else {}
-        loop.call_soon(lambda: self._file.status.put(**facts, trigger="file", windows=windows))
+        if answer:
+            put_answer = partial(status.put_answer, asked.text(), answer, trigger=TRIGGER, run_id=asked.run_id)
+            loop.call_soon(put_answer)
+        loop.call_soon(partial(status.put_windows, windows))
 
     def _say(self, text: str) -> None:
         log.info("[Dynamic Profiler] rank %d: %s", self.rank, text)
@@ -371,30 +316,3 @@ class DynamicProfilerMonitor:
 
 def _asked_by(config: DynamicProfilerArgs) -> Asked:
     return Asked(config.start_step, config.stop_step, config.run_id, config.command, config.steps, config.ranks)
-
-
-def _poll(interval: object) -> float:
-    if isinstance(interval, bool) or not isinstance(interval, int | float) or not 0.01 <= interval <= 86_400:
-        log.error("poll_interval must be a number of seconds from 0.01 to 86400, got %r; 2 is taken", interval)
-        return DEFAULT_POLL
-    return float(interval)
-
-
-_watching: weakref.WeakSet[DynamicProfilerMonitor] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    for monitor in list(_watching):
-        monitor.close()
-
-
-def _terminated() -> None:
-    """A signal ends the process: windows end in order, and products are made as far as there is time for that."""
-    for monitor in list(_watching):
-        monitor.terminate()
-    analyses.wait(TERMINATED)
-
-
-before_exit(_close_all)
-before_close(_terminated)
-os.register_at_fork(after_in_child=_watching.clear)

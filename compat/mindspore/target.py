@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from stepscope.runtime.nearest import nearest
 from stepscope.runtime.run import rank_from_environment
 
 DEVICES: Final = ("CPU", "GPU", "Ascend")
@@ -48,7 +49,9 @@ def find() -> Target:
         said = str(mindspore.get_context("device_target"))
         known = {"cpu": "CPU", "gpu": "GPU", "ascend": "Ascend"}
         if said.lower() not in known:
-            raise RuntimeError(f"MindSpore's device_target is {said!r}; a profiler knows {', '.join(DEVICES)}")
+            raise RuntimeError(
+                f"MindSpore's device_target is {said!r}, which no profiler knows{nearest(said, DEVICES)}"
+            )
         device = known[said.lower()]
         mode = "graph" if mindspore.get_context("mode") == mindspore.GRAPH_MODE else "pynative"
         version = str(getattr(mindspore, "__version__", ""))

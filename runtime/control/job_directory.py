@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import logging
 import os
 import shutil
@@ -47,6 +48,8 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     peer: Peer
     left: bool = False
     """Whether it has ended as it should."""
+    waits: bool = False
+    """Whether it has left, and its process takes part again when the run is over, or has waited long enough for that."""
 
 
 class JobDirectory:
@@ -124,8 +127,12 @@ class JobDirectory:
         """Which run is going on; `None` if that is not known."""
         return read_record(self.path / "current.json", Current)
 
-    def enter(self) -> Path | None:
+    def enter(self, rank: int, but: str = "") -> Path | None:
         """Finds the run that this process is part of, or begins one.
+
+        Args:
+            rank: of this process.
+            but: a run that is not entered; it has to be over before another one begins.
 
         Returns:
             Directory of its records; `None` if that is not decided yet, so that the caller tries again soon.
@@ -134,17 +141,26 @@ class JobDirectory:
             OSError: if the directory cannot be used.
         """
         current = self.current()
+        if current is not None and current.epoch == but and self.goes_on(but, rank):
+            return None
         if not self.try_to_lead():
-            if current is None or current.leader.is_dead or not (self.path / current.epoch).is_dir():
+            if current is None or current.leader.is_dead or current.epoch == but:
                 return None  # who leads now has yet to say so
-            return self.path / current.epoch
-        if current is None or not self._goes_on(current.epoch):
-            epoch = f"run-{self.me.start_time}-{self.me.pid}-{hashlib.sha256(self.me.machine.encode()).hexdigest()[:8]}"
-            for old in self.path.glob("run-*"):
-                shutil.rmtree(old, ignore_errors=True)
+            return self.path / current.epoch if (self.path / current.epoch).is_dir() else None
+        current = self.current()  # another one may have begun a new run before
+        if current is None or not self.goes_on(current.epoch, rank):
+            machine = hashlib.sha256(self.me.machine.encode()).hexdigest()[:8]
+            epoch = f"run-{self.me.start_time}-{self.me.pid}-{machine}-{next(_runs)}"
+            before = list(self.path.glob("run-*"))
             (self.path / epoch).mkdir(mode=0o700)
-            current = Current(epoch, self.me)
+            self.say_leader(epoch)
+            for old in before:  # from now on nobody takes what is left of it for a run
+                shutil.rmtree(old, ignore_errors=True)
             log.info("control: a new run in %s", self.path)
+            return self.path / epoch
+        if current.epoch == but:
+            self.stop_leading()
+            return None
         self.say_leader(current.epoch)
         return self.path / current.epoch
 
@@ -152,8 +168,13 @@ class JobDirectory:
         """Writes that this process leads the run."""
         replace_private(self.path / "current.json", msgspec.json.encode(Current(epoch, self.me)))
 
-    def _goes_on(self, epoch: str) -> bool:
-        """Whether a process of the run lives. Of those of other machines only the time of their files tells."""
+    def goes_on(self, epoch: str, rank: int) -> bool:
+        """Whether another one of the run lives than this process as this rank. Of those of other machines only the time of
+        their files tells.
+
+        Raises:
+            OSError: if the directory cannot be used.
+        """
         directory = self.path / epoch
         if not directory.is_dir():
             return False
@@ -161,13 +182,15 @@ class JobDirectory:
         now = (self.path / "lock").stat().st_mtime  # by the clock of the file system
         for path in directory.glob("member-*.json"):
             member = read_record(path, Member)
-            if member is None or member.left or member.peer.is_dead or member.peer == self.me:
+            if member is None or member.left or member.peer.is_dead or (member.rank, member.peer) == (rank, self.me):
                 continue
             if member.peer.is_local or now - path.stat().st_mtime < SILENCE:
                 return True
         return False
 
 
+_runs = itertools.count(1)
+"""A process may begin several runs, one after the other: no two have one name."""
 _led: set[str] = set()
 _guard = threading.Lock()
 

@@ -95,7 +95,7 @@ class Leading:
         return now - self._since.setdefault((number, what), now)
 
     def _members(self, records: Records, proposal: Proposal) -> tuple[dict[int, Member], set[int]]:
-        """The ranks that live and have a part in it, and those that have left or died."""
+        """The ranks that live and have a part in it, and those that have left or died; one that will be back is neither."""
         living: dict[int, Member] = {}
         gone: set[int] = set()
         signs: dict[int, float] = {}
@@ -107,9 +107,9 @@ class Leading:
                 signs[member.rank] = path.stat().st_mtime
             if not proposal.wants(member.rank):
                 continue
-            if member.left or member.peer.is_dead:
+            if member.peer.is_dead or (member.left and not member.waits):
                 gone.add(member.rank)
-            else:
+            elif not member.left:
                 living[member.rank] = member
         latest = max(signs.values(), default=0.0)  # this process gives signs as well: now, by the file system's clock
         for rank, member in list(living.items()):

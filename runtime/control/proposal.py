@@ -26,6 +26,9 @@ from stepscope.runtime.control.window_request import WindowRequest
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+Asked = WindowRequest | EndRequest
+"""What ranks can agree on: a window, or the end of what runs."""
+
 KEPT = 16
 """Proposals whose records are kept; older ones are deleted."""
 
@@ -41,7 +44,7 @@ class Wish(msgspec.Struct, frozen=True, omit_defaults=True):
     end: EndRequest | None = None
 
     @property
-    def asked(self) -> WindowRequest | EndRequest:
+    def asked(self) -> Asked:
         """One of the two."""
         return _one(self.request, self.end)
 
@@ -59,7 +62,7 @@ class Proposal(msgspec.Struct, frozen=True, omit_defaults=True):
     end: EndRequest | None = None
 
     @property
-    def asked(self) -> WindowRequest | EndRequest:
+    def asked(self) -> Asked:
         """The window, or what is to become of one."""
         return _one(self.request, self.end)
 
@@ -196,7 +199,7 @@ class Records:
         return path
 
 
-def _one(request: WindowRequest | None, end: EndRequest | None) -> WindowRequest | EndRequest:
+def _one(request: WindowRequest | None, end: EndRequest | None) -> Asked:
     if request is not None:
         return request
     return EndRequest(command="abort") if end is None else end

@@ -5,14 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from stepscope.runtime.control.armed import ArmedStatus
 from stepscope.runtime.presence import replace_private
 
 log = logging.getLogger("stepscope")
+
+SHOWN = 8
+"""Windows that it tells of, the latest."""
 
 
 class StatusFile:
@@ -45,3 +50,13 @@ class StatusFile:
             if not self._failed:
                 self._failed = True
                 log.warning("%s cannot be written: %s", self.path, error)
+
+    def put_answer(self, request: str, answer: str, *, trigger: str, run_id: str = "") -> None:
+        """The latest request, in words, and what became of it."""
+        self.put(request=request, run_id=run_id or None, trigger=trigger, answer=answer)
+
+    def put_windows(self, windows: Sequence[ArmedStatus]) -> None:
+        """What has become of windows; nothing is written where that is what it says already."""
+        latest = list(windows[-SHOWN:])
+        if latest != self._facts.get("windows", []):
+            self.put(windows=latest)

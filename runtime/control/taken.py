@@ -27,6 +27,8 @@ class TakenRequests:
         self._path = str(path)
         self._shown: dict[WindowRequest, int] = {}
         self._asked: set[WindowRequest] = set()
+        self._refused: set[WindowRequest] = set()
+        """Before the file was seen to ask for it here."""
 
     def show(self, request: WindowRequest) -> str | None:
         """The file asks for it.
@@ -44,6 +46,9 @@ class TakenRequests:
             return f"this request was taken already ({taken.answer}); another run_id records it again"
         if request in self._asked:
             return "this request was asked for already, and is not decided on yet; another run_id makes it another one"
+        if request in self._refused:
+            self._refused.discard(request)
+            return ""
         self._asked.add(request)
         return None
 
@@ -54,6 +59,8 @@ class TakenRequests:
     def decided(self, request: WindowRequest, answer: Armed) -> None:
         """It was taken, or refused: then it can be asked for again."""
         self._asked.discard(request)
+        if not answer and request not in self._shown:
+            self._refused.add(request)
         if answer:
             with _lock:
                 _taken[self._path, request] = _Taken(self, answer)

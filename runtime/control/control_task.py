@@ -1,0 +1,133 @@
+"""What is to be done on the control thread for one that takes requests: what it is told, and its turns in an agreement."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from stepscope.runtime.control import control_loop
+from stepscope.runtime.control.agreement import Agreement
+from stepscope.runtime.control.armable import Armable
+from stepscope.runtime.control.rate import StepRate
+from stepscope.runtime.control.record_events import RecordEvents
+from stepscope.runtime.control.status_file import StatusFile
+
+log = logging.getLogger("stepscope")
+
+
+class ControlTask:
+    """Runs from `start()` to `close()`; in a forked child it does nothing any more."""
+
+    def __init__(
+        self,
+        profiler: Armable,
+        agreement: Agreement | None,
+        status: StatusFile | None,
+        *,
+        pause: float,
+        ended: Callable[[], object] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            profiler: whose windows are asked for.
+            agreement: in which its rank takes part, `None` for none.
+            status: is told what becomes of windows.
+            pause: seconds between two turns, at most.
+            ended: called at the end, on the control thread.
+        """
+        self.rate = StepRate()
+        """How fast the profiler's loop goes."""
+        self._profiler, self._agreement, self._status = profiler, agreement, status
+        self._pause, self._ended = pause, ended
+        self._told: deque[Callable[[], object]] = deque()
+        self._loop: control_loop.ControlLoop | None = None
+        self._task: Future[None] | None = None
+        self._wake: asyncio.Event | None = None
+        self._pid = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started, and not closed."""
+        return self._task is not None
+
+    @property
+    def inherited(self) -> bool:
+        """Whether it runs in the process that this one was forked from."""
+        return self.running and self._pid != os.getpid()
+
+    def start(self, before: Callable[[], object] = lambda: None) -> None:
+        """Begins. Starting again changes nothing.
+
+        Args:
+            before: called here, where there is a thread to begin on.
+
+        Raises:
+            RuntimeError: if the system gives no further thread.
+        """
+        if self._task is None:
+            self._pid = os.getpid()
+            self._loop = control_loop.acquire()
+            before()
+            self._task = self._loop.start(self._run, "control")
+
+    def close(self) -> None:
+        """Ends: this rank takes part in no agreement any more. Closing twice, or in a forked child, changes nothing."""
+        task, loop, self._task, self._loop = self._task, self._loop, None, None
+        if task is not None and loop is not None and self._pid == os.getpid():
+            if self._agreement is not None:
+                self._agreement.begin_to_close()
+            task.cancel()
+            control_loop.release(loop)
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """Has something done on the control thread; it takes no lock, so that a signal handler may say so."""
+        self._told.append(call)
+        self._look()
+
+    def _look(self) -> None:
+        loop, wake = self._loop, self._wake
+        if loop is not None and wake is not None:
+            loop.call_soon(wake.set)
+
+    # on the control thread
+
+    async def _run(self) -> None:
+        self._wake = asyncio.Event()
+        events = RecordEvents(self._look)
+        try:
+            while True:
+                self._do_told()
+                self.rate.add(time.monotonic(), self._profiler.step_num)
+                pause = self._pause
+                if self._agreement is not None:
+                    pause = min(self._agreement.turn(), pause)
+                    events.follow(self._agreement.directory)
+                self._tell_windows()
+                try:
+                    await asyncio.wait_for(self._wake.wait(), pause)
+                except TimeoutError:
+                    pass
+                self._wake.clear()
+        finally:
+            if self._agreement is not None:
+                self._agreement.close()
+            self._ended()
+            self._tell_windows()
+            events.close()
+
+    def _do_told(self) -> None:
+        while self._told:
+            call = self._told.popleft()
+            try:
+                call()
+            except Exception as error:  # one request that goes wrong is no reason not to take the next
+                log.error("control: a request failed", exc_info=error)
+
+    def _tell_windows(self) -> None:
+        if self._status is not None:
+            self._status.put_windows(self._profiler.armed())
