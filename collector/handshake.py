@@ -29,18 +29,22 @@ class Handshake(asyncio.Protocol):
         self._request = self.requests(config=config, server_state=server_state, app_state=app_state, **options)
         self._connections: set[Any] = server_state.connections
         self._early = bytearray()
+        """What nobody has taken yet."""
+        self._begun = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there."""
         self._transport = transport
-        transport.pause_reading()  # what comes is for TLS
+        transport.pause_reading()  # what comes is for TLS; uvloop reads once all the same
         self._connections.add(self)
         self.requests.doorway.came(transport, len(self._connections))
         self._task = asyncio.create_task(self._agree(), name="stepscope TLS")
 
     def data_received(self, data: bytes) -> None:
-        """What the client said right behind the handshake, before `_agree` goes on."""
+        """What the client said before TLS began, or right behind the handshake, before `_agree` goes on."""
         self._early += data
+        if not self._begun:
+            self._transport.pause_reading()
 
     def shutdown(self) -> None:
         """The server ends."""
@@ -51,8 +55,8 @@ class Handshake(asyncio.Protocol):
         secured: asyncio.Transport | None = None
         try:
             if not transport.is_closing():
-                secured = await asyncio.get_running_loop().start_tls(transport, self, self.context, server_side=True)
-        except OSError:
+                secured = await self._secured(transport)
+        except (OSError, RuntimeError):  # the latter is uvloop's, of a connection that has just gone
             pass  # it speaks no TLS, none that we speak, or has gone: that is for the client to say
         finally:
             self._connections.discard(self)
@@ -65,6 +69,28 @@ class Handshake(asyncio.Protocol):
         self._request.connection_made(secured)
         if self._early:
             self._request.data_received(bytes(self._early))
+
+    async def _secured(self, transport: asyncio.Transport) -> asyncio.Transport | None:
+        loop = asyncio.get_running_loop()
+        agreeing = asyncio.create_task(loop.start_tls(transport, self, self.context, server_side=True))
+        try:
+            await asyncio.sleep(0)  # from now on all that comes goes to the loop's protocol
+            early, self._early, self._begun = bytes(self._early), bytearray(), True
+            if early and not transport.is_closing():
+                _feed(transport.get_protocol(), early)
+            return await agreeing
+        finally:
+            agreeing.cancel()
+
+
+def _feed(protocol: Any, data: bytes) -> None:
+    """Gives an `asyncio.BufferedProtocol` what came before it was there."""
+    while data:
+        buffer: memoryview = protocol.get_buffer(len(data))
+        taken = min(len(buffer), len(data))
+        buffer[:taken] = data[:taken]
+        protocol.buffer_updated(taken)
+        data = data[taken:]
 
 
 def handshakes(made: ssl.SSLContext, of: type[PromptRequests]) -> type[Handshake]:

@@ -21,7 +21,7 @@ from stepscope.collector.store import Store
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime.journal.records import run_record
-from tests.collecting import ask
+from tests.collecting import ask, until
 from tests.streams import STREAM, SYNC
 from tests.support import poll
 
@@ -142,8 +142,7 @@ async def test_lines_that_cannot_be_written_are_told(tmp_path: Path) -> None:
         def unwritten() -> int:
             return int(ask(f"{url}/v1/job").json()["unwritten_lines"])
 
-        while await asyncio.to_thread(unwritten) != 1:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(until, lambda: unwritten() == 1)
         text = (await asyncio.to_thread(ask, f"{url}/metrics")).body.decode()
         assert "stepscope_unwritten_audit_lines_total 1.0" in text
     (tmp_path / "audit.jsonl").rmdir()

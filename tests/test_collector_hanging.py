@@ -159,7 +159,7 @@ def test_the_loop_asks_nothing_of_the_disk(tmp_path: Path) -> None:
         until(lambda: collector.get("/v1/job", ALLOWED)["ended"] == 1)
         stream = collector.get("/v1/ranks", ALLOWED)[0]["stream"]
         with traced(collector.process.pid, report):
-            trained(collector.url, 1, token=TOKEN)
+            trained(collector.url, 1, token=TOKEN, steps=10)
             until(lambda: collector.get("/v1/job", ALLOWED)["ended"] == 2)
             with joined(collector) as one:
                 one.send(hello(stream=stream_id(1), supersedes=stream))

@@ -221,7 +221,8 @@ async def test_too_many_connections_are_told_to_come_again(tmp_path: Path) -> No
     ):
         for made, stream in ((one, "a" * 32), (other, "b" * 32)):
             await made.send(protocol.encode(protocol.Hello(stream, SYNC, 0, run_of(0))))
-        assert isinstance(await answer(one), protocol.Welcome)
+            if made is one:
+                assert isinstance(await answer(one), protocol.Welcome)
         refused = await answer(other)
         assert isinstance(refused, protocol.Refused) and refused.retry and "limit" in refused.reason
 
