@@ -34,7 +34,7 @@ class Parts:
             passing: those that are done at some time.
         """
         tasks: list[asyncio.Task[None]] = []
-        for name, work in {**endless, **passing}.items():
+        for name, work in {**passing, **endless}.items():
             self._problems[name] = ""
             task = asyncio.create_task(work, name=f"stepscope collector {name}")
             task.add_done_callback(partial(self._ended, name, done=name in passing))
