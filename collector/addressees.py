@@ -71,6 +71,10 @@ def addressees(streams: Streams, order: WindowOrder, wanted: tuple[int, ...] | N
     lacking: list[str] = []
     if absent := meant - there:
         lacking.append(f"not connected: {_ranks(absent)}")
+    latest = {target.stream.id for target in its}
+    shared = {rank.latest.run.rank or 0 for rank in streams if rank.latest.id in latest and rank.others} & meant
+    if shared:
+        lacking.append(f"several processes at once, maybe of jobs of one name: {_ranks(shared)}")
     if unwilling:
         lacking.append(f"without {NEEDED}: {_ranks(unwilling)}")
     if not targets or (wanted is not None and lacking):

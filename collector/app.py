@@ -165,7 +165,7 @@ class Collector:
 
     def _endless(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What runs as long as it serves, by its names in metrics."""
-        work = {"storage": self.storage.run()}
+        work: dict[str, Coroutine[Any, Any, None]] = {"storage": self.storage.run()}
         if self.uploading is not None:
             work["upload"] = self.uploading.run()
         if self.nats is not None:
