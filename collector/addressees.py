@@ -53,16 +53,16 @@ def addressees(streams: Streams, order: WindowOrder, wanted: tuple[int, ...] | N
         for stream in [rank.latest]
         if isinstance(stream.connection, Connection)
         and (not order.name or stream.run.name == order.name)
-        and (not order.job or stream.run.job == order.job)
+        and (not order.job or stream.job == order.job)
     ]
     able = [target for target in connected if target.connection.control]
     if not able:
         raise ProblemError(404, f"none of {len(connected)} connected processes takes commands; they need {NEEDED}")
-    jobs = sorted({(target.stream.run.name, target.stream.run.job) for target in able})
+    jobs = sorted({_job(target) for target in able})
     if len(jobs) > 1:
         shown = ", ".join(f"name {name!r} job {job!r}" for name, job in jobs[:10])
         raise ProblemError(409, f"several jobs are connected: say which one is meant: {shown}")
-    its = [target for target in connected if (target.stream.run.name, target.stream.run.job) == jobs[0]]
+    its = [target for target in connected if _job(target) == jobs[0]]
     size = max(target.stream.run.world_size or 0 for target in its)
     there = {target.rank for target in its}
     meant = set(range(size)) | there if wanted is None else set(wanted)
@@ -71,11 +71,19 @@ def addressees(streams: Streams, order: WindowOrder, wanted: tuple[int, ...] | N
     lacking: list[str] = []
     if absent := meant - there:
         lacking.append(f"not connected: {_ranks(absent)}")
+    latest = {target.stream.id for target in its}
+    shared = {rank.latest.run.rank or 0 for rank in streams if rank.latest.id in latest and rank.others} & meant
+    if shared:
+        lacking.append(f"several processes at once, maybe of jobs of one name: {_ranks(shared)}")
     if unwilling:
         lacking.append(f"without {NEEDED}: {_ranks(unwilling)}")
     if not targets or (wanted is not None and lacking):
         raise ProblemError(404, f"not all ranks that are meant can be asked; {'; '.join(lacking)}")
     return Addressees(targets, "; ".join(lacking))
+
+
+def _job(target: Target) -> tuple[str, str]:
+    return target.stream.run.name, target.stream.job
 
 
 def _ranks(ranks: set[int]) -> str:

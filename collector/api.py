@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from stepscope.collector import charts, metrics, openapi
 from stepscope.collector.downloads import Download, Source
 from stepscope.collector.job_windows import Group
-from stepscope.collector.operation import NoParameters, Operation, answer, body, parameters
+from stepscope.collector.operation import AnyParameters, NoParameters, Operations, body
 from stepscope.collector.order import OrderResult, WindowOrder
 from stepscope.collector.problems import ProblemError
 from stepscope.collector.streamed import Streamed
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from stepscope.collector.app import Collector
 
 _STREAM = "/v1/streams/{stream}"
+_WINDOWS = "/v1/windows"
+_WINDOW = _WINDOWS + "/{window:int}"
+_BYTES = "application/octet-stream"
 
 
 class JobQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,180 +70,58 @@ class WindowsQuery(JobQuery, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Api:
     """Answers requests from the live state and the files."""
 
+    _operations: Operations[Api] = Operations()
+
     def __init__(self, collector: Collector) -> None:
         """Args: whose state it is."""
         self._collector = collector
         self._tables = Tables()
         self._charts = charts.Charts(collector.streams)
-        self.operations = self._operations()
-        self._document = msgspec.json.encode(openapi.document(self.operations))
+        self._document = msgspec.json.encode(openapi.document(self._operations.all))
 
     def routes(self) -> list[Route]:
         """For the web application."""
-        return [Route(one.path, one.handler, methods=[one.method]) for one in self.operations]
+        return [Route(one.path, partial(one.serve, self), methods=[one.method]) for one in self._operations.all]
 
-    def _operations(self) -> list[Operation]:
-        window = _STREAM + "/windows/{window:int}"
-        return [
-            Operation(
-                path="/v1/jobs", name="jobs", summary="The jobs, by name", handler=self._jobs, answer=list[JobEntry]
-            ),
-            Operation(
-                path="/v1/job",
-                name="job",
-                summary="The ranks of a job together, or of all jobs",
-                handler=self._job,
-                query=JobQuery,
-                answer=JobView,
-            ),
-            Operation(
-                path="/v1/ranks",
-                name="ranks",
-                summary="Every rank, of a job or of all",
-                handler=self._ranks,
-                query=JobQuery,
-                answer=list[RankView],
-            ),
-            Operation(
-                path="/v1/ranks/{rank}",
-                name="rank",
-                summary="A rank with its starts and windows",
-                handler=self._rank,
-                answer=RankDetail,
-                problems=(404,),
-            ),
-            Operation(
-                path="/v1/steps",
-                name="steps",
-                summary="Step times over time",
-                handler=self._steps,
-                query=ChartQuery,
-                answer=Chart,
-            ),
-            Operation(
-                path="/v1/windows",
-                name="windows",
-                summary="The newest windows",
-                handler=self._windows,
-                query=WindowsQuery,
-                answer=list[WindowView],
-            ),
-            Operation(
-                path="/v1/windows",
-                name="order",
-                summary="Asks running processes for a window, extends or aborts one, or tells what is armed",
-                handler=self._order,
-                body=WindowOrder,
-                answer=OrderResult,
-                problems=(403, 404, 409, 413),
-            ),
-            Operation(
-                path="/v1/windows/{window:int}",
-                name="window",
-                summary="A window of a job, rank by rank",
-                handler=self._window,
-                query=JobQuery,
-                answer=WindowDetail,
-                problems=(404, 409),
-            ),
-            Operation(
-                path=window + "/statistics",
-                name="statistics",
-                summary="What a window holds, per name and category",
-                handler=self._statistics,
-                answer=Table,
-                problems=(404, 500),
-            ),
-            Operation(
-                path=_STREAM + "/journal",
-                name="journal",
-                summary="The file of a stream, as far as it is written",
-                handler=self._journal,
-                media_type="application/octet-stream",
-                problems=(404,),
-            ),
-            Operation(
-                path=window + "/{kind}",
-                name="window_file",
-                summary="A window of a stream as a file, such as `chrome`",
-                handler=self._window_file,
-                media_type="application/octet-stream",
-                problems=(404, 500, 503),
-            ),
-            Operation(
-                path="/v1/windows/{window:int}/{kind}",
-                name="merged_file",
-                summary="A window of all ranks of a job as a file, as `stepscope merge` writes it",
-                handler=self._merged_file,
-                query=JobQuery,
-                media_type="application/octet-stream",
-                problems=(404, 409, 500, 503),
-            ),
-            Operation(
-                path="/v1/events",
-                name="events",
-                summary="The live state of a job or of all, once a second: events `snapshot`, whose data are of this type",
-                handler=self._events,
-                query=JobQuery,
-                answer=Snapshot,
-                media_type="text/event-stream",
-                problems=(503,),
-            ),
-            Operation(
-                path="/v1/tickets",
-                name="ticket",
-                summary="A ticket for one download, for the parameter `ticket` of its address",
-                handler=self._ticket,
-                body=TicketRequest,
-                answer=Ticket,
-                problems=(413,),
-            ),
-            Operation(
-                path="/metrics",
-                name="metrics",
-                summary="For Prometheus",
-                handler=self._metrics,
-                media_type="text/plain",
-            ),
-            Operation(
-                path="/healthz", name="health", summary="Whether it answers", handler=self._health, answer=Health
-            ),
-            Operation(
-                path="/openapi.json",
-                name="openapi",
-                summary="This document",
-                handler=self._openapi,
-                answer=dict[str, Any],
-            ),
-        ]
+    @_operations.add("/v1/jobs", NoParameters, "The jobs, by name", answer=list[JobEntry])
+    async def _jobs(self, request: Request, query: NoParameters) -> list[JobEntry]:
+        return self._collector.live.jobs()
 
-    async def _jobs(self, request: Request) -> Response:
-        parameters(request, NoParameters)
-        return answer(self._collector.live.jobs())
+    @_operations.add("/v1/job", JobQuery, "The ranks of a job together, or of all jobs", answer=JobView)
+    async def _job(self, request: Request, query: JobQuery) -> JobView:
+        return self._collector.live.snapshot(query.job).job
 
-    async def _job(self, request: Request) -> Response:
-        return answer(self._collector.live.snapshot(parameters(request, JobQuery).job).job)
+    @_operations.add("/v1/ranks", JobQuery, "Every rank, of a job or of all", answer=list[RankView])
+    async def _ranks(self, request: Request, query: JobQuery) -> list[RankView]:
+        return self._collector.live.snapshot(query.job).ranks
 
-    async def _ranks(self, request: Request) -> Response:
-        return answer(self._collector.live.snapshot(parameters(request, JobQuery).job).ranks)
-
-    async def _rank(self, request: Request) -> Response:
-        parameters(request, NoParameters)
+    @_operations.add(
+        "/v1/ranks/{rank}", NoParameters, "A rank with its starts and windows", answer=RankDetail, problems=(404,)
+    )
+    async def _rank(self, request: Request, query: NoParameters) -> RankDetail:
         found = self._collector.live.rank(request.path_params["rank"])
         if found is None:
             raise ProblemError(404, "no rank of this id was seen; /v1/ranks has those that were")
-        return answer(found)
+        return found
 
-    async def _steps(self, request: Request) -> Response:
-        query = parameters(request, ChartQuery)
+    @_operations.add("/v1/steps", ChartQuery, "Step times over time", answer=Chart)
+    async def _steps(self, request: Request, query: ChartQuery) -> Chart:
         ids = [id for id in query.ranks.split(",") if id]
-        return answer(await self._charts.chart(query.range, ids, query.job))
+        return await self._charts.chart(query.range, ids, query.job)
 
-    async def _windows(self, request: Request) -> Response:
-        query = parameters(request, WindowsQuery)
-        return answer(await self._collector.live.windows(query.limit, query.job))
+    @_operations.add(_WINDOWS, WindowsQuery, "The newest windows", answer=list[WindowView])
+    async def _windows(self, request: Request, query: WindowsQuery) -> list[WindowView]:
+        return await self._collector.live.windows(query.limit, query.job)
 
-    async def _order(self, request: Request) -> Response:
+    @_operations.add(
+        _WINDOWS,
+        AnyParameters,
+        "Asks running processes for a window, extends or aborts one, or tells what is armed",
+        body=WindowOrder,
+        answer=OrderResult,
+        problems=(403, 404, 409, 413),
+    )
+    async def _order(self, request: Request, query: AnyParameters) -> OrderResult:
         if self._collector.settings.exposed:
             why = "this collector can be reached by anybody: it takes no commands without token and TLS"
             client = request.client
@@ -255,42 +138,65 @@ class Api:
             self._note(request, command.replace("order", "ordered"), outcome="refused", status=error.status, why=why)
             raise
         self._note(request, f"ordered {order.command}", outcome=result.outcome, ranks=len(result.ranks))
-        return answer(result)
+        return result
 
-    async def _window(self, request: Request) -> Response:
-        return answer(window_detail(self._group(request)))
+    @_operations.add(_WINDOW, JobQuery, "A window of a job, rank by rank", answer=WindowDetail, problems=(404, 409))
+    async def _window(self, request: Request, query: JobQuery) -> WindowDetail:
+        return window_detail(self._group(request, query))
 
-    async def _statistics(self, request: Request) -> Response:
-        parameters(request, NoParameters)
-        id, path = self._file(request)
+    @_operations.add(
+        _STREAM + "/windows/{window:int}/statistics",
+        NoParameters,
+        "What a window holds, per name and category",
+        answer=Table,
+        problems=(404, 500, 503),
+    )
+    async def _statistics(self, request: Request, query: NoParameters) -> Response:
+        id, path = await self._file(request)
         window: int = request.path_params["window"]
         stream = self._collector.streams.all.get(id)
         known = () if stream is None else stream.windows
         closed = any(one.index == window and not one.open for one in known)
         return Response(await self._tables.get(path, window, closed=closed), media_type="application/json")
 
-    async def _journal(self, request: Request) -> Response:
-        parameters(request, NoParameters)
-        id, path = self._file(request)
-        self._note(request, "download")
-        return FileResponse(path, media_type="application/octet-stream", filename=f"{id}.journal")
+    @_operations.add(
+        _STREAM + "/journal",
+        NoParameters,
+        "The file of a stream, as far as it is written",
+        media_type=_BYTES,
+        problems=(404, 503),
+    )
+    async def _journal(self, request: Request, query: NoParameters) -> Response:
+        id, path = await self._file(request)
+        return self._sent(request, self._collector.downloads.journal(path), _BYTES, f"{id}.journal")
 
-    async def _window_file(self, request: Request) -> Response:
-        parameters(request, NoParameters)
-        downloads = self._collector.downloads
-        kind = _kind(downloads.of_rank, request)
-        id, path = self._file(request)
+    @_operations.add(
+        _STREAM + "/windows/{window:int}/{kind}",
+        NoParameters,
+        "A window of a stream as a file, such as `chrome`",
+        media_type=_BYTES,
+        problems=(404, 500, 503),
+    )
+    async def _window_file(self, request: Request, query: NoParameters) -> Response:
+        kind = _kind(self._collector.downloads.of_rank, request)
+        id, path = await self._file(request)
         stream = self._collector.streams.all.get(id)
         name = id if stream is None else f"rank{stream.run.rank}" if stream.run.rank is not None else id
         window: int = request.path_params["window"]
-        return self._send(request, kind, [Source(name, path)], window, f"{name}-window{window}")
+        return self._made(request, kind, [Source(name, path)], window, f"{name}-window{window}")
 
-    async def _merged_file(self, request: Request) -> Response:
-        downloads = self._collector.downloads
-        kind = _kind(downloads.of_all, request)
-        group = self._group(request)
+    @_operations.add(
+        _WINDOW + "/{kind}",
+        JobQuery,
+        "A window of all ranks of a job as a file, as `stepscope merge` writes it",
+        media_type=_BYTES,
+        problems=(404, 409, 500, 503),
+    )
+    async def _merged_file(self, request: Request, query: JobQuery) -> Response:
+        kind = _kind(self._collector.downloads.of_all, request)
+        group = self._group(request, query)
         # Also what a rank did before it was started again: which windows belong together its steps tell.
-        kept = await asyncio.to_thread(lambda: dict(self._collector.store.journals()))
+        kept = await self._collector.disk.ask(lambda: dict(self._collector.store.journals()))
         sources = {
             stream.id: Source(rank.id, kept[stream.id], group.job)
             for rank in self._collector.streams
@@ -303,60 +209,81 @@ class Api:
         # The one by which the window is found in the files, which hold more windows than are known here.
         row = next((row for row in rows if row.window.index == group.index), rows[0])
         first = sources.pop(row.stream.id)
-        return self._send(request, kind, [first, *sources.values()], row.window.index, f"all-window{group.index}")
+        return self._made(request, kind, [first, *sources.values()], row.window.index, f"all-window{group.index}")
 
-    def _send(self, request: Request, kind: Download, sources: list[Source], window: int, name: str) -> Response:
-        self._note(request, "download")
-        disposition = f'attachment; filename="{name}{kind.suffix}"'
-        chunks = self._collector.downloads.send(kind, sources, window)
-        return Streamed(chunks, kind.media_type, {"Content-Disposition": disposition})
-
-    async def _events(self, request: Request) -> Response:
-        job = parameters(request, JobQuery).job
+    @_operations.add(
+        "/v1/events",
+        JobQuery,
+        "The live state of a job or of all, once a second: events `snapshot`, whose data are of this type",
+        answer=Snapshot,
+        media_type="text/event-stream",
+        problems=(503,),
+    )
+    async def _events(self, request: Request, query: JobQuery) -> Response:
         events = self._collector.events
         if events.full:
             raise ProblemError(503, "too many listen already", {"Retry-After": "10"})
-        return Streamed(events.listen(job), "text/event-stream")
+        return Streamed(events.listen(query.job), "text/event-stream")
 
-    async def _ticket(self, request: Request) -> Response:
+    @_operations.add(
+        "/v1/tickets",
+        AnyParameters,
+        "A ticket for one download, for the parameter `ticket` of its address",
+        body=TicketRequest,
+        answer=Ticket,
+        problems=(413,),
+    )
+    async def _ticket(self, request: Request, query: AnyParameters) -> Ticket:
         wanted = await body(request, TicketRequest)
         self._note(request, "ticket")
-        return answer(Ticket(ticket=self._collector.tickets.issue(wanted.path), seconds=SECONDS))
+        return Ticket(ticket=self._collector.tickets.issue(wanted.path), seconds=SECONDS)
 
-    async def _metrics(self, request: Request) -> Response:
+    @_operations.add("/metrics", AnyParameters, "For Prometheus", media_type="text/plain")
+    async def _metrics(self, request: Request, query: AnyParameters) -> Response:
         collector = self._collector
         text = await asyncio.to_thread(metrics.exposition, collector.live.snapshot(), collector.audit.refused)
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
-    async def _health(self, request: Request) -> Response:
-        return answer(Health())
+    @_operations.add("/healthz", AnyParameters, "Whether it answers", answer=Health)
+    async def _health(self, request: Request, query: AnyParameters) -> Health:
+        return Health()
 
-    async def _openapi(self, request: Request) -> Response:
+    @_operations.add("/openapi.json", AnyParameters, "This document", answer=dict[str, Any])
+    async def _openapi(self, request: Request, query: AnyParameters) -> Response:
         return Response(self._document, media_type="application/json")
 
-    def _group(self, request: Request) -> Group:
+    def _group(self, request: Request, query: JobQuery) -> Group:
         """The window of all ranks of a job that is asked for."""
-        job = parameters(request, JobQuery).job
         index: int = request.path_params["window"]
-        found = self._collector.live.window(index, job)
+        found = self._collector.live.window(index, query.job)
         if not found:
-            of = "" if job is None else f" of the job {job!r}"
+            of = "" if query.job is None else f" of the job {query.job!r}"
             raise ProblemError(404, f"no rank{of} has window {index}, or it is not among the newest any more")
         if len(found) > 1:
             names = ", ".join(repr(group.job) for group in found)
             raise ProblemError(409, f"several jobs have window {index}, choose one with ?job=...: {names}"[:2000])
         return found[0]
 
-    def _file(self, request: Request) -> tuple[str, Path]:
+    async def _file(self, request: Request) -> tuple[str, Path]:
         """The id and the file of the stream that is asked for."""
         id: str = request.path_params["stream"]
         try:
-            path = self._collector.store.existing(id)
+            path = await self._collector.disk.ask(lambda: self._collector.store.existing(id))
         except FormatError as error:
             raise ProblemError(404, str(error)) from error
         if path is None:
             raise ProblemError(404, "there is no stream of this id")
         return id, path
+
+    def _made(self, request: Request, kind: Download, sources: list[Source], window: int, name: str) -> Response:
+        """A file that is made of streams' files."""
+        chunks = self._collector.downloads.send(kind, sources, window)
+        return self._sent(request, chunks, kind.media_type, f"{name}{kind.suffix}")
+
+    def _sent(self, request: Request, chunks: AsyncGenerator[bytes], media_type: str, name: str) -> Response:
+        """A file to be saved under a name."""
+        self._note(request, "download")
+        return Streamed(chunks, media_type, {"Content-Disposition": f'attachment; filename="{name}"'})
 
     def _note(self, request: Request, action: str, **facts: str | int) -> None:
         client = request.client

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,9 @@ from stepscope.collector import clock_names, page
 from stepscope.collector.api import Api
 from stepscope.collector.audit import Audit
 from stepscope.collector.connection import Connection
+from stepscope.collector.disk import Disk
 from stepscope.collector.downloads import Bounds, Command, Download, Downloads, converted
+from stepscope.collector.errors import StuckError
 from stepscope.collector.guard import Guard
 from stepscope.collector.intake import Intake
 from stepscope.collector.live import Live
@@ -29,6 +31,7 @@ from stepscope.collector.live_events import LiveEvents
 from stepscope.collector.lock import DirectoryLock
 from stepscope.collector.merge.command import merge_command
 from stepscope.collector.orders import Orders
+from stepscope.collector.parts import Parts
 from stepscope.collector.problems import ProblemError, problem
 from stepscope.collector.reference import Reference
 from stepscope.collector.restoring import Restoring
@@ -42,7 +45,6 @@ from stepscope.collector.tickets import Tickets
 from stepscope.exporters import formats as formats
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats.servers import Servers
-from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.formats import known
 from stepscope.runtime.loop_thread import DaemonExecutor
 
@@ -57,6 +59,10 @@ _MEDIA = {
     "perfetto": "application/octet-stream",
     "parquet": "application/vnd.apache.parquet",
 }
+THREADS = 4
+"""That ask the disk what requests want of it."""
+FLUSH = 1.0
+"""Seconds that the last lines of the audit have at the end."""
 _GROWING = frozenset({"chrome", "perfetto"})
 """Formats of which nothing that was written is changed later."""
 
@@ -84,6 +90,9 @@ class Collector:
         self.intake = Intake(settings.max_intake)
         self.reference = Reference()
         self.audit = Audit(settings.directory)
+        self.disk = Disk(THREADS)
+        """For what requests ask of it."""
+        self.parts = Parts()
         self.tickets = Tickets()
         # Nothing brakes a file that is being made: room for them is kept free.
         most = min(Bounds().file_bytes, settings.disk_bytes // 16 or Bounds().file_bytes)
@@ -104,8 +113,10 @@ class Collector:
             storage=self.storage.view,
             upload=lambda: None if self.uploading is None else self.uploading.view(),
             nats=lambda: None if self.nats is None else self.nats.view(),
+            parts=self.parts.view,
+            unwritten=lambda: self.audit.failed,
         )
-        self.events = LiveEvents(self.live)
+        self.events = LiveEvents(self.live, lambda error: self.parts.failed("events", error))
         self._lock = DirectoryLock(settings.directory)
         self.server: Server | None = None
         routes = [
@@ -115,7 +126,13 @@ class Collector:
         ]
         app = Starlette(
             routes=routes,
-            exception_handlers={ProblemError: _told, 404: _unknown, 405: _unknown, Exception: _failed},
+            exception_handlers={
+                ProblemError: _told,
+                StuckError: _stuck,
+                404: _unknown,
+                405: _unknown,
+                Exception: _failed,
+            },
         )
         self.app = Guard(app, settings, self.tickets, self.audit)
 
@@ -135,27 +152,27 @@ class Collector:
             await asyncio.to_thread(self.downloads.clear)
             restoring = Restoring(self.store, self.streams)
             await asyncio.to_thread(restoring.look)
-            tasks = [asyncio.create_task(work, name="stepscope collector") for work in self._beside(restoring)]
-            for task in tasks:
-                task.add_done_callback(_ended)
-            try:
+            if self.nats is not None:
+                with contextlib.suppress(OSError):  # it says so when it needs it; else it is remembered
+                    await asyncio.to_thread(self.store.identity)
+            async with self.parts.working(self._endless(), {"restoring": restoring.run()}):
                 async with self.server.listening(self.settings) as url:
                     self.audit.line("start", "", url=url, pid=os.getpid())
                     yield url
                 self.audit.line("stop", "", pid=os.getpid())
-            finally:
-                await end_tasks(*tasks)
         finally:
+            if not await self.audit.flush(FLUSH):
+                log.error("the last lines of the audit are not written: the disk does not answer")
             self._lock.release()
 
-    def _beside(self, restoring: Restoring) -> Iterator[Coroutine[Any, Any, None]]:
-        """What runs as long as it serves."""
-        yield restoring.run()
-        yield self.storage.run()
+    def _endless(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """What runs as long as it serves, by its names in metrics."""
+        work: dict[str, Coroutine[Any, Any, None]] = {"storage": self.storage.run()}
         if self.uploading is not None:
-            yield self.uploading.run()
+            work["upload"] = self.uploading.run()
         if self.nats is not None:
-            yield self.nats.run()
+            work["nats"] = self.nats.run()
+        return work
 
     def _nats_source(self) -> NatsSource | None:
         if not self.settings.nats:
@@ -247,6 +264,10 @@ async def _told(request: Request, error: Exception) -> Response:
     return problem(error.status, error.detail, error.headers)
 
 
+async def _stuck(request: Request, error: Exception) -> Response:
+    return problem(503, str(error), {"Retry-After": "10"})
+
+
 async def _unknown(request: Request, error: Exception) -> Response:
     status: int = getattr(error, "status_code", 404)
     return problem(status, "there is nothing here; /openapi.json has what there is")
@@ -254,8 +275,3 @@ async def _unknown(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     return problem(500, "something went wrong; the collector's log has more")
-
-
-def _ended(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("the collector does not go on with a part of its work: %s", error, exc_info=error)

@@ -29,8 +29,8 @@ class Doorway:
             there: connections that there are now, with this one.
         """
         self.waits(transport)
-        if there > self.most:
-            longest = next(iter(self._waiting))
+        longest = next(iter(self._waiting), None)
+        if there > self.most and longest is not None:
             self.leaves(longest)
             longest.abort()
 

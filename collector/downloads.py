@@ -12,11 +12,13 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from stepscope.collector import confined
+from stepscope.collector.disk import Disk
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.presence import make_directories
 
@@ -27,6 +29,8 @@ AT_ONCE = 2
 """Files that are made at once: making one takes a core."""
 WAITING = 16
 """Downloads that may wait for their turn."""
+THREADS = 4
+"""That look at files which are being made, and read them."""
 _LOOK_EVERY = 0.05
 _TOLD = 300
 """Of what the process says at its end, the last characters."""
@@ -99,6 +103,7 @@ class Downloads:
         self._directory = directory / "downloads"
         self._bounds = bounds or Bounds()
         self._turn = asyncio.Semaphore(AT_ONCE)
+        self._disk = Disk(THREADS)
         self._waiting = 0
         self.of_rank: dict[str, Download] = {}
         """Of a window of one stream."""
@@ -114,11 +119,32 @@ class Downloads:
         """Deletes what a collector that was killed left."""
         _remove(self._directory)
 
+    async def journal(self, path: Path) -> AsyncGenerator[bytes]:
+        """The bytes of a file that is there, as far as it is written now.
+
+        Raises:
+            ProblemError: before the first byte, if it is there no more.
+            StuckError: before the first byte, if the disk does not answer.
+            OSError: if it cannot be read.
+        """
+        try:
+            file = await self._disk.ask(lambda: path.open("rb"), lambda file: file.close())
+        except FileNotFoundError as error:
+            raise ProblemError(404, "the file of this stream was deleted") from error
+        try:
+            left = await self._disk.run(lambda: os.fstat(file.fileno()).st_size)
+            while left and (chunk := await self._disk.run(partial(file.read, min(left, CHUNK)))):
+                left -= len(chunk)
+                yield chunk
+        finally:
+            await self._disk.run(file.close)
+
     async def send(self, kind: Download, sources: Sequence[Source], window: int | None) -> AsyncGenerator[bytes]:
         """The bytes of a file.
 
         Raises:
             ProblemError: before the first byte, if too many wait, or it cannot be made.
+            StuckError: before the first byte, if the disk does not answer.
             RuntimeError: later, if it cannot be finished.
         """
         if self._waiting >= WAITING:
@@ -137,17 +163,17 @@ class Downloads:
 
     async def _made(self, kind: Download, sources: Sequence[Source], window: int | None) -> AsyncGenerator[bytes]:
         place = self._directory / uuid.uuid4().hex
-        make_directories(place)  # not on a thread, which would make it after this was cancelled
+        await self._disk.ask(lambda: make_directories(place), lambda _: _remove(place))
         target = place / f"download{kind.suffix}"
         try:
             async with _process(kind.command(sources, window, target), self._bounds) as process:
-                async with contextlib.aclosing(_grown(target, process, kind.grows, self._bounds)) as chunks:
+                async with contextlib.aclosing(_grown(self._disk, target, process, kind.grows, self._bounds)) as chunks:
                     pace = _Pace(self._bounds)
                     async for chunk in chunks:
                         with pace.taking(len(chunk)):
                             yield chunk
         finally:
-            await asyncio.to_thread(_remove, place)
+            await self._disk.run(lambda: _remove(place))
 
 
 @contextlib.asynccontextmanager
@@ -199,7 +225,9 @@ class _Pace:
             raise RuntimeError(f"a download was given up: its reader took {self._sent} bytes in {self._seconds:.0f} s")
 
 
-async def _grown(path: Path, process: asyncio.subprocess.Process, grows: bool, bounds: Bounds) -> AsyncGenerator[bytes]:
+async def _grown(
+    disk: Disk, path: Path, process: asyncio.subprocess.Process, grows: bool, bounds: Bounds
+) -> AsyncGenerator[bytes]:
     """What a process writes to a file, until it ends.
 
     Raises:
@@ -214,13 +242,13 @@ async def _grown(path: Path, process: asyncio.subprocess.Process, grows: bool, b
             over = process.returncode is not None
             if over and process.returncode:
                 why = (await said) or _end(process.returncode, bounds)
-                if await asyncio.to_thread(_largest, path.parent) >= bounds.file_bytes:
+                if await disk.run(lambda: _largest(path.parent)) >= bounds.file_bytes:
                     why += f"; a download may have {bounds.file_bytes:,} bytes at most, `stepscope merge` makes larger files"
                 if not sent:
                     raise ProblemError(500, f"the file could not be made: {why}")
                 raise RuntimeError(f"a download broke off: {why}")
-            enough = over or (grows and (sent or await asyncio.to_thread(_size, path) >= _HELD_BACK))
-            chunk = await asyncio.to_thread(_chunk, path, sent) if enough else b""
+            enough = over or (grows and (sent or await disk.run(lambda: _size(path)) >= _HELD_BACK))
+            chunk = await disk.run(partial(_chunk, path, sent)) if enough else b""
             if chunk:
                 sent += len(chunk)
                 yield chunk

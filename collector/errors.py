@@ -19,3 +19,7 @@ class ListenError(StepscopeError):
 
 class FullError(StepscopeError):
     """A limit of the collector is met. It may be raised, or room be made."""
+
+
+class StuckError(StepscopeError):
+    """The disk does not answer. It may do so later."""

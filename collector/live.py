@@ -21,6 +21,7 @@ from stepscope.collector.views import (
     JobEntry,
     JobView,
     NatsView,
+    PartView,
     RankDetail,
     RankView,
     SlowRank,
@@ -63,10 +64,13 @@ class Live:
         storage: Callable[[], StorageView | None] = lambda: None,
         upload: Callable[[], UploadView | None] = lambda: None,
         nats: Callable[[], NatsView | None] = lambda: None,
+        parts: Callable[[], list[PartView]] = list,
+        unwritten: Callable[[], int] = int,
     ) -> None:
         """Args: what to look at; what can be downloaded; whether the collector is reachable by others unprotected; what is
-        known of its disk, of what it uploads, and of what it takes from NATS."""
-        self._storage, self._upload, self._nats = storage, upload, nats
+        known of its disk, of what it uploads, of what it takes from NATS, and of the parts of its work; how many lines of the
+        audit could not be written."""
+        self._storage, self._upload, self._nats, self._parts, self._unwritten = storage, upload, nats, parts, unwritten
         self._streams, self._downloads = streams, downloads
         self._exposed = exposed
         self._started_ns = time.time_ns()
@@ -169,10 +173,13 @@ class Live:
             dropped=amounts.dropped,
             step_ms=round(median(np.array(medians)), 3) if medians else None,
             slowest=list(slow)[:_MOST_SLOW],
+            shared=sum(bool(view.others) for view in views),
             rank_files=sorted(self._downloads.of_rank),
             merged_files=sorted(self._downloads.of_all),
             exposed=self._exposed,
             storage=self._storage(),
             upload=self._upload(),
             nats=self._nats(),
+            parts=self._parts(),
+            unwritten_lines=self._unwritten(),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
@@ -27,6 +27,8 @@ class _Listener:
         self.job = job
         self.changes: bytes | None = None
         self.behind = True
+        self.over = False
+        """Whether it is told nothing more, and may come again."""
         self.news = asyncio.Event()
 
 
@@ -36,8 +38,9 @@ class LiveEvents:
     All who listen to the same job, or to all of them, are told the same bytes.
     """
 
-    def __init__(self, live: Live) -> None:
-        self._live = live
+    def __init__(self, live: Live, failed: Callable[[BaseException], object] = lambda _: None) -> None:
+        """Args: what is looked at; called with the error if nothing more can be told, until somebody comes again."""
+        self._live, self._failed = live, failed
         self._listeners: set[_Listener] = set()
         self._task: asyncio.Task[None] | None = None
         self._latest: dict[str | None, Snapshot] = {}
@@ -65,11 +68,12 @@ class LiveEvents:
         try:
             if self._task is None and not self._stopped:
                 self._task = asyncio.create_task(self._tell(), name="stepscope live events")
+                self._task.add_done_callback(self._ended)
             listener.news.set()
             while not self._stopped:
                 await listener.news.wait()
                 listener.news.clear()
-                if self._stopped:
+                if self._stopped or listener.over:
                     break
                 if listener.behind:
                     if job not in self._latest:
@@ -97,6 +101,16 @@ class LiveEvents:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Who listens would wait for ever: they are let go, and begin anew when they come again."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        self._task, self._latest = None, {}
+        for listener in self._listeners:
+            listener.over = True
+            listener.news.set()
+        self._failed(error)
 
     async def _tell(self) -> None:
         due = time.monotonic()

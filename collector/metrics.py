@@ -31,12 +31,16 @@ class _Views(Collector):
         yield states
         yield GaugeMetricFamily("stepscope_world_size", "Ranks that there should be", job.world_size or 0)
         yield GaugeMetricFamily("stepscope_slow_ranks", "Ranks that hold the others up", len(job.slowest))
+        yield GaugeMetricFamily("stepscope_shared_ranks", "Ranks that several processes are at once", job.shared)
         yield CounterMetricFamily("stepscope_received_events", "Events received", job.events)
         yield CounterMetricFamily("stepscope_received_bytes", "Bytes of journals received", job.bytes)
         yield CounterMetricFamily("stepscope_dropped_events", "Events lost, as ledgers tell", job.dropped)
         if job.storage is not None:
             yield GaugeMetricFamily(
                 "stepscope_disk_bytes", "Bytes on disk of all that was written", job.storage.used_bytes
+            )
+            yield GaugeMetricFamily(
+                "stepscope_disk_wait_seconds", "Time for which a write has waited for the disk", job.storage.waits_s
             )
             yield GaugeMetricFamily(
                 "stepscope_unreadable_journals", "Journals that cannot be read or written", job.storage.unreadable
@@ -56,6 +60,17 @@ class _Views(Collector):
                 "stepscope_nats_malformed_messages", "Messages given up as unreadable", job.nats.malformed_messages
             )
         yield CounterMetricFamily("stepscope_refused_requests", "Requests refused", self._refused)
+        yield CounterMetricFamily(
+            "stepscope_unwritten_audit_lines", "Lines of the audit that could not be written", job.unwritten_lines
+        )
+        parts = GaugeMetricFamily(
+            "stepscope_part_ended",
+            "Whether a part of the collector's work has ended though it should not",
+            labels=["part"],
+        )
+        for part in job.parts:
+            parts.add_metric([part.name], int(bool(part.problem)))
+        yield parts
         for name, help, value in _OF_RANKS:
             family = GaugeMetricFamily(name, help, labels=_LABELS)
             for view in self._snapshot.ranks:

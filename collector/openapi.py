@@ -74,7 +74,7 @@ _PROBLEMS = {
     409: "It is not clear what is meant.",
     413: "Too much was sent.",
     500: "It went wrong here.",
-    503: "Too many ask at once.",
+    503: "Too many ask at once, or the disk does not answer.",
 }
 
 

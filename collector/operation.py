@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -14,13 +14,19 @@ from stepscope.runtime.control.decoding import decode_json
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.misfit import find_misfit
 
+A = TypeVar("A")
 T = TypeVar("T", bound=msgspec.Struct)
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[A, Request, T], Awaitable[object]]
+"""A method that answers a request, whose parameters are checked: with a response, or with what is to be told in JSON."""
 
 
 class NoParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nothing can be said."""
+
+
+class AnyParameters(msgspec.Struct, frozen=True):
+    """Whatever is said, nobody heeds it: probes and scrapers add things of their own."""
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,11 +34,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     """With parameters in braces."""
-    handler: Handler
+    handler: Handler[Any, Any]
     summary: str
     name: str
     """Of the operation in clients that are generated."""
-    query: type[msgspec.Struct] = NoParameters
+    query: type[msgspec.Struct]
     """What may follow the question mark."""
     body: type[msgspec.Struct] | None = None
     answer: Any = None
@@ -45,6 +51,53 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     def method(self) -> str:
         """GET, or POST where there is something to read."""
         return "GET" if self.body is None else "POST"
+
+    async def serve(self, of: object, request: Request) -> Response:
+        """Checks what follows the question mark, and answers; what is no response yet goes out as JSON.
+
+        Raises:
+            ProblemError: if it cannot be answered.
+        """
+        found = await self.handler(of, request, parameters(request, self.query))
+        return found if isinstance(found, Response) else answer(found)
+
+
+class Operations(Generic[A]):
+    """The operations that a class answers, in the order in which it declares them."""
+
+    def __init__(self) -> None:
+        self.all: list[Operation] = []
+
+    def add(
+        self,
+        path: str,
+        query: type[T],
+        summary: str,
+        *,
+        body: type[msgspec.Struct] | None = None,
+        answer: Any = None,
+        media_type: str = "application/json",
+        problems: tuple[int, ...] = (),
+    ) -> Callable[[Handler[A, T]], Handler[A, T]]:
+        """Declares the method below; its name is the operation's. The arguments are those of `Operation`."""
+
+        def declared(handler: Handler[A, T]) -> Handler[A, T]:
+            self.all.append(
+                Operation(
+                    path=path,
+                    handler=handler,
+                    summary=summary,
+                    name=handler.__name__.strip("_"),
+                    query=query,
+                    body=body,
+                    answer=answer,
+                    media_type=media_type,
+                    problems=problems,
+                )
+            )
+            return handler
+
+        return declared
 
 
 def parameters(request: Request, kind: type[T]) -> T:
@@ -78,6 +131,6 @@ async def body(request: Request, kind: type[T], most: int = 4096) -> T:
         raise ProblemError(400, f"what was sent cannot be read: {error}") from error
 
 
-def answer(value: Any, status: int = 200) -> Response:
+def answer(value: object, status: int = 200) -> Response:
     """A value as JSON."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -19,7 +19,7 @@ class WindowOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: Name = ""
     """Of the runs that are meant; needed where runs of several names are connected."""
     job: Name = ""
-    """The job that is meant; needed where several are connected."""
+    """The job that is meant, as `/v1/jobs` has it; needed where several are connected."""
     patience: Annotated[float, msgspec.Meta(gt=0, le=60)] = 10.0
     """Seconds that a process has to answer."""
     start_step: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)] | Literal["next"] = "next"

@@ -10,6 +10,8 @@ from stepscope.collector.streams import Rank
 from stepscope.collector.stretches import Times
 from stepscope.collector.views import RankView, SlowRank, StreamView
 
+_MOST_OTHERS = 8
+
 
 class Pace(msgspec.Struct, frozen=True):
     """A rank's newest steps at one moment."""
@@ -64,6 +66,7 @@ def rank_view(found: Pace, now: float, slow: SlowRank | None) -> RankView:
         windows=stream.windows.count,
         slow_factor=None if slow is None else slow.factor,
         restoring=stream.restoring,
+        others=[f"{one.run.host[:200]} (pid {one.run.pid})" for one in rank.others[:_MOST_OTHERS]],
     )
 
 

@@ -6,10 +6,13 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
+from stepscope.collector.disk import Disk
 from stepscope.collector.store import Store
 from stepscope.collector.stream import STEPS, Frame, Stream
 from stepscope.collector.streams import Streams
@@ -19,6 +22,8 @@ from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.records import RunRecord, decode_record
 
 log = logging.getLogger("stepscope.collector")
+
+T = TypeVar("T")
 
 _MOST_BYTES = 4 << 20
 """Frames that are noted in one turn of the loop."""
@@ -35,7 +40,7 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 class Restoring:
-    """Reads the journals of a store one after the other, the newest first, on a worker thread.
+    """Reads the journals of a store one after the other, the newest first, on a thread of its own.
 
     Of events only the headers are read, and the steps. A stream that is connected meanwhile is read to the end of its file,
     and goes on from there with what arrives: each frame counts once.
@@ -43,6 +48,7 @@ class Restoring:
 
     def __init__(self, store: Store, streams: Streams) -> None:
         self._store, self._streams = store, streams
+        self._disk = Disk(1)
 
     def look(self) -> None:
         """Sees which files there are; to be called before streams are taken."""
@@ -68,32 +74,37 @@ class Restoring:
                 unread.pop(id, None)
 
     async def _restore(self, id: str, path: Path) -> None:
-        reader = await asyncio.to_thread(lambda: FrameReader(path, follow=False))
+        reader = await self._read(lambda: FrameReader(path, follow=False))
         try:
             known = self._streams.all.get(id)
-            run = await asyncio.to_thread(_run, reader) if known is None else known.run
+            run = await self._read(lambda: _run(reader)) if known is None else known.run
             if run is None:
                 raise FormatError("it does not say whose it is")
+            made, written = await self._read(lambda: (os.stat(path.parent).st_mtime_ns, path.stat().st_mtime))
             if id not in self._streams.unread:
                 return  # another stream has taken its place meanwhile
-            stream = self._stream(id, path, run)
-            while (part := await asyncio.to_thread(_read, reader)) is not None:
-                stream.restored(part.frames, part.events, part.next)
-            # What was written since is read without giving way: what is taken from then on is not in here.
-            while (part := _read(reader)) is not None:
-                stream.restored(part.frames, part.events, part.next)
+            stream = self._stream(id, run, made, written)
+            while True:
+                taken = stream.taken
+                part = await self._read(lambda: _read(reader))
+                if part is not None:
+                    stream.restored(part.frames, part.events, part.next)
+                elif stream.taken == taken:
+                    break  # nothing was written while the last read found nothing: what is taken from now on is not in here
             stream.restoring = False
             stream.bytes = reader.position[1]
         finally:
-            reader.close()
+            self._disk.submit(reader.close)  # after what may still be read
 
-    def _stream(self, id: str, path: Path, run: RunRecord) -> Stream:
+    async def _read(self, work: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._disk.submit(work))
+
+    def _stream(self, id: str, run: RunRecord, made: int, written: float) -> Stream:
         stream = self._streams.all.get(id)
-        made = os.stat(path.parent).st_mtime_ns
         if stream is None:
             stream = Stream(id, run, born_ns=made)
             stream.restoring = True
-            stream.seen -= max(time.time() - path.stat().st_mtime, 0.0)
+            stream.seen -= max(time.time() - written, 0.0)
             self._streams.add(stream)
         stream.born_ns = min(stream.born_ns, made)
         return stream

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from stepscope.collector.doorway import Doorway
 from stepscope.collector.errors import ListenError
+from stepscope.collector.handshake import handshakes
 from stepscope.collector.intake import Intake
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web_protocols import requests, sockets
@@ -39,9 +40,10 @@ class Server(uvicorn.Server):
         Raises:
             ListenError: if the certificate cannot be used.
         """
+        http = requests(Doorway(settings.max_streams + settings.max_readers))
         config = uvicorn.Config(
             app,
-            http=requests(Doorway(settings.max_streams + settings.max_readers)),
+            http=http,
             ws=sockets(intake),
             ws_max_size=settings.max_message,
             ws_per_message_deflate=False,
@@ -58,6 +60,9 @@ class Server(uvicorn.Server):
             config.load()
         except OSError as error:  # of ssl, too
             raise ListenError(f"the certificate {settings.certificate} cannot be used: {error}") from error
+        if config.ssl is not None:
+            config.http_protocol_class = handshakes(config.ssl, http)
+            config.ssl = None  # the loop has nothing to do with it
         super().__init__(config)
         self._ending = ending
 

@@ -28,6 +28,8 @@ log = logging.getLogger("stepscope.collector")
 LOOK_SECONDS = 10.0
 LEAST_SECONDS = 0.2
 """Between two looks, however much is written."""
+LATE = 2.0
+"""Seconds for which a write may wait for the disk before that is a problem."""
 PATIENCE = 2.0
 """Seconds that it waits at most for frames that are being read for a copy."""
 
@@ -82,6 +84,7 @@ class Storage:
         self._downloads = downloads
         self._untold: dict[tuple[str, int], int] = {}
         self._used: int | None = None
+        self._free = 0
         self._problem = ""
         self._inventories: dict[str, Inventory] = {}
         self.unreadable: dict[str, str] = {}
@@ -96,7 +99,7 @@ class Storage:
         while True:
             room.begin()
             try:
-                freed = await asyncio.to_thread(self.enforce, room.wanted)
+                freed, self._free = await asyncio.to_thread(self._looked, room.wanted)
                 self._used, self._problem = freed.used, ""
                 self._untold |= freed.discarded
                 self._store.bytes -= freed.removed_bytes
@@ -111,19 +114,26 @@ class Storage:
                     await room.due.wait()
 
     def view(self) -> StorageView | None:
-        """How much there is, as of the last look; `None` before the first."""
+        """How much there is, as of the last look; `None` before the first. Nothing is asked of the disk."""
         if self._used is None:
             return None
+        waits = self._store.waits
+        late = f"the disk does not answer: a write has waited for it for {waits:.0f} s" if waits > LATE else ""
         unreadable = list(self.unreadable.items())
         said = f"{unreadable[0][0]}: {unreadable[0][1]}"[:500] if unreadable else ""
         return StorageView(
             used_bytes=self._used,
             limit_bytes=self._policy.max_bytes or None,
-            free_bytes=shutil.disk_usage(self._store.directory).free,
+            free_bytes=self._free,
+            waits_s=round(waits, 1),
             discarded_events=0 if self._streams is None else self._streams.totals()[0].discarded,
             unreadable=len(unreadable),
-            problem=self._problem or said,
+            problem=late or self._problem or said,
         )
+
+    def _looked(self, wanted: int) -> tuple[Freed, int]:
+        """What was given up, and how many bytes of the file system are free."""
+        return self.enforce(wanted), shutil.disk_usage(self._store.directory).free
 
     def _tell(self) -> None:
         known = {} if self._streams is None else self._streams.all

@@ -13,9 +13,9 @@ import threading
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from stepscope.collector import checkpoint
+from stepscope.collector.disk import Disk
 from stepscope.collector.errors import FullError
 from stepscope.collector.frame_lock import FrameLock
 from stepscope.collector.room import Room
@@ -34,11 +34,12 @@ log = logging.getLogger("stepscope.collector")
 LEAST_MESSAGE = 64 << 10
 SUPERSEDED = "superseded"
 """File in the directory of a stream that another one holds as well, and more: the other's id."""
+THREADS = 8
+"""That open and close streams' files."""
 LEAVING = 30.0
 """Seconds that a connection has to let go of a stream that another one takes over."""
 
 _STREAM = re.compile("[0-9a-f]{32}")
-T = TypeVar("T")
 
 
 class Store:
@@ -55,12 +56,18 @@ class Store:
         self.directory = settings.directory
         self.streams = settings.directory / "streams"
         self._settings = settings
+        self._identity = ""
         self._writer = Writer(fsync=settings.fsync)
         self._seats: dict[str, _Seat] = {}
         self._open: set[str] = set()
         self._stuck: set[str] = set()
         """Streams whose files hold what the disk has lost."""
+        self._removing: set[str] = set()
         self._opening = threading.Lock()
+        """Guards which files are open, and which are being deleted; never held while the disk is waited for."""
+        self._marking = threading.Lock()
+        """Held by the one thread that says of a stream that another one supersedes it."""
+        self._disk = Disk(THREADS)
         self.room = Room()
         """What may be written until the disk is looked at again."""
         try:
@@ -81,6 +88,8 @@ class Store:
         Raises:
             OSError: if it can be neither read nor written.
         """
+        if self._identity:
+            return self._identity
         path = self.directory / "identity"
         with contextlib.suppress(FileExistsError):
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -91,7 +100,13 @@ class Store:
             known = stream.read(33)
         if not _STREAM.fullmatch(known):
             raise OSError(errno.EINVAL, "it names no collector's directory; remove it", str(path))
+        self._identity = known
         return known
+
+    @property
+    def waits(self) -> float:
+        """Seconds for which a write has waited for the disk; 0 if none does."""
+        return self._writer.waits
 
     @property
     def message_bytes(self) -> int:
@@ -118,25 +133,28 @@ class Store:
                     errno.EIO, "the disk has lost frames that could not be cut off; mend it and restart the collector"
                 )
             with self._writer:
-                place = self._place(hello.stream)
+                self._admit(hello.stream)
                 with self._kept(hello.stream):
-                    # On a thread: what is not marked must be read.
-                    durable = self._settings.fsync
-                    file = await _in_thread(
-                        lambda: StreamFile(place, hello.sync, durable=durable), lambda file: file.close()
-                    )
+                    # What is not marked must be read, too.
+                    file = await self._disk.run(lambda: self._opened(hello), lambda file: file.close())
                     try:
                         self._known.add(hello.stream)
                         if file.ended:
-                            self._supersede(hello)
+                            await self._supersede(hello)
                         yield file
                     finally:
-                        await _in_thread(file.close)
+                        await self._disk.run(file.close)
 
     @contextlib.contextmanager
     def _kept(self, stream: str) -> Generator[None]:
-        """The file of a stream is not removed inside."""
+        """The file of a stream is not removed inside.
+
+        Raises:
+            FullError: if it is being removed.
+        """
         with self._opening:
+            if stream in self._removing:
+                raise FullError("what was there of this stream is being deleted, as another one has it")
             self._open.add(stream)
         try:
             yield
@@ -191,7 +209,7 @@ class Store:
                     self._stuck.add(hello.stream)
                 raise
         if file.ended:
-            self._supersede(hello)
+            await self._supersede(hello)
 
     def superseded(self) -> Iterator[tuple[str, Path]]:
         """Ids and files of streams of which another one that is kept has everything."""
@@ -214,9 +232,13 @@ class Store:
         with self._opening:
             if stream in self._open:
                 return False
+            self._removing.add(stream)
+        try:
             path.with_name(checkpoint.NAME).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-            return True
+        finally:
+            self._removing.discard(stream)
+        return True
 
     def recount(self) -> None:
         """Streams were deleted."""
@@ -261,26 +283,31 @@ class Store:
             ):
                 yield entry.name, path
 
-    def _place(self, stream: str) -> Path:
-        directory = self.path(stream).parent
+    def _admit(self, stream: str) -> None:
         if stream not in self._known and len(self._known) >= self._settings.max_kept_streams:
             raise FullError(f"the collector keeps {self._settings.max_kept_streams} streams, which is its limit")
+
+    def _opened(self, hello: Hello) -> StreamFile:
+        directory = self.path(hello.stream).parent
         directory.mkdir(mode=0o700, exist_ok=True)
         if not stat.S_ISDIR(directory.lstat().st_mode):
             raise FormatError("the directory of this stream is a link")
-        return directory
+        return StreamFile(directory, hello.sync, durable=self._settings.fsync)
 
-    def _supersede(self, hello: Hello) -> None:
+    async def _supersede(self, hello: Hello) -> None:
         """Marks the stream that this one, which is whole, takes the place of; of another process it cannot."""
-        if not hello.supersedes or hello.supersedes == hello.stream:
-            return
+        if hello.supersedes and hello.supersedes != hello.stream:
+            await self._disk.run(lambda: self._mark(hello))
+
+    def _mark(self, hello: Hello) -> None:
         before = self.path(hello.supersedes)
         if not before.is_file():
             return
         if (run := run_in(before)) is not None and _process(short(run)) != _process(short(hello.run)):
             log.warning("stream %s does not take the place of %s, which is of another process", hello.stream, before)
             return
-        replace_private(before.with_name(SUPERSEDED), hello.stream.encode())
+        with self._marking:
+            replace_private(before.with_name(SUPERSEDED), hello.stream.encode())
 
 
 class _Seat:
@@ -289,18 +316,6 @@ class _Seat:
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.users: list[Callable[[], object]] = []
-
-
-async def _in_thread(work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
-    """What a thread made; who is cancelled waits for it all the same, and it is undone."""
-    future = asyncio.get_running_loop().run_in_executor(None, work)
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        await asyncio.wait([future])
-        if future.exception() is None:
-            undo(future.result())
-        raise
 
 
 def run_in(journal: Path) -> RunRecord | None:

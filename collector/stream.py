@@ -69,6 +69,8 @@ class Stream:
         self.connection: object | None = None
         self.next = 0
         """Number of the first frame that is not counted here."""
+        self.taken = 0
+        """Number of the frame after those that arrived last."""
         self.events = self.missing = self.undecodable = 0
         self.bytes = fmt.FILE_HEADER.size
         """Of its file."""
@@ -99,6 +101,7 @@ class Stream:
         """
         self.seen = time.monotonic()
         self.byte_rate.add(nbytes, self.seen)
+        self.taken = next
         fresh = min(next - self.next, len(frames))
         if self.restoring or fresh <= 0:
             return

@@ -54,6 +54,19 @@ class Rank:
         """What it does now."""
         return self.streams[-1]
 
+    @property
+    def others(self) -> list[Stream]:
+        """Processes beside the latest that are this rank as well: they are connected, and compared clocks after it had begun.
+
+        So they are of another run, or two processes were given one rank; a start before leaves when the next one comes.
+        """
+        latest, began = self.latest, self.latest.clock.first
+        if latest.connection is None or began is None:
+            return []
+        process = latest.run.host, latest.run.pid
+        there = (one for one in self.streams[:-1] if one.connection is not None and one.clock.last > began)
+        return [one for one in there if (one.run.host, one.run.pid) != process]
+
 
 class Streams:
     """All streams by id, and by rank. Beyond twice the limit of connections those that are over are forgotten, oldest first:
@@ -171,12 +184,13 @@ def _whose(run: RunRecord) -> str:
 
 
 def rank_id(run: RunRecord, stream: str) -> str:
-    """Names a rank in addresses: the same for each start of a rank of the same job."""
+    """Names a rank in addresses: the same for each start of a rank of the same job, and of no other (`job_of`)."""
     # No part has a tilde, so it tells where the first ends.
     job = f"{_slug(run.job)}~" if run.job else ""
     if run.rank is None:
         return job + _slug(f"{run.name}-{run.host}-{run.pid}-{stream[:6]}")
-    return job + _slug(f"{run.name}-{run.rank}")
+    of = "" if run.job or run.world_size is None else f"of{run.world_size}"
+    return job + _slug(f"{run.name}-{run.rank}{of}")
 
 
 def _slug(text: str) -> str:
@@ -187,4 +201,4 @@ def _slug(text: str) -> str:
 
 def _order(rank: Rank) -> tuple[str, str, bool, int, str]:
     run = rank.latest.run
-    return run.job, run.name, run.rank is None, run.rank or 0, rank.id
+    return rank.latest.job, run.name, run.rank is None, run.rank or 0, rank.id

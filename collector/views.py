@@ -55,6 +55,9 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """How many times as long its steps take as those of the others, if that is no chance."""
     restoring: bool
     """Whether its file is still being read, after a start of the collector."""
+    others: list[str]
+    """Other processes that are this rank at the same time, by host and pid: of another run, say, of the same name. Windows of
+    theirs count as those of earlier starts."""
 
 
 class RankChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,13 +119,16 @@ class StorageView(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int | None
     """Above this, events of windows are given up."""
     free_bytes: int
-    """Of the file system."""
+    """Of the file system, as of the last look."""
+    waits_s: float
+    """Seconds for which a write has waited for the disk; 0 if none does."""
     discarded_events: int
     """Events that were given up, of all streams that were known since the collector was started."""
     unreadable: int
     """Journals of which nothing can be given up, because they cannot be read or written."""
     problem: str
-    """Why the limit cannot be kept, or what is wrong with the first of those; empty if nothing is."""
+    """That the disk does not answer, why the limit cannot be kept, or what is wrong with the first of those; empty if nothing
+    is."""
 
 
 class NatsView(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +142,14 @@ class NatsView(msgspec.Struct, frozen=True, kw_only=True):
     """That could not be read and were given up, since the collector was started."""
     problem: str
     """Why not everything can be taken now; it is tried again. Empty if it can."""
+
+
+class PartView(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the collector's work that goes on beside its answers."""
+
+    name: str
+    problem: str
+    """Why it has ended though it should not; empty if it goes on, or is done."""
 
 
 class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,6 +197,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Median of the ranks' medians."""
     slowest: list[SlowRank]
     """The slowest first; empty if no rank is slower than by chance."""
+    shared: int
+    """Ranks that several processes are at the same time."""
     rank_files: list[str]
     """Kinds of files of a window of one stream."""
     merged_files: list[str]
@@ -195,6 +211,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Null if it uploads nothing."""
     nats: NatsView | None
     """Null if it takes nothing from there."""
+    parts: list[PartView]
+    """Of the collector's own work."""
+    unwritten_lines: int
+    """Lines of the audit that could not be written."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,11 +54,15 @@ class PromptRequests(H11Protocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._stall = _Stall()
+        self.entrance: asyncio.Transport | None = None
+        """What the doorway knows it by; with TLS that is the connection below."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there."""
         super().connection_made(transport)
-        self.doorway.came(transport, len(self.connections))
+        if self.entrance is None:
+            self.entrance = transport
+            self.doorway.came(transport, len(self.connections))
 
     def data_received(self, data: bytes) -> None:
         """It says something."""
@@ -82,16 +86,18 @@ class PromptRequests(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
-        self.doorway.leaves(self.transport)
+        if self.entrance is not None:
+            self.doorway.leaves(self.entrance)
         self._stall.ends()
         super().connection_lost(exc)
 
     def _look(self) -> None:
         """Whether something of a request is still to come; also of a body that was answered already."""
+        assert self.entrance is not None
         if self.transport.get_protocol() is self and self.conn.their_state in (IDLE, SEND_BODY):
-            self.doorway.waits(self.transport)
+            self.doorway.waits(self.entrance)
         else:
-            self.doorway.leaves(self.transport)
+            self.doorway.leaves(self.entrance)
 
 
 class ModestSockets(WebSocketsSansIOProtocol):

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -39,6 +40,13 @@ class Writer:
         self._jobs: deque[_Job] = deque()
         self._wanted = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._began: float | None = None
+
+    @property
+    def waits(self) -> float:
+        """Seconds for which the disk has not taken what it was given last; 0 if it has."""
+        began = self._began
+        return 0.0 if began is None else time.monotonic() - began
 
     def __enter__(self) -> Writer:
         self._users += 1
@@ -85,12 +93,14 @@ class Writer:
                     self._wanted.wait()
                 jobs = list(self._jobs)
                 self._jobs.clear()
+            self._began = time.monotonic()
             for job in jobs:
                 _attempt(job, lambda job: job.file.write(job.addition))
             if self._fsync:
                 for job in jobs:
                     if job.error is None:
                         _attempt(job, lambda job: job.file.sync_to_disk())
+            self._began = None
             try:
                 loop.call_soon_threadsafe(_tell, jobs)
             except RuntimeError:

@@ -60,6 +60,7 @@ async def collecting(directory: Path, *, port: int = 0, **settings: Any) -> Asyn
         server.should_exit = True
         await task
         listening.close()
+        await collector.audit.flush(30)
 
 
 class Process:

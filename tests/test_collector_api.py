@@ -50,8 +50,8 @@ def test_ranks_are_shown_as_they_train(tmp_path: Path) -> None:
         assert job["events"] == sum(view["events"] for view in ranks.values())
         assert [slow["rank"] for slow in job["slowest"]] == [2]
         assert job["slowest"][0]["factor"] > 2
-        chart = collector.get("/v1/steps?range=all&ranks=job-2,job-0,nobody")
-        assert [one["id"] for one in chart["series"]] == ["job-2", "job-0"]
+        chart = collector.get("/v1/steps?range=all&ranks=job-2of4,job-0of4,nobody")
+        assert [one["id"] for one in chart["series"]] == ["job-2of4", "job-0of4"]
         assert len(chart["times"]) == len(chart["median"]) == len(chart["series"][0]["step_ms"]) > 0
         assert max(step or 0 for step in chart["series"][0]["step_ms"]) <= max(chart["highest"])
 

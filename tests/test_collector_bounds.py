@@ -239,7 +239,7 @@ async def test_what_the_disk_has_lost_is_not_confirmed(
         assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
 
 
-def test_a_stream_takes_the_place_of_its_own_process_only(tmp_path: Path) -> None:
+async def test_a_stream_takes_the_place_of_its_own_process_only(tmp_path: Path) -> None:
     """Else anybody with the token could hide what another rank has sent."""
     store = Store(CollectorSettings(directory=tmp_path / "c"))
     mine, foreign = tmp_path / "mine", tmp_path / "foreign"
@@ -253,7 +253,7 @@ def test_a_stream_takes_the_place_of_its_own_process_only(tmp_path: Path) -> Non
     runs = [run_in(path) for path in journals]
     assert runs[0] is not None and runs[1] is not None
     for run, hidden in ((runs[1], False), (runs[0], True)):
-        store._supersede(protocol.Hello("1" * 32, SYNC, 0, run, STREAM))  # pyright: ignore[reportPrivateUsage]
+        await store._supersede(protocol.Hello("1" * 32, SYNC, 0, run, STREAM))  # pyright: ignore[reportPrivateUsage]
         assert (store.path(STREAM).with_name(SUPERSEDED)).exists() is hidden
     assert run_in(tmp_path / "nothing") is None
     (tmp_path / "text").write_text("no journal")

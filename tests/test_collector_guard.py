@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import ssl
-import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,10 +15,10 @@ from websockets.typing import Origin
 from stepscope.collector.errors import ExposureError
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.tickets import MOST, Tickets
+from tests.certificates import certify
 from tests.collecting import ask, collecting, trained, until
 from tests.collectors import COMMAND
 from tests.launch import run_to_end
-from tests.support import missing
 
 TOKEN = "a-token-of-this-test"
 ALLOWED = {"Authorization": f"Bearer {TOKEN}"}
@@ -153,6 +151,7 @@ def test_an_exposed_collector_takes_no_orders(tmp_path: Path) -> None:
         for body in (ORDER, b"{"):
             answer = ask(f"{collector.url}/v1/windows", method="POST", body=body)
             assert answer.status == 403 and "without token and TLS" in answer.json()["detail"]
+        collector.stop()
     assert [(line["method"], line["client"]) for line in orders(tmp_path, "refused")] == [("POST", "127.0.0.1")] * 2
     assert orders(tmp_path, "audit") == []
     clear = CollectorSettings(directory=tmp_path, host="0.0.0.0", token=TOKEN, insecure=True)
@@ -168,6 +167,7 @@ def test_orders_need_the_token_and_leave_lines(tmp_path: Path) -> None:
         assert ask(url, method="POST", body=ORDER, headers=ALLOWED).status == 404
         assert ask(url, method="POST", body=b'{"command": "arm", "steps": 0}', headers=ALLOWED).status == 400
         assert ask(url, method="POST", body=b'{"steps": 1, "ranks": "3-1"}', headers=ALLOWED).status == 400
+        collector.stop()
     refused = orders(tmp_path, "refused")
     assert [(line["method"], line["client"]) for line in refused] == [("POST", "127.0.0.1")] * 3
     assert all("token" in str(line["why"]) for line in refused)
@@ -185,13 +185,7 @@ def test_orders_need_the_token_and_leave_lines(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A certificate for this machine, and its key."""
-    if shutil.which("openssl") is None:
-        missing("openssl", "Install it (on Debian: apt-get install openssl).")
-    path = tmp_path_factory.mktemp("tls")
-    made, key = path / "cert.pem", path / "key.pem"
-    command = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
-    subprocess.run(["openssl", *command.split(), "-keyout", key, "-out", made], check=True, capture_output=True)
-    return made, key
+    return certify(tmp_path_factory.mktemp("tls"))
 
 
 def test_tls(tmp_path: Path, certificate: tuple[Path, Path]) -> None:

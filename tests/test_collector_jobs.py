@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import urllib.request
 from collections.abc import Generator
@@ -12,6 +13,7 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
+from stepscope.cli.main import main
 from stepscope.collector.downloads import Downloads
 from stepscope.collector.jobs import MOST_JOBS
 from stepscope.collector.live import Live
@@ -19,8 +21,10 @@ from stepscope.collector.live_events import LiveEvents, changes
 from stepscope.collector.stream import Stream
 from stepscope.collector.streams import Streams
 from stepscope.collector.views import RankView, Snapshot
-from tests.collecting import CollectorProcess, collecting, trained
-from tests.test_collector_live import SECOND, START, run_of, steps
+from stepscope.runtime.journal import format as fmt
+from tests.collecting import CollectorProcess, ask, collecting, trained, training, until
+from tests.test_collector_live import SECOND, START, record_frame, run_of, steps, sync
+from tests.test_collector_page import quiet_page
 
 ODD = "a job & of? #1 x1"
 
@@ -76,6 +80,70 @@ def test_live_events_of_a_job(two: CollectorProcess) -> None:
     assert snapshot["full"] and [one["job_id"] for one in snapshot["ranks"]] == [ODD]
     assert [one["id"] for one in snapshot["jobs"]] == [ODD, "job x2"]
     assert snapshot["job"]["ranks"] == 1
+
+
+def test_two_jobs_of_the_default_name_and_different_sizes(tmp_path: Path) -> None:
+    """Both have a rank 0, at the same time: ranks, windows and merged files are of one or the other."""
+    with (
+        collecting(tmp_path) as collector,
+        training(collector.url, 0, name="stepscope", world=1, steps=10_000),
+        training(collector.url, 0, name="stepscope", world=2, steps=10_000),
+    ):
+        until(lambda: [one["connected"] for one in collector.get("/v1/jobs")] == [1, 1])
+        until(lambda: all(view["windows"] and view["step"] for view in collector.get("/v1/ranks")))
+        ranks = collector.get("/v1/ranks")
+        assert [(one["job_id"], one["rank"], one["incarnation"]) for one in ranks] == [
+            ("stepscope x1", 0, 1),
+            ("stepscope x2", 0, 1),
+        ]
+        assert len({one["id"] for one in ranks}) == 2 and not any(one["others"] for one in ranks)
+        assert collector.get("/v1/job?job=stepscope+x2")["absent"] == [1]
+        refused = ask(f"{collector.url}/v1/windows/0/chrome")
+        assert refused.status == 409 and "'stepscope x1', 'stepscope x2'" in refused.json()["detail"]
+        for view in ranks:
+            job = quote(view["job_id"])
+            (window,) = [one for one in collector.get(f"/v1/windows?job={job}") if one["index"] == 0]
+            assert window["ranks"] == 1
+            merged = gzip.decompress(ask(f"{collector.url}/v1/windows/0/chrome?job={job}").body)
+            assert sum(event["name"] == "forward" for event in json.loads(merged)) == 10
+
+
+def test_two_jobs_of_the_same_name_and_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing tells them from a rank that was started again, but that they run at once: the page says that, and so does a merge."""
+    with (
+        collecting(tmp_path / "c") as collector,
+        training(collector.url, 0, name="stepscope", world=1, steps=10_000) as one,
+        training(collector.url, 0, name="stepscope", world=1, steps=10_000) as other,
+    ):
+        (view,) = until(lambda: [view for view in collector.get("/v1/ranks") if view["others"]])
+        (said,) = view["others"]
+        assert {view["pid"], int(said.rpartition("(pid ")[2].rstrip(")"))} == {one.pid, other.pid}
+        assert collector.get("/v1/job")["shared"] == 1
+        assert "stepscope_shared_ranks 1.0" in ask(f"{collector.url}/metrics").body.decode()
+        with quiet_page() as page:
+            page.goto(collector.url)
+            page.get_by_text("rank 0 is several processes at once").wait_for()
+            page.get_by_text("If these are several jobs, name them").wait_for()
+        until(lambda: collector.get("/v1/ranks")[0]["windows"])
+    assert main(["merge", str(tmp_path / "c"), "--out", str(tmp_path / "job.pftrace")]) == 0
+    assert "do two processes have one rank?" in capsys.readouterr().out
+
+
+def test_a_rank_that_was_started_again_is_one_process() -> None:
+    """Also while the connection of the first is still there, half-open: it has compared no clocks since."""
+    streams = Streams(8)
+    for number, times in enumerate(((1, 2), (3, 4))):
+        stream = Stream(f"{number:032x}", msgspec.structs.replace(run_of(0), pid=number), born_ns=START + number)
+        stream.connection = object()
+        for time in times:
+            stream.took([record_frame(fmt.FrameType.CLOCK_SYNC, sync(time, time, 10))], 1, time)
+        streams.add(stream)
+    (rank,) = streams
+    assert rank.others == []
+    rank.streams[0].took([record_frame(fmt.FrameType.CLOCK_SYNC, sync(5, 5, 10))], 1, 5)
+    assert rank.others == [rank.streams[0]]
+    rank.streams[0].connection = None
+    assert rank.others == []
 
 
 async def test_listeners_to_several_jobs_are_told_what_has_changed() -> None:

@@ -157,7 +157,7 @@ def test_jobs_are_not_mixed() -> None:
         stream.steps.add(steps([SECOND * (3 if stream in theirs else 1)] * 20), 0, START, START + 10**13)
     live, _ = live_of(*ours, *theirs, *unnamed)
     snapshot = live.snapshot()
-    assert [view.id for view in snapshot.ranks] == ["job-0", "1001~job-0", "1001~job-1", "1002~job-0", "1002~job-1"]
+    assert [view.id for view in snapshot.ranks] == ["1001~job-0", "1001~job-1", "1002~job-0", "1002~job-1", "job-0of1"]
     assert {view.job_id for view in snapshot.ranks} == {"1001", "1002", "job x1"}
     assert snapshot.job.slowest == [], "one job's steps are longer than another's: nobody is slow"
     assert (snapshot.job.world_size, snapshot.job.absent) == (6, [2])
@@ -172,9 +172,12 @@ def test_jobs_are_not_mixed() -> None:
 
 def test_ids_of_jobs_do_not_meet() -> None:
     """Whatever jobs and runs are called, each rank of each has an id of its own that is fit for an address."""
-    names = ["", "a", "a~b", "b", "a-b", "b-a", "a/b", "é", "x" * 300, "~", "1"]
+    names = ["", "a", "a~b", "b", "a-b", "b-a", "a/b", "é", "x" * 300, "~", "1", "a-1", "a-1of2", "1of2"]
     ids = {rank_id(run_of(1, job=job, name=name), "a") for job in names for name in names}
     assert len(ids) == len(names) ** 2
+    sizes = {rank_id(run_of(1, name=name, world=world), "a") for name in names for world in (None, 2, 12)}
+    assert len(sizes) == 3 * len(names) and len(sizes & ids) == len(names)
+    ids |= sizes
     assert all(id.isascii() and "/" not in id and len(id) < 200 for id in ids)
 
 
@@ -218,7 +221,8 @@ async def test_too_many_connections_are_told_to_come_again(tmp_path: Path) -> No
     ):
         for made, stream in ((one, "a" * 32), (other, "b" * 32)):
             await made.send(protocol.encode(protocol.Hello(stream, SYNC, 0, run_of(0))))
-        assert isinstance(await answer(one), protocol.Welcome)
+            if made is one:
+                assert isinstance(await answer(one), protocol.Welcome)
         refused = await answer(other)
         assert isinstance(refused, protocol.Refused) and refused.retry and "limit" in refused.reason
 

@@ -178,7 +178,7 @@ def test_accessibility(tmp_path: Path, scheme: Any) -> None:
             .then(found => JSON.stringify(found.violations, null, 1))"""
         assert page.evaluate(check) == "[]"
         page.get_by_role("button", name="Ranks of window 0").click()
-        page.get_by_role("button", name="Table of names of job-0, window 0").wait_for()
+        page.get_by_role("button", name="Table of names of job-0of2, window 0").wait_for()
         assert page.evaluate(check) == "[]"
         page.keyboard.press("Escape")
         page.locator("body").click(position={"x": 1, "y": 1})

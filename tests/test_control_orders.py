@@ -253,6 +253,46 @@ async def test_ranks_that_cannot_be_asked_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
+async def test_jobs_of_one_name_and_different_sizes_are_told_apart(tmp_path: Path) -> None:
+    """Neither has an id: an order is for one of them, by the name that the page shows, and the other hears nothing of it."""
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.mkdir()
+    large.mkdir()
+    async with collecting(tmp_path / "collector") as running:
+        with ranks_at(running.url, small, 1, world=1), ranks_at(running.url, large, 2, world=2):
+            streams = running.collector.streams
+            await poll(lambda: sum(one.connection is not None for one in streams.all.values()) == 3)
+            status, said = await order(running.url, steps=2)
+            assert status == 409 and said["detail"].endswith("name 'job' job 'job x1', name 'job' job 'job x2'"), said
+            status, said = await order(running.url, steps=2, run_id="small", job="job x1")
+            assert said["outcome"] == "done" and [rank["rank"] for rank in said["ranks"]] == [0], said
+            await poll(lambda: len(_lines(small, 1, "small")) == 1)
+            status, said = await order(running.url, steps=2, run_id="large", job="job x2")
+            assert said["outcome"] == "done" and [rank["rank"] for rank in said["ranks"]] == [0, 1], said
+            await poll(lambda: len(_lines(large, 2, "large")) == 2)
+    assert _lines(small, 1, "large") == _lines(large, 2, "small") == []
+
+
+@pytest.mark.timeout(200)
+async def test_a_rank_that_is_two_processes_records_nothing(tmp_path: Path) -> None:
+    """Two jobs of one name and size: which of them is meant nobody can say."""
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    async with collecting(tmp_path / "collector") as running:
+        with (
+            ranks_at(running.url, tmp_path / "one", 1, world=1),
+            ranks_at(running.url, tmp_path / "other", 1, world=1),
+        ):
+            await poll(lambda: any(rank.others for rank in running.collector.streams))
+            status, said = await order(running.url, steps=2, run_id="mine")
+            assert (status, said["outcome"]) == (200, "refused"), said
+            assert "several processes at once, maybe of jobs of one name: rank 0" in said["reason"]
+            status, said = await order(running.url, command="status")
+            assert said["outcome"] == "partly", said
+    assert _lines(tmp_path / "one", 1, "mine") == _lines(tmp_path / "other", 1, "mine") == []
+
+
+@pytest.mark.timeout(200)
 async def test_windows_of_several_ranks_wait_for_others(tmp_path: Path) -> None:
     """With `queue` later steps are found, with fixed steps as with the next ones; behind one that ends by the clock none can
     be, and that is said."""

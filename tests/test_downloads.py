@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -37,8 +38,11 @@ def kind(program: str, *, grows: bool = True) -> Download:
 
 def children(pid: int) -> set[int]:
     """Processes that a process has started and that run."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return {int(child) for task in tasks for child in Path(task, "children").read_text().split()}
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found.update(map(int, Path(task, "children").read_text().split()))
+    return found
 
 
 async def whole(chunks: AsyncGenerator[bytes]) -> bytes:

@@ -39,6 +39,10 @@ class LatestClock:
     def __init__(self, anchor: ClockAnchor) -> None:
         """Args: the rank's wall clock, which counts until there is a round trip."""
         self._anchor = anchor
+        self.first: int | None = None
+        """When the collector was asked first, ns of its clock; `None`: not yet."""
+        self.last = 0
+        """When it was asked last."""
         self._syncs: deque[ClockSync] = deque(maxlen=KEPT)
         self._fresh = 0
         self._model: ClockModel | None = None
@@ -48,6 +52,8 @@ class LatestClock:
 
     def add(self, sync: ClockSync) -> None:
         """A round trip, the latest."""
+        self.first = sync.arrived if self.first is None else self.first
+        self.last = sync.arrived
         if self._syncs and sync.clock != self._syncs[-1].clock:
             self._syncs.clear()  # another start of the collector
             self._fresh, self._model = 0, None

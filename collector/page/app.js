@@ -111,7 +111,10 @@ function disk(storage) {
 function stored() {
   const { storage, upload, nats } = job;
   const told = [];
+  const ended = job.parts.filter((part) => part.problem);
+  for (const part of ended) told.push(`A part of the collector has ended, ${part.name}: ${part.problem}. Restart the collector.`);
   if (storage?.problem) told.push(`${storage.problem}.`);
+  if (job.unwritten_lines) told.push(`${whole(job.unwritten_lines)} lines of the audit could not be written.`);
   if (upload) {
     const behind = upload.waiting_bytes ? `, ${bytes(upload.waiting_bytes)} to go` : "";
     const at = upload.at_ns === null ? "" : ` as of ${clock(upload.at_ns / 1e9)}`;
@@ -125,7 +128,7 @@ function stored() {
   }
   say(byId("stored"), told.join(" "));
   byId("stored").hidden = !told.length;
-  byId("stored").classList.toggle("bad", Boolean(storage?.problem || upload?.problem || nats?.problem));
+  byId("stored").classList.toggle("bad", Boolean(ended.length || job.unwritten_lines || storage?.problem || upload?.problem || nats?.problem));
 }
 
 function verdict() {
@@ -137,6 +140,11 @@ function verdict() {
     );
   }
   if (job.slowest.length > 3) told.push(`${job.slowest.length - 3} more are slow.`);
+  const shared = listed().filter((view) => view.others.length);
+  for (const view of shared.slice(0, 3)) {
+    told.push(`${rankName(view)} is several processes at once: on ${[`${view.host} (pid ${view.pid})`, ...view.others].join(", ")}.`);
+  }
+  if (job.shared) told.push(`${job.shared > 3 ? `${whole(job.shared)} ranks are. ` : ""}If these are several jobs, name them: trace(name=…), or STEPSCOPE_JOB.`);
   if (job.absent.length && job.ranks) {
     const some = job.absent.slice(0, 8).join(", ");
     told.push(`Not seen yet: rank ${some}${job.absent.length > 8 ? " and more" : ""}.`);
@@ -144,7 +152,7 @@ function verdict() {
   if (job.restoring) told.push(`The files of ${whole(job.restoring)} earlier streams are being read.`);
   if (!told.length && job.ranks !== 1) told.push(job.ranks ? "No rank is slower than by chance." : waiting());
   say(byId("verdict"), told.join(" "));
-  byId("verdict").classList.toggle("bad", job.slowest.length > 0);
+  byId("verdict").classList.toggle("bad", job.slowest.length > 0 || job.shared > 0);
 }
 
 const waiting = () => (jobs.chosen === null ? "Waiting for the first rank." : `No rank of the job ${jobs.chosen} is here.`);

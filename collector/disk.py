@@ -1,0 +1,118 @@
+"""Threads for what the disk may hold up: a file system that hangs costs so many of them, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from stepscope.collector.errors import StuckError
+
+T = TypeVar("T")
+
+PATIENCE = 5.0
+"""Seconds that `ask` waits."""
+WAITING = 64
+"""Calls that may wait for a thread when another one is made with `ask`."""
+
+
+class Disk:
+    """Does what may wait for the disk, never on the loop: what came first first, on a few threads at most.
+
+    A thread is there while there is something to do, and keeps no interpreter from ending.
+    """
+
+    def __init__(self, threads: int) -> None:
+        """Args: at most."""
+        self._most = threads
+        self._guard = threading.Lock()
+        self._threads = 0
+        self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Calls for which there is no thread yet."""
+        return len(self._jobs)
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Has it done; from any thread. Of a system that gives no thread the result is a `StuckError`."""
+        future: Future[T] = Future()
+        with self._guard:
+            self._jobs.append((future, work))
+            more = self._threads < self._most
+            self._threads += more
+        if more:
+            try:
+                threading.Thread(target=self._work, name="stepscope disk", daemon=True).start()
+            except RuntimeError as error:
+                self._fail(error)
+        return future
+
+    async def run(self, work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
+        """What a thread made. One that is cancelled waits for it all the same, and it is undone.
+
+        Who calls bounds how many wait: each connection has one call, say.
+        """
+        future = asyncio.wrap_future(self.submit(work))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            if not future.cancelled() and future.exception() is None:
+                made = future.result()
+                await self.run(lambda: undo(made))
+            raise
+
+    async def ask(self, work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
+        """What a thread made, if it does so soon. Else, and if this is cancelled, nobody waits for it, and it is undone.
+
+        Raises:
+            StuckError: if the disk does not answer in `PATIENCE` seconds, or too many wait for it already.
+        """
+        if self.waiting >= WAITING:
+            raise StuckError("too many wait for the disk; try again later")
+        future = self.submit(work)
+        limit = asyncio.timeout(PATIENCE)
+        try:
+            async with limit:
+                return await asyncio.wrap_future(future)
+        except BaseException:
+            if not future.cancel():  # it has begun
+                future.add_done_callback(lambda done: _undo(done, undo))
+            if limit.expired():
+                raise StuckError("the disk does not answer; try again later") from None
+            raise
+
+    def _work(self) -> None:
+        while True:
+            with self._guard:
+                if not self._jobs:
+                    self._threads -= 1
+                    return
+                future, work = self._jobs.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+            del future, work  # what it made is not held while there is nothing to do
+
+    def _fail(self, error: RuntimeError) -> None:
+        """A thread could not be started: unless others do what waits, it is not done."""
+        with self._guard:
+            self._threads -= 1
+            left = [] if self._threads else list(self._jobs)
+            if left:
+                self._jobs.clear()
+        for future, _ in left:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(StuckError(f"there is no thread for the disk: {error}"))
+
+
+def _undo(done: Future[T], undo: Callable[[T], object]) -> None:
+    if done.exception() is None:
+        undo(done.result())
