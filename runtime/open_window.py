@@ -71,9 +71,9 @@ class OpenWindow:
     def take(self, source: str, events: Block) -> Block:
         """The events, or parts of them, that lie in this window, with their steps; counts them."""
         intervals = self.recorded
-        start, end = self.interval
+        start, end = intervals[0] if len(intervals) == 1 else (0, 0)
         ts = events["ts"]
-        simple = len(intervals) == 1 and int(ts.min()) >= start and int((ts + np.maximum(events["dur"], 0)).max()) < end
+        simple = start < end and int(ts.min()) >= start and int((ts + np.maximum(events["dur"], 0)).max()) < end
         # A step stays one span, whatever pauses are in it: viewers count steps.
         mine = events.copy() if simple or source == STEPS else clip(events, intervals)
         if not len(mine):
