@@ -140,6 +140,41 @@ profiler = sc.trace(output_dir="run", exporters=[sc.MemoryExporter(hang_in="expo
     assert delivered(tmp_path)
 
 
+LEAVING = """
+class Bound:
+    name, thread_bound = "bound", True
+    def open(self, sink):
+        self.sink = sink
+    def transition(self, before, after, at):
+        if not after.records:
+            term()
+            time.sleep(0)  # the handler of the signal runs here, or waits
+        self.sink.watermark(at)
+    async def aclose(self):
+        self.sink.watermark((1 << 63) - 1)
+    def report(self):
+        return BackendReport()
+from stepscope.runtime.sink import BackendReport
+def profiler():
+    return sc.trace(output_dir="run", backends=[Bound()])
+async def main():
+    async with profiler():
+        with sc.span("work"):
+            pass
+def sync():
+    with profiler():
+        with sc.span("work"):
+            pass
+"""
+
+
+@pytest.mark.parametrize("leave", ["asyncio.run(main())", "sync()"])
+def test_sigterm_while_the_profiler_is_left(leave: str, tmp_path: Path) -> None:
+    """It comes while a backend stops, as `with` or `async with` ends: everything is delivered before the process dies."""
+    run(LEAVING + leave, tmp_path, code=-signal.SIGTERM)
+    assert delivered(tmp_path)
+
+
 @pytest.mark.parametrize(
     "script",
     [
