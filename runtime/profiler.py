@@ -145,7 +145,7 @@ class Profiler(Reporting):
                 self._open() if hub.on_loop() else Work(self._open, name="stepscope opening").finish()
                 self._opening_ns = clock.now() - began
             if self.options.handle_sigterm:
-                signals.watch(close_all)
+                signals.watch(close_all, self.options.close_timeout + LATEST)
             tasks.watch()
             self._open_sources()
         except BaseException:
