@@ -166,6 +166,28 @@ def flow(name: str, id: int, phase: str, /, *, category: str = ...) -> None: ...
 def changing(by: int, /) -> int:
     """Adds to the number of action changes that the consumer was not told of yet; returns the new number."""
 
+def hold_signals(interrupts: bool, function: Callable[..., _T], /, *args: Any, **kwargs: Any) -> _T:
+    """Calls a function; SIGTERM and SIGHUP, while they are watched, wait for its end, and SIGINT too if `interrupts`. Of the
+    main thread."""
+
+def put_off_signal(number: int, /) -> bool:
+    """Whether the main thread is inside of `hold_signals`; the signal comes again at its end then."""
+
+def watch_signal(number: int, seconds: float, late: Callable[[int], None], /) -> None:
+    """From now on the main thread is woken until Python's handler of this signal, SIGTERM or SIGHUP, has called
+    `begin_ending`. If it does not, `late` is called after a second with the number, on another thread, and without that too
+    the process dies `seconds` later. Of the main thread, which has just set the handler."""
+
+def unwatch_signals() -> bool:
+    """Ends that, from any thread: the signals do what they do without a handler, unless the program has taken them.
+    False, and nothing changes, if one has come that is to end the process."""
+
+def begin_ending() -> bool:
+    """Whether the caller is the first to close the profilers for a signal."""
+
+def die_of_signal(number: int, /) -> None:
+    """Has the system do what it does without a handler; it returns if that spares the process."""
+
 class StepCounter:
     """Base of Profiler: counts steps, writes step marks (`id` = `_serial`), calls `_transition(step, ts)` when
     `_next_change` is reached, `_asked` is set or the time `_look_at` (ns, 0: never) is over, between `_hold()` and `_let_go()`; calls `_step_ignored()` while not

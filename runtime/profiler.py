@@ -143,7 +143,7 @@ class Profiler(Reporting):
                 self._open() if hub.on_loop() else Work(self._open, name="stepscope opening").finish()
                 opening = clock.now() - began
             if self.options.handle_sigterm:
-                signals.watch(close_all)
+                signals.watch(close_all, self.options.close_timeout + LATEST)
             tasks.watch()
             self._open_sources()
         except BaseException:
@@ -353,12 +353,16 @@ class Profiler(Reporting):
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._tell_end(error)
-        # On this thread, as backends may be bound to it; the waiting is done elsewhere.
-        self._calls.run(lambda: self._stop("the profiler was closed inside the window"))
+        self._end_here()
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self.close)
         if not _alive:
             signals.unwatch()
+
+    @uninterrupted
+    def _end_here(self) -> None:
+        """Stops on this thread, as backends may be bound to it; who calls waits elsewhere for the rest of closing."""
+        self._calls.run(lambda: self._stop("the profiler was closed inside the window"))
 
     @property
     def control(self) -> Controller | None:

@@ -2,9 +2,10 @@
 
 `SIGTERM`, and `SIGHUP` when a terminal is closed, end a Python program at once, without `finally` or `atexit`. While a
 profiler is open they have a handler of ours, if nobody else handles them: profilers are closed, within their deadline, and
-the process dies of the signal, as who sent it expects. `SIGINT` raises `KeyboardInterrupt` anywhere; inside of a change of ours it waits for its end. Both are
-done on the main thread, where Python runs handlers; while that is in native code for long, a signal waits, and what
-`SIGKILL` leaves then is for `stepscope recover`.
+the process dies of the signal, as who sent it expects. `SIGINT` raises `KeyboardInterrupt` anywhere; inside of a change of
+ours it waits for its end. Both are done on the main thread, where Python runs handlers. While that does not run Python for
+longer than a second, the profilers are closed on another thread, and where none can run Python, the process dies after
+their deadline without that (`core/signals.c`): what is left then, as by `SIGKILL`, is for `stepscope recover`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Concatenate, ParamSpec, TypeVar
 
+from stepscope.runtime import _core
+
 P = ParamSpec("P")
 R = TypeVar("R")
 Self = TypeVar("Self")
@@ -24,30 +27,28 @@ Self = TypeVar("Self")
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 _close_all: Callable[[str], None] | None = None
-_depth = 0
-"""Changes of ours that the main thread is inside of."""
-_held: list[int] = []
-"""Signals that came meanwhile."""
 
 
-def watch(close_all: Callable[[str], None]) -> None:
+def watch(close_all: Callable[[str], None], seconds: float) -> None:
     """Handles SIGTERM and SIGHUP from now on, each unless the program does, or has it ignored, as `nohup` has. Of the main thread; from another one it changes nothing.
 
     Args:
-        close_all: delivers what was recorded, within its deadline; it is given the signal's name.
+        close_all: delivers what was recorded; it is given the signal's name, mostly on the main thread.
+        seconds: its deadline; the longest that was given counts.
     """
     global _close_all
     _close_all = close_all
     for number in _ENDING if _on_main_thread() else ():
-        if signal.getsignal(number) is signal.SIG_DFL:
+        # Ours is left, without effect, where another thread has given the signal back.
+        if signal.getsignal(number) in (signal.SIG_DFL, _terminate):
             signal.signal(number, _terminate)
+            _core.watch_signal(number, seconds, _end)
 
 
 def unwatch() -> None:
-    """Gives them back, unless the program has taken them since. Of the main thread.
-
-    From another thread the handler stays: without anything to deliver it lets the signal do what it does.
-    """
+    """Gives them back, unless the program has taken them since, or one came, which ends the process."""
+    if not _core.unwatch_signals():
+        return
     for number in _ENDING if _on_main_thread() else ():
         if signal.getsignal(number) is _terminate:
             signal.signal(number, signal.SIG_DFL)
@@ -61,54 +62,44 @@ def uninterrupted(method: Callable[Concatenate[Self, P], R]) -> Callable[Concate
 
     @functools.wraps(method)
     def run(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        global _depth
-        if not _on_main_thread():
-            return method(self, *args, **kwargs)
-        holding = _depth == 0 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        _depth += 1
-        try:
-            if holding:
-                signal.signal(signal.SIGINT, _hold)
-            return method(self, *args, **kwargs)
-        finally:
-            _depth -= 1
-            if holding and signal.getsignal(signal.SIGINT) is _hold:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-            if not _depth and _held:
-                signal.raise_signal(_held.pop())
+        return _held(method, self, *args, **kwargs)
 
     return run
+
+
+def _held(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    if not _on_main_thread():
+        return function(*args, **kwargs)
+    interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return _core.hold_signals(interrupts, function, *args, **kwargs)
 
 
 def _on_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _hold(number: int, frame: FrameType | None) -> None:
-    _held[:] = [number]
-
-
 def _terminate(number: int, frame: FrameType | None) -> None:
     """The handler of SIGTERM and SIGHUP."""
-    global _depth
-    if _depth:
-        # Inside of a change, or of the closing that an earlier one began.
-        _hold(number, frame)
+    if not _core.put_off_signal(number):
+        _end(number)
+
+
+def _end(number: int) -> None:
+    """Closes the profilers and has the process die, unless that is being done."""
+    if not _core.begin_ending():
         return
-    _depth += 1
     try:
         if _close_all is not None:
-            _close_all(signal.Signals(number).name)
+            _held(_close_all, signal.Signals(number).name)
     finally:
-        signal.signal(number, signal.SIG_DFL)
-        signal.raise_signal(number)
+        _core.die_of_signal(number)
+    unwatch()  # the system spares the first process of a container
 
 
 def _forked() -> None:
     """A child has nothing to deliver of its parent's: who terminates it does not wait."""
-    global _close_all, _depth
-    _close_all, _depth = None, 0
-    _held.clear()
+    global _close_all
+    _close_all = None
     unwatch()
 
 

@@ -11,43 +11,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.runtime.journal.reader import JournalReader
-from tests.crashes import names, windows
+from tests.crashes import names
 from tests.launch import launched
-
-START = """
-import asyncio, os, signal, sys, threading, time
-import stepscope as sc
-def term(who=0): os.kill(who or os.getpid(), signal.SIGTERM)
-profiler = sc.trace(output_dir="run", name="asked to stop")
-"""
-WORK = """
-profiler.start()
-with sc.span("work"):
-    pass
-"""
-
-
-def run(script: str, place: Path, *, code: int, number: int | None = None) -> str:
-    """Runs a script; with `number`, that signal is sent when it has printed a line. Returns what it printed."""
-    command = [sys.executable, "-W", "error", "-c", START + script]
-    with launched(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        said = ""
-        if number is not None:
-            said = process.stdout.readline()
-            process.send_signal(number)
-        out, errors = process.communicate(timeout=60)
-    assert process.returncode == code, errors
-    return f"{said}{out}"
-
-
-def delivered(place: Path) -> bool:
-    """Whether the journal is whole and has the work, in a window that was closed."""
-    journal = place / "run" / "journal"
-    with JournalReader(journal) as reader:
-        list(reader)
-        assert reader.end is not None
-    return names(journal)["work"] == 1 and len(windows(journal)) == 1 and not (place / "run" / "session").exists()
+from tests.terminations import START, WORK, delivered, run
 
 
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGHUP])
@@ -140,6 +106,41 @@ profiler = sc.trace(output_dir="run", exporters=[sc.MemoryExporter(hang_in="expo
     assert delivered(tmp_path)
 
 
+LEAVING = """
+class Bound:
+    name, thread_bound = "bound", True
+    def open(self, sink):
+        self.sink = sink
+    def transition(self, before, after, at):
+        if not after.records:
+            term()
+            time.sleep(0)  # the handler of the signal runs here, or waits
+        self.sink.watermark(at)
+    async def aclose(self):
+        self.sink.watermark((1 << 63) - 1)
+    def report(self):
+        return BackendReport()
+from stepscope.runtime.sink import BackendReport
+def profiler():
+    return sc.trace(output_dir="run", backends=[Bound()])
+async def main():
+    async with profiler():
+        with sc.span("work"):
+            pass
+def sync():
+    with profiler():
+        with sc.span("work"):
+            pass
+"""
+
+
+@pytest.mark.parametrize("leave", ["asyncio.run(main())", "sync()"])
+def test_sigterm_while_the_profiler_is_left(leave: str, tmp_path: Path) -> None:
+    """It comes while a backend stops, as `with` or `async with` ends: everything is delivered before the process dies."""
+    run(LEAVING + leave, tmp_path, code=-signal.SIGTERM)
+    assert delivered(tmp_path)
+
+
 @pytest.mark.parametrize(
     "script",
     [
@@ -157,6 +158,18 @@ async def main():
     await stop.wait()
     sys.exit(5)
 asyncio.run(main())
+""",
+        WORK
+        + """
+import uvloop
+async def main():
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    print(0, flush=True)
+    await stop.wait()
+    sys.exit(5)
+with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    runner.run(main())
 """,
         WORK + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nterm()\nprint(0, flush=True)\nsys.exit(5)",
     ],

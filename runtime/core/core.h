@@ -306,6 +306,15 @@ void arg_put_object(ArgBuffer *buffer, uint32_t key, PyObject *value); /* never 
 PyObject *arguments_py_encode(PyObject *self, PyObject *mapping);
 PyObject *arguments_py_decode(PyObject *self, PyObject *args);
 
+/* signals.c */
+void signals_after_fork(void);
+PyObject *signals_py_begin_ending(PyObject *self, PyObject *unused);
+PyObject *signals_py_die_of(PyObject *self, PyObject *number);
+PyObject *signals_py_hold(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);
+PyObject *signals_py_put_off(PyObject *self, PyObject *number);
+PyObject *signals_py_unwatch(PyObject *self, PyObject *unused);
+PyObject *signals_py_watch(PyObject *self, PyObject *args);
+
 /* chrome.c, perfetto.c, aggregate.c, itt.c: see there. */
 extern PyTypeObject PerfettoEncoderType;
 PyObject *chrome_py_encode(PyObject *self, PyObject *args, PyObject *kwargs);

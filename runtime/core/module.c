@@ -20,6 +20,7 @@ static PyObject *py_process_track(PyObject *self, PyObject *unused) { return PyL
 #define FAST(function) (PyCFunction)(void (*)(void))function
 static PyMethodDef methods[] = {
     {"adopt", coroutine_py_adopt, METH_VARARGS, NULL},
+    {"begin_ending", signals_py_begin_ending, METH_NOARGS, NULL},
     {"call_under", FAST(context_py_call_under), METH_FASTCALL | METH_KEYWORDS, NULL},
     {"category", strings_py_category, METH_O, NULL},
     {"changing", step_py_changing, METH_O, NULL},
@@ -29,6 +30,7 @@ static PyMethodDef methods[] = {
     {"counts", py_counts, METH_NOARGS, NULL},
     {"current_span", context_py_current_span, METH_NOARGS, NULL},
     {"decode_arguments", arguments_py_decode, METH_VARARGS, NULL},
+    {"die_of_signal", signals_py_die_of, METH_O, NULL},
     {"drain", ring_py_drain, METH_O, NULL},
     {"encode_arguments", arguments_py_encode, METH_O, NULL},
     {"encode_chrome", FAST(chrome_py_encode), METH_VARARGS | METH_KEYWORDS, NULL},
@@ -36,6 +38,7 @@ static PyMethodDef methods[] = {
     {"flow", FAST(span_py_flow), METH_FASTCALL | METH_KEYWORDS,
      "flow(name, id, phase, /, *, category='user_annotation')\n--\n\nAn arrow between the spans that enclose its calls.\n\n"
      "Args:\n    id: links the calls of one arrow.\n    phase: 'start', 'step' or 'end'."},
+    {"hold_signals", FAST(signals_py_hold), METH_FASTCALL | METH_KEYWORDS, NULL},
     {"instant", FAST(span_py_instant), METH_FASTCALL | METH_KEYWORDS,
      "instant(name, /, *, category='user_annotation', **arguments)\n--\n\nSomething that happened at this moment."},
     {"intern", strings_py_intern, METH_O, NULL},
@@ -49,6 +52,7 @@ static PyMethodDef methods[] = {
     {"open", ring_py_open, METH_VARARGS, NULL},
     {"open_spans", stack_py_open_spans, METH_NOARGS, NULL},
     {"process_track", py_process_track, METH_NOARGS, NULL},
+    {"put_off_signal", signals_py_put_off, METH_O, NULL},
     {"recording", control_py_recording, METH_NOARGS, NULL},
     {"ring_statistics", ring_py_statistics, METH_NOARGS, NULL},
     {"set_decorator", span_py_set_decorator, METH_O, NULL},
@@ -64,7 +68,9 @@ static PyMethodDef methods[] = {
     {"track", track_py_new, METH_VARARGS, NULL},
     {"tracks", track_py_since, METH_O, NULL},
     {"unspooled", spool_py_unspooled, METH_NOARGS, NULL},
+    {"unwatch_signals", signals_py_unwatch, METH_NOARGS, NULL},
     {"want", wants_py_want, METH_VARARGS, NULL},
+    {"watch_signal", signals_py_watch, METH_VARARGS, NULL},
     {NULL}};
 
 /* State is static, as the recorder is one per process: single-phase initialisation, no subinterpreters. */

@@ -359,6 +359,7 @@ static void after_fork_child(void) {
     memset(&g_counts, 0, sizeof g_counts);
     context_after_fork();
     step_after_fork();
+    signals_after_fork();
 }
 
 /* Nothing is left to do after the handlers below, which also know of forks that Python does not hear of. */

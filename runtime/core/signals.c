@@ -1,0 +1,218 @@
+/* Signals that ask the process to stop. What comes while the main thread is inside of a change waits for its end; and a
+ * watcher, a thread without Python, sees to it that one which ends the process is heard, wherever the main thread is. */
+#include "core.h"
+#include <errno.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef struct {
+    int number;
+    struct sigaction before; /* Python's own, which it is passed on to */
+    atomic_bool held;        /* it came inside of a change */
+} Signal;
+
+static Signal interrupt = {.number = SIGINT}; /* ours only inside of changes */
+static Signal ending[] = {{.number = SIGTERM}, {.number = SIGHUP}};
+#define ENDING (sizeof ending / sizeof *ending)
+#define MS 1000000ll
+#define KICKS (20 * MS)     /* between two signals to the main thread */
+#define LATE (1000 * MS)    /* after which it is not waited for */
+#define SPARE (20000 * MS)  /* for closing, beyond the profilers' deadline */
+
+static atomic_int depth;    /* changes that the main thread is inside of */
+static unsigned forks;
+static atomic_int asked;    /* signal that is to end the process, 0 = none */
+static atomic_bool begun;   /* somebody closes the profilers for it */
+static atomic_bool watching, quitting;
+static atomic_llong patience; /* ns that closing may take */
+static sem_t wake;
+static pthread_t watcher, main_thread;
+static sigset_t usual;      /* the main thread's mask */
+static PyObject *late;      /* called with the number, on a thread of its own */
+
+static Signal *signal_of(int number) {
+    for (size_t i = 0; i < ENDING; i++)
+        if (ending[i].number == number) return &ending[i];
+    return &interrupt;
+}
+
+/* Has the system do what it does without a handler. It returns if the system spares the process, as the first of a container. */
+static void die_of(int number) {
+    struct sigaction plain = {.sa_handler = SIG_DFL};
+    sigset_t only;
+    sigemptyset(&only);
+    sigaddset(&only, number);
+    sigaction(number, &plain, NULL);
+    pthread_sigmask(SIG_UNBLOCK, &only, NULL);
+    kill(getpid(), number);
+    atomic_store(&asked, 0);
+}
+
+static void pass_on(const Signal *s, siginfo_t *info, void *context) {
+    if (s->before.sa_flags & SA_SIGINFO) s->before.sa_sigaction(s->number, info, context);
+    else if (s->before.sa_handler == SIG_DFL) die_of(s->number);
+    else if (s->before.sa_handler != SIG_IGN) s->before.sa_handler(s->number);
+}
+
+static void on_signal(int number, siginfo_t *info, void *context) {
+    int error = errno;
+    Signal *s = signal_of(number);
+    bool now = atomic_load(&depth) == 0;
+    if (!now) {
+        atomic_store(&s->held, true);
+        now = atomic_load(&depth) == 0 && atomic_exchange(&s->held, false); /* the change ended meanwhile, and did not see it */
+    }
+    if (now) pass_on(s, info, context);
+    int none = 0;
+    if (s != &interrupt && atomic_load(&watching) && atomic_compare_exchange_strong(&asked, &none, number)) sem_post(&wake);
+    errno = error;
+}
+
+static bool is_ours(const Signal *s) {
+    struct sigaction now;
+    return sigaction(s->number, NULL, &now) == 0 && now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_signal;
+}
+
+static void take(Signal *s) {
+    if (is_ours(s) || sigaction(s->number, NULL, &s->before) < 0) return;
+    struct sigaction ours = {.sa_sigaction = on_signal, .sa_mask = s->before.sa_mask};
+    ours.sa_flags = SA_SIGINFO | (s->before.sa_flags & (SA_ONSTACK | SA_RESTART));
+    sigaction(s->number, &ours, NULL);
+}
+
+static void give_back(const Signal *s) {
+    if (is_ours(s)) sigaction(s->number, &s->before, NULL);
+}
+
+static bool deliver(Signal *s) {
+    struct sigaction now;
+    if (!atomic_exchange(&s->held, false)) return false;
+    if (sigaction(s->number, NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL) die_of(s->number);
+    else PyErr_SetInterruptEx(s->number);
+    return true;
+}
+
+/* In C, so that no Python handler that raises comes between the count and the call, or the call and giving back. */
+PyObject *signals_py_hold(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys) {
+    if (n < 2) return PyErr_Format(PyExc_TypeError, "hold_signals() takes whether SIGINT is held, and a function");
+    unsigned before = forks;
+    if (args[0] == Py_True) take(&interrupt);
+    atomic_fetch_add(&depth, 1);
+    /* What came before belongs before it. */
+    PyObject *result = PyErr_CheckSignals() < 0 ? NULL : PyObject_Vectorcall(args[1], args + 2, (size_t)(n - 2), keys);
+    if (before != forks || atomic_fetch_sub(&depth, 1) != 1) return result; /* a forked child is in no change */
+    give_back(&interrupt);
+    bool came = deliver(&interrupt);
+    for (size_t i = 0; i < ENDING; i++) came |= deliver(&ending[i]);
+    if (came && result && PyErr_CheckSignals() < 0) Py_CLEAR(result);
+    return result;
+}
+
+PyObject *signals_py_put_off(PyObject *self, PyObject *arg) {
+    int number = (int)PyLong_AsLong(arg);
+    if (PyErr_Occurred()) return NULL;
+    if (!atomic_load(&depth)) Py_RETURN_FALSE;
+    atomic_store(&signal_of(number)->held, true);
+    Py_RETURN_TRUE;
+}
+
+/* Closes the profilers from a thread that Python did not make. */
+static void *tell(void *number) {
+    pthread_sigmask(SIG_SETMASK, &usual, NULL);
+    if (!Py_IsInitialized()) return die_of((int)(intptr_t)number), NULL;
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *function = Py_XNewRef(late), *done = function ? PyObject_CallFunction(function, "i", (int)(intptr_t)number) : NULL;
+    if (function && !done) PyErr_WriteUnraisable(function);
+    Py_XDECREF(done);
+    Py_XDECREF(function);
+    PyGILState_Release(state);
+    return NULL;
+}
+
+/* The main thread may have gone to sleep just when the signal came, with its handler yet to be called: so it is woken until
+ * that was. In native code nothing wakes it: then the profilers are closed elsewhere, and without them if that cannot be. */
+static void attend(int number) {
+    bool told = false;
+    /* Counted, for while the whole process is stopped, nobody in it is late. */
+    for (int64_t waited = KICKS; atomic_load(&asked) && !atomic_load(&quitting); waited += KICKS) {
+        nanosleep(&(struct timespec){.tv_nsec = KICKS}, NULL);
+        bool closing = atomic_load(&begun);
+        if (waited > LATE + atomic_load(&patience) + (closing ? SPARE : 0)) die_of(number);
+        if (closing) continue;
+        if (!is_ours(signal_of(number))) atomic_store(&asked, 0); /* the program has taken it meanwhile */
+        else if (!atomic_load(&depth)) pthread_kill(main_thread, number);
+        pthread_t thread;
+        if (waited > LATE && !told && pthread_create(&thread, NULL, tell, (void *)(intptr_t)number) == 0)
+            told = true, pthread_detach(thread);
+    }
+}
+
+static void *watch(void *unused) {
+    while (!atomic_load(&quitting))
+        if (sem_wait(&wake) == 0 && atomic_load(&asked)) attend(atomic_load(&asked));
+    return NULL;
+}
+
+PyObject *signals_py_watch(PyObject *self, PyObject *args) {
+    int number;
+    double seconds;
+    PyObject *function;
+    if (!PyArg_ParseTuple(args, "idO", &number, &seconds, &function)) return NULL;
+    Py_XSETREF(late, Py_NewRef(function));
+    if (seconds > 1e6) seconds = 1e6;
+    if (seconds * 1e9 > (double)atomic_load(&patience)) atomic_store(&patience, (long long)(seconds * 1e9));
+    if (!atomic_load(&watching)) {
+        sigset_t all;
+        sigfillset(&all);
+        main_thread = pthread_self();
+        sem_init(&wake, 0, 0);
+        pthread_sigmask(SIG_SETMASK, &all, &usual); /* the watcher's: signals come to others */
+        atomic_store(&watching, pthread_create(&watcher, NULL, watch, NULL) == 0);
+        pthread_sigmask(SIG_SETMASK, &usual, NULL);
+        if (watching) pthread_setname_np(watcher, "scope signals");
+    }
+    take(signal_of(number));
+    Py_RETURN_NONE;
+}
+
+PyObject *signals_py_unwatch(PyObject *self, PyObject *unused) {
+    if (atomic_load(&asked)) Py_RETURN_FALSE; /* the watcher is the last resort until the process has died */
+    for (size_t i = 0; i < ENDING; i++)
+        if (is_ours(&ending[i])) sigaction(ending[i].number, &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
+    atomic_store(&begun, false);
+    atomic_store(&patience, 0);
+    if (atomic_exchange(&watching, false)) {
+        atomic_store(&quitting, true);
+        sem_post(&wake);
+        pthread_join(watcher, NULL);
+        atomic_store(&quitting, false);
+        atomic_store(&asked, 0); /* one that came since does what Python's handler says */
+    }
+    Py_CLEAR(late);
+    Py_RETURN_TRUE;
+}
+
+PyObject *signals_py_begin_ending(PyObject *self, PyObject *unused) { return PyBool_FromLong(!atomic_exchange(&begun, true)); }
+
+PyObject *signals_py_die_of(PyObject *self, PyObject *arg) {
+    int number = (int)PyLong_AsLong(arg);
+    if (PyErr_Occurred()) return NULL;
+    die_of(number);
+    Py_RETURN_NONE;
+}
+
+/* The child has no watcher, is inside of no change, and is asked nothing that its parent was. */
+void signals_after_fork(void) {
+    forks++;
+    atomic_store(&depth, 0);
+    atomic_store(&asked, 0);
+    atomic_store(&begun, false);
+    atomic_store(&watching, false);
+    atomic_store(&quitting, false);
+    atomic_store(&patience, 0);
+    give_back(&interrupt);
+    atomic_store(&interrupt.held, false);
+    for (size_t i = 0; i < ENDING; i++) give_back(&ending[i]), atomic_store(&ending[i].held, false);
+}

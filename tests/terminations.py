@@ -1,0 +1,46 @@
+"""Programs that are ended by signals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from stepscope.runtime.journal.reader import JournalReader
+from tests.crashes import names, windows
+from tests.launch import launched
+
+START = """
+import asyncio, os, signal, sys, threading, time
+import stepscope as sc
+def term(who=0): os.kill(who or os.getpid(), signal.SIGTERM)
+profiler = sc.trace(output_dir="run", name="asked to stop")
+"""
+WORK = """
+profiler.start()
+with sc.span("work"):
+    pass
+"""
+
+
+def run(script: str, place: Path, *, code: int, number: int | None = None) -> str:
+    """Runs a script; with `number`, that signal is sent when it has printed a line. Returns what it printed."""
+    command = [sys.executable, "-W", "error", "-c", START + script]
+    with launched(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = ""
+        if number is not None:
+            said = process.stdout.readline()
+            process.send_signal(number)
+        out, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    return f"{said}{out}"
+
+
+def delivered(place: Path) -> bool:
+    """Whether the journal is whole and has the work, in a window that was closed."""
+    journal = place / "run" / "journal"
+    with JournalReader(journal) as reader:
+        list(reader)
+        assert reader.end is not None
+    return names(journal)["work"] == 1 and len(windows(journal)) == 1 and not (place / "run" / "session").exists()
