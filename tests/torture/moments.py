@@ -23,6 +23,7 @@ from tests.torture.diary import Diary, Lane
 from tests.torture.victim import MAIN, begin, profiler
 
 EVER = 600.0
+EACH = stepscope.schedule(wait=0, warmup=0, active=1)
 SLOW = 0.1
 """Seconds that the end of a window takes in `SlowBackend`, and closing in `SlowExporter`."""
 
@@ -86,13 +87,12 @@ class Program:
         self.traced.start()
         begin(self.diary)
 
-    def repeat(self, call: Callable[[], object], spans: int = 1) -> None:
+    def repeat(self, call: Callable[[], object]) -> None:
         """Steps, each with that call, until the signal comes."""
         self.ready()
         while not self.lane.full:
-            for _ in range(spans):
-                with self.lane.span(), self.lane.span(text="innermost"):
-                    pass
+            with self.lane.span(), self.lane.span(text="innermost"):
+                pass
             self.diary.step(self.traced.step)
             call()
         time.sleep(EVER)
@@ -126,23 +126,29 @@ def in_native_code(place: Path, seed: int) -> None:
 
 
 def stepping(place: Path, seed: int) -> None:
-    """Each step ends a window, and a backend takes some time for it."""
-    each = stepscope.schedule(wait=0, warmup=0, active=1)
-    program = Program(place, seed, "stepping", schedule=each, backends=[SlowBackend(0.005)])
-    program.start()
+    """Each step ends a window, and does little else. Other threads would record between the windows."""
+    program = Program(place, seed, "stepping", schedule=EACH)
+    program.traced.start()
+    program.repeat(lambda: time.sleep(0.001))
+
+
+def changing(place: Path, seed: int) -> None:
+    """Each step ends a window, and it waits for a backend then."""
+    program = Program(place, seed, "changing", schedule=EACH, backends=[SlowBackend(0.005)])
+    program.traced.start()
     program.repeat(lambda: None)
 
 
 def flushing(place: Path, seed: int) -> None:
     """It calls `flush()` after each step."""
-    program = Program(place, seed, "flushing")
+    program = Program(place, seed, "flushing", schedule=None)
     program.start()
     program.repeat(program.traced.flush)
 
 
 def looking(place: Path, seed: int) -> None:
     """It calls `statistics()` after each step."""
-    program = Program(place, seed, "looking")
+    program = Program(place, seed, "looking", schedule=None)
     program.start()
     program.repeat(program.traced.statistics)
 

@@ -127,7 +127,7 @@ def stop(ending: str, code: int, place: Path, seed: int) -> Outcome:
     return delivered(place, time.monotonic_ns() - began, ending, ended, code)
 
 
-def delivered(place: Path, took: int, ending: str, ended: int, code: int) -> Outcome:
+def delivered(place: Path, took: int, ending: str, ended: int, code: int, *, bare: bool = False) -> Outcome:
     """Accounts of a victim that closed in order.
 
     Args:
@@ -135,13 +135,14 @@ def delivered(place: Path, took: int, ending: str, ended: int, code: int) -> Out
         ending: what asked it.
         ended: its status.
         code: what that should be.
+        bare: whether it may have ended in a step in which nothing was recorded.
     """
     problems = traces(place, repair=False)
     problems += [f"{ending} ended with {ended}: {_said(place)}"] if ended != code else []
     problems += ["there is something to recover"] if (place / "run" / "session").exists() else []
     if took > MOST_NS and took > MOST_NS + (bare := bare_ns()):
         problems.append(f"closing took {took / 1e9:.1f} s, where a bare interpreter takes {bare / 1e9:.1f} s")
-    return settle(place, place / "run" / "journal", closed=True) + Outcome(
+    return settle(place, place / "run" / "journal", closed=True, bare=bare) + Outcome(
         tried=0, shutdown_ns=took, problems=tuple(problems)
     )
 

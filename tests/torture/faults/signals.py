@@ -17,14 +17,15 @@ MOMENTS = {
     "the main thread sleeps": "asleep",
     "it computes": "computing",
     "it is in native code": "in_native_code",
-    "it is in step(), between windows": "stepping",
+    "it ends windows": "stepping",
+    "a backend changes on it": "changing",
     "it is in flush()": "flushing",
     "it is in statistics()": "looking",
     "it leaves `with`": "leaving",
     "it leaves `async with`": "leaving_async",
 }
 """What the victim's main thread does, and the function in `tests/torture/moments.py` for it."""
-LEAVING = ("leaving", "leaving_async")
+BETWEEN = ("stepping", "changing", "leaving", "leaving_async")
 """Moments in which the last window may end before the signal comes."""
 SPREAD = 0.3
 """Seconds within which the signal comes."""
@@ -36,7 +37,7 @@ def ask(number: signal.Signals, moment: str, place: Path, seed: int) -> Outcome:
     """A signal from another process at a random moment: everything is delivered, and the process dies of it, in time."""
     with started(place, seed, moment, program="moments") as process:
         time.sleep(random.Random(seed).uniform(0.0, SPREAD))
-        if moment not in LEAVING:
+        if moment not in BETWEEN:
             Diary(place / "diary").about_to_end()
         began = time.monotonic_ns()
         process.send_signal(number)
@@ -45,7 +46,7 @@ def ask(number: signal.Signals, moment: str, place: Path, seed: int) -> Outcome:
         except subprocess.TimeoutExpired:
             return Outcome(problems=(f"{number.name}: it still runs after {LIMIT:g} s",))
         took = time.monotonic_ns() - began
-    return delivered(place, took, number.name, ended, -number)
+    return delivered(place, took, number.name, ended, -number, bare=moment in BETWEEN)
 
 
 FAMILY = "signals"
