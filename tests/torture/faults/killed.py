@@ -140,8 +140,8 @@ def delivered(place: Path, took: int, ending: str, ended: int, code: int, *, bar
     problems = traces(place, repair=False)
     problems += [f"{ending} ended with {ended}: {_said(place)}"] if ended != code else []
     problems += ["there is something to recover"] if (place / "run" / "session").exists() else []
-    if took > MOST_NS and took > MOST_NS + (bare := bare_ns()):
-        problems.append(f"closing took {took / 1e9:.1f} s, where a bare interpreter takes {bare / 1e9:.1f} s")
+    if took > MOST_NS and took > MOST_NS + (machine := bare_ns()):
+        problems.append(f"closing took {took / 1e9:.1f} s, where a bare interpreter takes {machine / 1e9:.1f} s")
     return settle(place, place / "run" / "journal", closed=True, bare=bare) + Outcome(
         tried=0, shutdown_ns=took, problems=tuple(problems)
     )
