@@ -25,8 +25,8 @@ MOMENTS = {
     "it leaves `async with`": "leaving_async",
 }
 """What the victim's main thread does, and the function in `tests/torture/moments.py` for it."""
-BETWEEN = ("stepping", "changing", "leaving", "leaving_async")
-"""Moments in which the last window may end before the signal comes."""
+LASTING = ("asleep", "computing", "in_native_code")
+"""Moments inside of a span that does not end. In the others the last window may end before the signal comes, with a step."""
 SPREAD = 0.3
 """Seconds within which the signal comes."""
 LIMIT = 30.0
@@ -37,7 +37,7 @@ def ask(number: signal.Signals, moment: str, place: Path, seed: int) -> Outcome:
     """A signal from another process at a random moment: everything is delivered, and the process dies of it, in time."""
     with started(place, seed, moment, program="moments") as process:
         time.sleep(random.Random(seed).uniform(0.0, SPREAD))
-        if moment not in BETWEEN:
+        if moment in LASTING:
             Diary(place / "diary").about_to_end()
         began = time.monotonic_ns()
         process.send_signal(number)
@@ -46,7 +46,7 @@ def ask(number: signal.Signals, moment: str, place: Path, seed: int) -> Outcome:
         except subprocess.TimeoutExpired:
             return Outcome(problems=(f"{number.name}: it still runs after {LIMIT:g} s",))
         took = time.monotonic_ns() - began
-    return delivered(place, took, number.name, ended, -number, bare=moment in BETWEEN)
+    return delivered(place, took, number.name, ended, -number, bare=moment not in LASTING)
 
 
 FAMILY = "signals"
