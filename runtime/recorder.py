@@ -18,7 +18,7 @@ from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks
 from stepscope.runtime.options import Options
 from stepscope.runtime.recorder_statistics import RecorderStatistics
-from stepscope.runtime.recovery.sweep import sweep
+from stepscope.runtime.recovery.sweep import sweep_beside
 from stepscope.runtime.session import ENVIRONMENT, make_session, remove_session
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.spool import Spool
@@ -41,7 +41,7 @@ class Recorder:
         Raises:
             OutputError: if no directory for the session can be made.
         """
-        self.directory = make_session(options, sweep)
+        self.directory = make_session(options, sweep_beside)
         try:
             slots, rings = ring_sizes(options, options.ring_bytes)
             order = Shedding.of(options)
