@@ -176,7 +176,7 @@ LOADER = """
 import warnings
 warnings.simplefilter("ignore")
 import torch
-EPOCHS, ITEMS = 2, 16
+EPOCHS, ITEMS = 1, 16
 class Data(torch.utils.data.Dataset):
     epoch = 0
     def __len__(self):
@@ -314,8 +314,8 @@ def spawned(directory: Path, seed: int) -> Outcome:
 
 
 def data_loader(method: str, workers: int, runs: int, directory: Path, _: int) -> Outcome:
-    """Programs with a DataLoader, one after the other, forked where torch is imported already: each traces two epochs, which start
-    the workers anew. Each item that they load is a span of a name of its own."""
+    """Programs with a DataLoader, one after the other, forked where torch is imported already: each traces an epoch.
+    Each item that the workers load is a span of a name of its own."""
     if importlib.util.find_spec("torch") is None:
         missing("torch", "`make test` installs it.")
     begun = Family(directory)
@@ -339,14 +339,14 @@ FAULTS: tuple[Fault, ...] = (
     Fault(family=FAMILY, name="spawned workers leave by os._exit", trial=spawned, trials=1),
     Fault(
         family=FAMILY,
-        name="DataLoader, programs with four forked workers, 2 epochs",
-        trial=partial(data_loader, "fork", 4, 10),
-        trials=18,
-        least=6,
+        name="DataLoader, programs with four forked workers",
+        trial=partial(data_loader, "fork", 4, 20),
+        trials=9,
+        least=5,
     ),
     Fault(
         family=FAMILY,
-        name="DataLoader, programs with one spawned worker, 2 epochs",
+        name="DataLoader, programs with one spawned worker",
         trial=partial(data_loader, "spawn", 1, 2),
         trials=10,
         short=0,
