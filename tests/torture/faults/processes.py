@@ -340,9 +340,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         family=FAMILY,
         name="DataLoader, programs with four forked workers",
-        trial=partial(data_loader, "fork", 4, 20),
-        trials=9,
-        least=5,
+        trial=partial(data_loader, "fork", 4, 10),
+        trials=18,
+        least=8,
     ),
     Fault(
         family=FAMILY,
