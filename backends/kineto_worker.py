@@ -25,6 +25,8 @@ from stepscope.runtime.sink import Sink
 
 BLOCK = 1 << 15
 """Events delivered at a time, about."""
+_PIECE = 1 << 20
+"""Bytes of a file that are looked at in one go."""
 
 
 class FinishedTrace(msgspec.Struct, frozen=True):
@@ -110,7 +112,7 @@ class KinetoWorker:
             raise
         except Exception as error:
             self.problems[f"a trace was lost: {error}"] += 1
-            lost = 0 if path is None else path.read_bytes().count(b'"ph": ')
+            lost = 0 if path is None else _events_in(path)
             self._sink.dropped(lost, "source", trace.until)
         finally:
             if not released:
@@ -168,3 +170,14 @@ class KinetoWorker:
         else:
             self.problems["kineto's clock could not be checked"] += 1
         self.clock_error_ns = max(self.clock_error_ns, error)
+
+
+def _events_in(path: Path) -> int:
+    """Events of a trace that could not be read, piece by piece, as it may be larger than memory."""
+    mark, count, rest = b'"ph": ', 0, b""
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            text = rest + piece
+            count += text.count(mark)
+            rest = text[-(len(mark) - 1) :]
+    return count

@@ -1,4 +1,10 @@
-"""What happens when the interpreter exits with a profiler open: it is closed, within its deadline."""
+"""What happens when the interpreter exits with a profiler open: it is closed, within its deadline.
+
+CPython first calls the functions of `threading._register_atexit`, then waits for threads that are no daemons, then
+calls those of `atexit`, when the newer versions start no thread any more. A profiler is closed by the first, while every
+pool of threads still works, unless other threads go on: then a thread of ours, for which CPython waits as well, closes it
+when they have ended.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +12,64 @@ import atexit
 import concurrent.futures.thread as _workers  # registers its own exit hook: ours must run before it
 import threading
 
+from stepscope.runtime import profiler
 from stepscope.runtime.profiler import close_all
 from stepscope.runtime.recorder import close_recorder
 
-assert _workers is not None
+LOOK = 0.05
+"""Seconds between two looks at whether the interpreter still waits."""
+
+_last: threading.Thread | None = None
+"""Closes when the program's threads have ended."""
+_at_once = threading.Event()
+
+
+def _close() -> None:
+    """The main thread has done its work."""
+    global _last
+    if _used_here() or not _at_work():
+        close_all()
+        return
+    _last = threading.Thread(target=_close_last, name="stepscope exit", daemon=False)
+    try:
+        _last.start()
+    except RuntimeError:
+        _last = None
+        close_all()
+
+
+def _used_here() -> bool:
+    """Whether an open profiler is stepped by this thread, or has a backend that only this one can stop."""
+    return any(
+        each._stepper == threading.get_ident()  # pyright: ignore[reportPrivateUsage]
+        or any(source.open and source.here for source in each._bound())  # pyright: ignore[reportPrivateUsage]
+        for each in list(profiler._alive)  # pyright: ignore[reportPrivateUsage]
+    )
+
+
+def _at_work() -> list[threading.Thread]:
+    """Threads that the interpreter waits for, but for those of pools: these may be idle, and are ended by the exit."""
+    pools = getattr(_workers, "_threads_queues", {})
+    without = (threading.main_thread(), threading.current_thread())
+    return [thread for thread in threading.enumerate() if not (thread.daemon or thread in without or thread in pools)]
+
+
+def _close_last() -> None:
+    while not _at_once.is_set() and (others := _at_work()):
+        others[0].join(LOOK)
+    close_all()
+
+
+def _give_up_waiting() -> None:
+    """Ctrl-C ends the interpreter's wait for threads."""
+    _at_once.set()
+    if _last is not None:
+        _last.join()
+
 
 # Exporters write on worker threads, and the executors that run them end before atexit's functions are called. The
 # hook that concurrent.futures uses for that runs in reverse order of registration, and ours was registered later.
 # A forked child closes what it has opened itself; nothing of its parent's is left in it.
-getattr(threading, "_register_atexit", atexit.register)(close_all)
+getattr(threading, "_register_atexit", atexit.register)(_close)
 atexit.register(close_recorder)
+atexit.register(_give_up_waiting)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import threading
@@ -16,13 +17,16 @@ from stepscope.runtime import _core, asyncio_tasks
 from stepscope.runtime.detail import EVERYTHING
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks
+from stepscope.runtime.mounts import IN_MEMORY, file_system_of
 from stepscope.runtime.options import Options
 from stepscope.runtime.recorder_statistics import RecorderStatistics
-from stepscope.runtime.recovery.sweep import sweep
+from stepscope.runtime.recovery.sweep import sweep_beside
 from stepscope.runtime.session import ENVIRONMENT, make_session, remove_session
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.spool import Spool
 from stepscope.runtime.workers import Workers
+
+log = logging.getLogger("stepscope")
 
 LOOK_EVERY = 0.01
 """Seconds between two looks for the session directory: more than `sys.getswitchinterval()`, after which a thread that wants
@@ -41,7 +45,8 @@ class Recorder:
         Raises:
             OutputError: if no directory for the session can be made.
         """
-        self.directory = make_session(options, sweep)
+        self.directory = make_session(options, sweep_beside)
+        _warn_of_disk(self.directory)
         try:
             slots, rings = ring_sizes(options, options.ring_bytes)
             order = Shedding.of(options)
@@ -126,6 +131,18 @@ def ring_sizes(options: Options, budget: int) -> tuple[int, int]:
     """Slots of a ring, and how many rings may hold `budget` bytes together."""
     slots = 1 << (options.ring_slots - 1).bit_length()
     return slots, max(budget // (slots * EVENT_DTYPE.itemsize), 1)
+
+
+def _warn_of_disk(directory: Path) -> None:
+    kind = file_system_of(directory)
+    if kind and kind not in IN_MEMORY:
+        log.warning(
+            "the session is in %s, which is on %s and not in memory: whenever that disk is slow, training may wait for it in "
+            "a span or in step(). Set Options.session_dir to a directory on a tmpfs, such as an emptyDir of medium Memory, "
+            "unless the disk is fast and outliving the container is worth that",
+            directory,
+            kind,
+        )
 
 
 _recorder: Recorder | None = None

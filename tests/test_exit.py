@@ -105,6 +105,74 @@ time.sleep(0.1)
     assert len(windows) == 1
 
 
+TRAINED = """
+import stepscope as sc, sys, threading, time
+ended = threading.Event()
+profiler = sc.trace(output_dir="run", exporters=[sc.ChromeTraceExporter("run/trace.json")])
+profiler.start()
+def train():
+    threading.main_thread().join()
+    for _ in range(20):
+        with sc.span("work"):
+            pass
+        profiler.step()
+"""
+
+
+def test_a_thread_that_still_trains_is_recorded_to_its_end(tmp_path: Path) -> None:
+    """The program's main thread has returned, and its exit waits for the other one: so does the profiler."""
+    done = run(TRAINED + "threading.Thread(target=train).start()", tmp_path)
+    names, windows = journal_names(tmp_path / "run" / "journal")
+    assert names.count("work") == 20
+    assert len(windows) == 1
+    assert not done.stderr
+    events = json.loads((tmp_path / "run" / "trace.json").read_text())
+    assert [event.get("name") for event in events].count("work") == 20
+    assert not (tmp_path / "run" / "session").exists()
+
+
+def test_the_exit_waits_for_no_thread_of_a_pool(tmp_path: Path) -> None:
+    """Those may be idle, and end only after the profiler has closed."""
+    script = TRAINED + "from concurrent.futures import ThreadPoolExecutor\nThreadPoolExecutor().submit(int).result()"
+    run(script, tmp_path)
+    assert len(journal_names(tmp_path / "run" / "journal")[1]) == 1
+
+
+def test_a_profiler_that_the_main_thread_steps_is_closed_by_it(tmp_path: Path) -> None:
+    """Its backends may be bound to that thread. Another thread may wait for the main one to be over, and go on."""
+    script = (
+        TRAINED
+        + """
+def look():
+    threading.main_thread().join()
+    print(profiler.statistics().pipeline is not None, end=" ")
+    sys.stdout.write(str(profiler.flush()))
+profiler.step()
+threading.Thread(target=look).start()
+"""
+    )
+    assert run(script, tmp_path).stdout == "True False"
+
+
+def test_an_interrupted_wait_for_a_thread_still_delivers(tmp_path: Path) -> None:
+    """Ctrl-C while the interpreter waits for a thread that never ends."""
+    script = (
+        TRAINED
+        + """
+import os, signal
+def work():
+    with sc.span("before"):
+        pass
+    threading.main_thread().join()
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(600)
+threading.Thread(target=work).start()
+"""
+    )
+    run(script, tmp_path)
+    assert "before" in journal_names(tmp_path / "run" / "journal")[0]
+
+
 def test_a_forked_child_is_inert(tmp_path: Path) -> None:
     """It neither records nor writes for its parent, step() and close() return, and its exit touches nothing."""
     script = """

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from stepscope.runtime import _core
+from stepscope.runtime.mounts import IN_MEMORY, file_system_of
 from stepscope.runtime.options import Options
 from stepscope.runtime.recorder import recorder
 from tests.recording import run_program
@@ -87,3 +90,18 @@ def test_one_session_at_a_time() -> None:
     recorder(Options())
     with pytest.raises(RuntimeError, match="a session is open already"):
         _core.open("/tmp", 64, 1, "drop_newest")
+
+
+@pytest.mark.parametrize("place", ["/dev/shm", ""])
+def test_a_session_on_a_disk_is_warned_of_once(place: str, tmp_path: Path) -> None:
+    """Its slowness reaches the training loop; one in memory is what is meant to be."""
+    session = Path(place or tmp_path)
+    program = f"""
+import stepscope as sc
+for number in range(2):
+    with sc.trace(output_dir=f"{tmp_path}/run{{number}}", options=sc.Options(session_dir={str(session)!r})):
+        pass
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.count("not in memory") == int(file_system_of(session) not in IN_MEMORY)
+    assert file_system_of(Path("/dev/shm")) == "tmpfs"

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from stepscope.runtime.options import Options
 from stepscope.runtime.processes import process_identity
 from stepscope.runtime.recovery import sweep as sweeping
 from stepscope.runtime.recovery.recover import recover
-from stepscope.runtime.recovery.sweep import DAY, Room, sweep
+from stepscope.runtime.recovery.sweep import DAY, Room, sweep, sweep_beside
 from stepscope.runtime.session import in_use, lock, make_session
 from stepscope.runtime.session_note import SessionNote, new_note, read_note
 from tests.crashes import BODY, MIDWAY, Crash, names
@@ -181,6 +182,28 @@ def test_no_room(
     assert f"at most {note.swept.events:,} events that no journal has" in said.out
     assert "not all could be brought back" in said.err
     assert names(run / "journal.recovered")["forward"] == 21
+
+
+def test_who_starts_does_not_wait_for_the_sweep(left: Left, tmp_path: Path) -> None:
+    """It goes on beside the program; a place that is not there is for who makes a directory in it to tell."""
+    recovered, session = left.run("recovered", 2 * DAY)
+    recover(recovered)
+    sweep_beside(left.sessions)
+    for thread in threading.enumerate():
+        if thread.name == "stepscope sweep":
+            thread.join()
+    assert not session.exists()
+    sweep_beside(tmp_path / "missing")
+
+
+def test_who_starts_waits_for_room(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is too little, no other thread sweeps: there is room when it returns."""
+    _, session = left.run("run", 60.0)
+    monkeypatch.setattr(sweeping, "FREE_BYTES", 1 << 62)
+    monkeypatch.setattr(sweeping, "FREE_SHARE", 2.0)
+    monkeypatch.setattr(sweeping, "PAUSE", 600.0)
+    sweep_beside(left.sessions)
+    assert not session.exists()
 
 
 def test_memory_is_room(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:

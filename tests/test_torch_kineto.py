@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import stepscope as sc
+from stepscope.backends import kineto_worker
 from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.conformance import CHECKS, Case
 from stepscope.backends.kineto_result import SharedResult
@@ -295,6 +296,25 @@ async def test_a_trace_that_is_lost_is_told() -> None:
     await worker.aclose()
     assert worker.problems["a trace was lost: no space left"] == 1
     assert sink.watermarks == [7, 9]
+
+
+async def test_events_of_a_lost_trace_are_counted_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large the file is that could not be read, and wherever a piece of it ends."""
+
+    class Torn:
+        def trace_start_ns(self) -> int:
+            return 1
+
+        def save(self, path: str) -> bool:
+            Path(path).write_text('{"ph": "X"}, ' * 20)
+            raise RuntimeError("no space left")
+
+    monkeypatch.setattr(kineto_worker, "_PIECE", 7)
+    sink = CollectingSink()
+    worker = KinetoWorker(sink)
+    worker.put(FinishedTrace(SharedResult(Torn()), until=7, anchors=(ClockAnchor.read(),), brackets=(), flops=False))
+    await worker.aclose()
+    assert [loss.count for loss in sink.losses] == [20]
 
 
 def test_quotes_in_names_are_mended(tmp_path: Path) -> None:

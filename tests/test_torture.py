@@ -171,6 +171,18 @@ def test_all_trials_are_made_if_there_is_time() -> None:
     assert not any(tally.cut_short for tally in tallies)
 
 
+def test_lanes_try_several_faults_at_a_time(notes: Path) -> None:
+    """Each as often as it would be otherwise, with the same numbers; one that fails or hangs is told as ever."""
+    faults = [fault for fault in load(SPECIMENS).faults if fault.name in ("good", "raising", "crashing", "leaving")]
+    faults[1] = msgspec.structs.replace(faults[1], alone=True)
+    alone = {tally.fault.name: tally for tally in torture(faults, short=True, package=SPECIMENS)}
+    beside = {tally.fault.name: tally for tally in torture(faults, short=True, package=SPECIMENS, lanes=2)}
+    assert alone.keys() == beside.keys()
+    for name, tally in beside.items():
+        assert (tally.attempts, len(tally.problems)) == (alone[name].attempts, len(alone[name].problems))
+    assert beside["good"].outcome == alone["good"].outcome
+
+
 def test_the_command_tells_table_problems_and_seed(
     tmp_path: Path, notes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

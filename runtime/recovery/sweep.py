@@ -20,6 +20,7 @@ from stepscope.runtime.errors import FormatError, SessionError
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.session import PREFIX, Identity, in_use, lock, parts, read_identity, remove_session, runs_of
 from stepscope.runtime.session_note import SessionNote, Swept, is_note, read_note, recovered_of, replace_note
+from stepscope.runtime.threads import Work
 
 log = logging.getLogger("stepscope")
 
@@ -32,7 +33,8 @@ less, and not more than this."""
 FREE_SHARE = 1 / 8
 FREE_BYTES = 4 << 30
 """What is left free for a new run, if younger sessions have to go for it: this share, and not more than this."""
-
+PAUSE = 0.001
+"""Seconds between two sessions in a process that trains meanwhile."""
 
 MEMORY = Path("/dev/shm")
 _MEMINFO = re.compile(r"^(\w+): +(\d+) kB$", re.MULTILINE)
@@ -76,16 +78,44 @@ class LeftSession(msgspec.Struct, frozen=True):
         return cls(path, identity, used, size, wanted)
 
 
-def sweep(place: Path) -> None:
+def sweep_beside(place: Path) -> None:
+    """Sweeps a directory on a thread of its own, as there may be many sessions; the caller waits only if there is little room.
+
+    What it comes to is in the log. A thread that ends with the process leaves the rest to the next.
+    """
+    try:
+        scarce = Room.of(place).scarce
+    except OSError as error:  # who makes a directory there is told
+        log.debug("%s is not swept: %s", place, error)
+        return
+    if scarce:
+        sweep(place)
+    else:
+        Work(_sweep_slowly, place, name="stepscope sweep")
+
+
+def _sweep_slowly(place: Path) -> None:
+    try:
+        sweep(place, pause=PAUSE)
+    except OSError as error:
+        log.warning("sessions of killed processes in %s are not removed: %s", place, error)
+
+
+def sweep(place: Path, pause: float = 0.0) -> None:
     """Removes sessions of killed processes from a directory, oldest first, those that nobody needs before others.
 
     Those that no run needs go after a day. Those that one needs go after a day when all together take more than
     `MOST_BYTES` or `MOST_SHARE`; only where less than `FREE_BYTES` and `FREE_SHARE` are free, younger ones go as well. The
     note of each such run says so from then on, and so does the log. Only private directories of this user go that say
     whose session they are, and of those only a session's files; none that is locked.
+
+    Args:
+        place: the directory.
+        pause: seconds between two sessions that are looked at, in which other threads go on.
     """
     left: list[LeftSession] = []
     for directory in place.glob(f"{PREFIX}*"):
+        time.sleep(pause)
         try:
             found = LeftSession.of(directory)
         except (OSError, ValueError, SessionError) as error:
@@ -100,8 +130,7 @@ def sweep(place: Path) -> None:
         if sum(each.bytes for each in left) > min(MOST_BYTES, Room.of(place).size * MOST_SHARE):
             _remove(session, left, f"sessions of killed processes filled {place}")
     for session in list(left):
-        room = Room.of(place)
-        if room.free >= min(FREE_BYTES, room.size * FREE_SHARE):
+        if not Room.of(place).scarce:
             break
         _remove(session, left, f"{place} was full")
 
@@ -174,6 +203,11 @@ class Room(NamedTuple):
 
     size: int
     free: int
+
+    @property
+    def scarce(self) -> bool:
+        """Whether so little is free that younger sessions go as well."""
+        return self.free < min(FREE_BYTES, self.size * FREE_SHARE)
 
     @classmethod
     def of(cls, place: Path) -> Room:

@@ -24,6 +24,9 @@ from tests.torture.worker import LIMIT
 SECONDS = 300.0
 """What a full run may take."""
 
+LANES = 2
+"""Most trials wait for something most of the time."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what the arguments say.
@@ -46,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seed=seed,
         seconds=options.seconds,
         limit=options.limit,
+        lanes=options.lanes,
         package=options.package,
         progress=_progress(catalog) if sys.stderr.isatty() else lambda tally, elapsed: None,
     )
@@ -74,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, metavar="N", help="number of the first trial; default: by chance")
     parser.add_argument("--seconds", type=float, default=SECONDS, metavar="S", help=f"to share; default {SECONDS:g}")
     parser.add_argument("--limit", type=float, default=LIMIT, metavar="S", help=f"of a trial; default {LIMIT:g}")
+    parser.add_argument(
+        "--lanes", type=int, default=LANES, metavar="N", help=f"trials at a time, where they may be; default {LANES}"
+    )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="put the table into this page")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every row there")
     parser.add_argument("--package", default=PACKAGE, help=argparse.SUPPRESS)

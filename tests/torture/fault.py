@@ -57,5 +57,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """In the short run, which is part of the tests."""
     most_held_ns: int = 500_000_000
     """The training thread must not be held longer by a call of ours; far more than any takes, on a machine that is busy."""
+    alone: bool = False
+    """Whether no other fault is tried meanwhile: deadlines are judged closely, or the machine is loaded."""
     least: int = 1
     """Trials, of those, that are made even if there is no time for them."""

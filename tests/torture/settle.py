@@ -13,7 +13,7 @@ UNDER_WAY = THREADS + 2
 """Threads that record. Each may be inside of one call when the end comes: its event may be dropped, and counted, unnoted."""
 
 
-def settle(place: Path, journal: Path, *, closed: bool) -> Outcome:
+def settle(place: Path, journal: Path, *, closed: bool, bare: bool = False) -> Outcome:
     """Compares a journal with the diary.
 
     Every span whose exit had returned before the end is there, or dropped and counted; any other is lost. Of the rest,
@@ -28,6 +28,7 @@ def settle(place: Path, journal: Path, *, closed: bool) -> Outcome:
         journal: what was written or recovered.
         closed: whether the profiler closed in order. The end is then that of the last window, which must not be before
             the program was about to end, and the other threads go on after it; else it is that of the process.
+        bare: whether nothing may have been recorded in the step that was going on, which is then in no window.
     """
     found, diary = Found(journal), Diary(place / "diary")
     problems = list(found.problems)
@@ -62,7 +63,8 @@ def settle(place: Path, journal: Path, *, closed: bool) -> Outcome:
             inner = slice(1, None, 2)
             waited += int((entered[inner] < end).sum()) + int(before[inner].sum())
     # Gaps count waits and step marks as well.
-    others = (waited - found.waits(end)) + (diary.steps + 1 - found.marks)
+    begun = diary.steps + int(not bare or found.marks > diary.steps)
+    others = (waited - found.waits(end)) + (begun - found.marks)
     dropped = found.gaps - others
     surplus = (
         exported + dropped - produced

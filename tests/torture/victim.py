@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import stepscope
 from stepscope.exporters.base import Exporter
@@ -36,8 +36,12 @@ POLICIES: tuple[Literal["drop_newest", "drop_oldest", "block", "sample"], ...] =
 )  # fmt: skip
 
 
-def profiler(directory: Path, seed: int, ending: str) -> stepscope.Profiler:
-    """A profiler whose settings the seed chooses. Trials that follow one another have the policies in turn."""
+def profiler(directory: Path, seed: int, ending: str, **settings: Any) -> stepscope.Profiler:
+    """A profiler whose settings the seed chooses. Trials that follow one another have the policies in turn.
+
+    Args:
+        settings: of `stepscope.trace`, instead of those that the seed chooses, or beside them.
+    """
     chance = random.Random(seed)
     small = chance.random() < 0.4
     slots = chance.choice([256, 1024]) if small else 65_536
@@ -47,10 +51,12 @@ def profiler(directory: Path, seed: int, ending: str) -> stepscope.Profiler:
         ),
         stepscope.tensorboard_trace_handler(directory / "run" / "tb", "victim", chance.random() < 0.5),
     ]
+    planned = stepscope.schedule(wait=0, warmup=0, active=chance.choice([2, 20])) if chance.random() < 0.5 else None
     return stepscope.trace(
         output_dir=directory / "run",
-        schedule=stepscope.schedule(wait=0, warmup=0, active=chance.choice([2, 20])) if chance.random() < 0.5 else None,
-        exporters=exporters,
+        schedule=settings.pop("schedule", planned),
+        exporters=[*exporters, *settings.pop("exporters", ())],
+        **settings,
         options=stepscope.Options(
             session_dir=str(directory / "session"),
             ring_slots=slots,
@@ -210,13 +216,18 @@ def main(directory: Path, seed: int, ending: str) -> None:
     diary = Diary(directory / "diary")
     traced = profiler(directory, seed, ending)
     traced.start()
+    begin(diary)
+    (directory / "ready").touch()
+    steps(traced, diary, end, random.Random(seed).uniform(0.05, 0.4), directory / "ending")
+
+
+def begin(diary: Diary) -> None:
+    """Starts the threads and tasks; they are daemons, and go on until the process ends."""
     for number in range(THREADS):
         pause = 0.0 if number == 0 else 0.002
         threading.Thread(target=work, args=(diary.writer(number), pause), name=f"worker {number}", daemon=True).start()
     lanes = [diary.writer(THREADS + number) for number in range(TASKS)]
     threading.Thread(target=lambda: asyncio.run(tasks(lanes)), name="loop", daemon=True).start()
-    (directory / "ready").touch()
-    steps(traced, diary, end, random.Random(seed).uniform(0.05, 0.4), directory / "ending")
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def small_shm(place: Path) -> contextlib.AbstractContextManager[object]:
 def _fault(name: str, what: str, about: str, around: Callable[[Path], Any] = nothing, trials: int = 2) -> Fault:
     call = partial(trial, what, around)
     call.__doc__ = about
-    return Fault(family="endurance", name=name, trial=call, trials=trials)
+    return Fault(family="endurance", alone=True, name=name, trial=call, trials=trials)
 
 
 FAULTS = (

@@ -164,12 +164,14 @@ def serving(
 def _fault(
     name: str, how: str, method: str = "export", server: Callable[[Path], Any] = nobody, short: int = 0
 ) -> Fault:
-    return Fault(family="exporters", name=name, trial=partial(trial, how, method, server), trials=1, short=short)
+    return Fault(
+        family="exporters", alone=True, name=name, trial=partial(trial, how, method, server), trials=1, short=short
+    )
 
 
 FAULTS = (
     *(
-        Fault(family="exporters", name=f"the interpreter exits while one {what}", trial=partial(leaving, bad), trials=1)
+        Fault(family="exporters", alone=True, name=f"the interpreter exits while one {what}", trial=partial(leaving, bad), trials=1)
         for what, bad in (
             ("hangs", 'MemoryExporter(hang_in="export")'),
             ("blocks its thread", 'MemoryExporter(block_in="export")'),
@@ -187,13 +189,13 @@ FAULTS = (
     _fault("its disk is full", "full", server=full_disk, short=1),
     *(
         Fault(
-            family="exporters", name=f"{what} in export, deadline of {DEFAULT:g} s as by default",
+            family="exporters", alone=True, name=f"{what} in export, deadline of {DEFAULT:g} s as by default",
             trial=partial(trial, how, "export", nobody, seconds=DEFAULT), trials=1, short=0,
         )
         for what, how in (("hangs", "hang"), ("blocks its thread", "block"), ("hangs in asyncio.to_thread, several,", "several"))
     ),
     Fault(
-        family="exporters", name=f"the interpreter exits while one hangs, deadline of {DEFAULT:g} s as by default",
+        family="exporters", alone=True, name=f"the interpreter exits while one hangs, deadline of {DEFAULT:g} s as by default",
         trial=partial(leaving, 'MemoryExporter(hang_in="export")', seconds=DEFAULT), trials=1, short=0,
     ),
     _fault("its server refuses", "connect", server=serving(servers.refusing)),

@@ -192,7 +192,7 @@ def _trial(pressure: Pressure) -> Any:
 
 
 def _fault(name: str, pressure: Pressure, trials: int = 3, short: int = 1) -> Fault:
-    return Fault(family="ledger", name=name, trial=_trial(pressure), trials=trials, short=short)
+    return Fault(family="ledger", alone=True, name=name, trial=_trial(pressure), trials=trials, short=short)
 
 
 FAULTS: tuple[Fault, ...] = (

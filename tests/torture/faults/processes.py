@@ -176,7 +176,7 @@ LOADER = """
 import warnings
 warnings.simplefilter("ignore")
 import torch
-EPOCHS, ITEMS = {epochs}, 16
+EPOCHS, ITEMS = 1, 16
 class Data(torch.utils.data.Dataset):
     epoch = 0
     def __len__(self):
@@ -186,9 +186,10 @@ class Data(torch.utils.data.Dataset):
             return torch.tensor([item])
 def start(worker):
     timed(sc.join)
-if __name__ == "__main__":
+def train(number):
+    sys.argv[1] = os.path.join(os.path.dirname(sys.argv[1]), str(number), "run")
     data = Data()
-    loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers=4, worker_init_fn=start,
+    loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers={workers}, worker_init_fn=start,
                                          multiprocessing_context={method!r})
     loaded = 0
     with trace() as profiler:
@@ -198,6 +199,13 @@ if __name__ == "__main__":
                 timed(profiler.step)
         assert loaded == EPOCHS * ITEMS
         report(profiler, loaded)
+if __name__ == "__main__":
+    for number in range({runs}):
+        pid = os.fork()
+        if pid == 0:
+            train(number)
+            sys.exit()
+        assert os.waitpid(pid, 0)[1] == 0
 """
 
 
@@ -215,12 +223,18 @@ def _closed(
     family = Family(directory)
     try:
         family.of(TIMED + program, timeout=timeout)
-        found = family.spans()
-        whole = found + family.spans(still_open=True)
-        problems = [] if whole == family.shown() else ["journal and Chrome file do not agree"]
+        (said,) = family.said
+        return _counted(family, said, tried, *only, missed=missed, once=once)
     except (AssertionError, subprocess.TimeoutExpired) as error:
         return Outcome(tried=tried, problems=(str(error)[-500:],))
-    ((produced, dropped, held, shutdown),) = family.said
+
+
+def _counted(family: Family, said: list[int], tried: int, *only: str, missed: int = 0, once: str = "") -> Outcome:
+    """The same for what a program has reported. Raises `AssertionError` if an id occurs twice."""
+    found = family.spans()
+    whole = found + family.spans(still_open=True)
+    problems = [] if whole == family.shown() else ["journal and Chrome file do not agree"]
+    produced, dropped, held, shutdown = said
     counts = [
         count for (_, name), count in found.items() if (name.startswith(once) if once else not only or name in only)
     ]
@@ -299,12 +313,20 @@ def spawned(directory: Path, seed: int) -> Outcome:
     return _closed(directory, SPAWNED.format(method="spawn"), 3)
 
 
-def data_loader(method: str, epochs: int, directory: Path, _: int) -> Outcome:
-    """Each epoch starts a DataLoader's four workers anew; each item that they load is a span of a name of its own."""
+def data_loader(method: str, workers: int, runs: int, directory: Path, _: int) -> Outcome:
+    """Programs with a DataLoader, one after the other, forked where torch is imported already: each traces an epoch.
+    Each item that the workers load is a span of a name of its own."""
     if importlib.util.find_spec("torch") is None:
         missing("torch", "`make test` installs it.")
-    program = LOADER.format(method=method, epochs=epochs)
-    return _closed(directory, program, 4 * epochs, once="load ", timeout=80)
+    begun = Family(directory)
+    outcome = Outcome(tried=0)
+    try:
+        begun.of(TIMED + LOADER.format(method=method, workers=workers, runs=runs), timeout=80)
+        for number, said in enumerate(begun.said):
+            outcome += _counted(Family(directory / str(number)), said, 1, once="load ")
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        return outcome + Outcome(tried=1, problems=(str(error)[-500:],))
+    return outcome
 
 
 FAMILY = "processes"
@@ -317,23 +339,17 @@ FAULTS: tuple[Fault, ...] = (
     Fault(family=FAMILY, name="spawned workers leave by os._exit", trial=spawned, trials=1),
     Fault(
         family=FAMILY,
-        name="DataLoader, four forked workers, 3 epochs",
-        trial=partial(data_loader, "fork", 3),
-        trials=1,
+        name="DataLoader, programs with four forked workers",
+        trial=partial(data_loader, "fork", 4, 10),
+        trials=18,
+        least=8,
     ),
     Fault(
         family=FAMILY,
-        name="DataLoader, four forked workers, 50 epochs",
-        trial=partial(data_loader, "fork", 50),
-        trials=1,
+        name="DataLoader, programs with one spawned worker",
+        trial=partial(data_loader, "spawn", 1, 2),
+        trials=10,
         short=0,
-    ),
-    Fault(
-        family=FAMILY,
-        name="DataLoader, four spawned workers, 2 epochs",
-        trial=partial(data_loader, "spawn", 2),
-        trials=4,
-        short=0,
-        least=2,
+        least=3,
     ),
 )
