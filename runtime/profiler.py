@@ -34,7 +34,7 @@ from stepscope.runtime.recorder_accounts import RecorderAccounts
 from stepscope.runtime.reporting import Reporting
 from stepscope.runtime.run import Run
 from stepscope.runtime.schedule import PlannedSchedule, ScheduleFunction
-from stepscope.runtime.serial import Serial
+from stepscope.runtime.serial import PATIENCE, Serial
 from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.source import Producer
 from stepscope.runtime.stepping import keep_untouched
@@ -89,6 +89,10 @@ class Profiler(Reporting):
         self._start_on_enter = start
         self._budget = budget
         self._closing: Work[None] | None = None
+        self._closes_by = 0
+        """When closing is to be done, in ns; 0 before it was asked for."""
+        self._unclosed = threading.Lock()
+        """Taken by who begins to close."""
         _every.add(self)
 
     # life
@@ -147,8 +151,11 @@ class Profiler(Reporting):
             tasks.watch()
             self._open_sources()
         except BaseException:
-            self._state = before
+            if self._state == "starting":
+                self._state = before
             raise
+        if self._state != "starting":
+            return  # it was closed meanwhile
         if self._controller is not None and self._recorder is not None:
             self._controller.start(self._recorder.directory)
         self._begin_steps()
@@ -228,9 +235,10 @@ class Profiler(Reporting):
         if self._state == "new":
             raise ProfilerStateError(f"stop() of profiler {self.name!r}: it was not started; call start() first")
         if self._state in ("starting", "running"):
-            self._calls.run(self._stop, patience=self._patience())
+            until = clock.now() + self._timeout_ns
+            self._call(self._stop, patience=self._patience(until))
             began = clock.now()
-            self.flush()
+            self.flush(max(until - began, 0) / 1e9)
             self._took.waited(clock.now() - began)
 
     def _stop(self, reason: str = "the profiler was stopped inside the window") -> None:
@@ -272,40 +280,72 @@ class Profiler(Reporting):
         """Stops, then closes backends and exporters, within `Options.close_timeout` seconds.
 
         What could not be written by then is dropped, and counted. A backend that is bound to another thread gets half of
-        the time for a call of `step()` there. In an exporter or callback of this profiler, and on the runtime's loop, it
+        the time for a call of `step()` there, and so does a schedule or backend that another thread is inside of; what it
+        does after that is not recorded. In an exporter or callback of this profiler, and on the runtime's loop, it
         does not wait: closing goes on in the background. Closing twice changes nothing.
         """
         if self._state == "inert":
             return
-        self._calls.run(self._shut, patience=self._patience())
+        self._close_from_now()
+        may_wait = self._may_wait()
+        if not self._call(self._shut, patience=self._patience(self._closes_by, half=True)) and may_wait:
+            self._shut_around()
         closing, began = self._closing, clock.now()
-        if closing is not None and self._may_wait():
+        if closing is not None and may_wait:
             try:
-                closing.result(self.options.close_timeout + LATEST)
+                closing.result(max(self._closes_by - began, 0) / 1e9 + LATEST)
             except TimeoutError:
                 log.error("profiler %r did not close in time: something blocks its loop", self.name)
             self._took.waited(clock.now() - began)
         if not _alive:
             signals.unwatch()
 
-    def _patience(self) -> float:
-        return self.options.close_timeout if self._may_wait() else 0.0
+    @property
+    def _timeout_ns(self) -> int:
+        return round(self.options.close_timeout * 1e9)
+
+    def _patience(self, until: int, *, half: bool = False) -> float:
+        """Seconds to wait for other calls, where something is to be done at a time in ns; half of them are left for it."""
+        seconds = (until - clock.now()) / 1e9 - (self.options.close_timeout / 2 if half else 0.0)
+        return max(seconds, 0.0) if self._may_wait() else 0.0
+
+    def _close_from_now(self) -> None:
+        """The time for closing begins with the first who asks for it."""
+        self._closes_by = self._closes_by or clock.now() + self._timeout_ns
 
     def _shut(self) -> None:
         if self._state in ("closed", "inert"):
             return
+        began = clock.now()
         self._stop("the profiler was closed inside the window")
+        self._closes_by += clock.now() - began  # what backends need here is not taken from the exporters
+        self._begin_closing()
+
+    def _shut_around(self) -> None:
+        """Closes although another thread is inside of a call that does not return, and ends the window in its stead.
+
+        Should it return, it finds a closed profiler.
+        """
+        log.error("profiler %r is closed while another thread is inside of its schedule, or of a backend", self.name)
+        self._live = False
+        self._begin_closing()
+        self._want(False)
+        self._let_go()
+
+    def _begin_closing(self) -> None:
+        if not self._unclosed.acquire(blocking=False):
+            return
         self._state = "closed"
-        if self._controller is not None:
-            self._controller.close()
         if self._hub is not None and self._pipeline is not None:
             self._pipeline.inbox.put(WindowEnds(clock.now(), False, INTERRUPTED))  # changes nothing, usually
             self._closing = Work(self._finish, self._hub, self._pipeline, name="stepscope closing")
+        if self._controller is not None:
+            self._controller.close()
 
     def _finish(self, hub_: hub.Hub, pipeline: Pipeline) -> None:
         """What is left to do for closing, on a thread of its own: so it goes on whatever interrupts the caller."""
         try:
-            deadline = clock.now() + round(self.options.close_timeout * 1e9)
+            deadline = self._closes_by
             for source in self._bound():
                 source.wait_for_thread((deadline - clock.now()) / 1e9 - self.options.close_timeout / 2)
                 note = source.give_up()
@@ -346,7 +386,8 @@ class Profiler(Reporting):
     def _begin_end(self, cause: BaseException | str | None) -> None:
         """Tells the flight recorder what ends the run, and begins to close; `close` waits for the end of that."""
         self._tell_end(cause)
-        self._calls.run(self._shut)
+        self._close_from_now()
+        self._call(self._shut, patience=min(self._patience(self._closes_by, half=True), PATIENCE))
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -354,7 +395,7 @@ class Profiler(Reporting):
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._tell_end(error)
         # On this thread, as backends may be bound to it; the waiting is done elsewhere.
-        self._calls.run(lambda: self._stop("the profiler was closed inside the window"))
+        self._call(lambda: self._stop("the profiler was closed inside the window"))
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self.close)
         if not _alive:
