@@ -37,6 +37,7 @@ from stepscope.runtime.schedule import PlannedSchedule, ScheduleFunction
 from stepscope.runtime.serial import PATIENCE, Serial
 from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.source import Producer
+from stepscope.runtime.starting import Starting
 from stepscope.runtime.stepping import keep_untouched
 from stepscope.runtime.threads import Work
 from stepscope.runtime.windows import INTERRUPTED
@@ -89,6 +90,7 @@ class Profiler(Reporting):
         self._start_on_enter = start
         self._budget = budget
         self._closing: Work[None] | None = None
+        self._opening: Work[None] | None = None
         self._closes_by = 0
         """When closing is to be done, in ns; 0 before it was asked for."""
         self._unclosed = threading.Lock()
@@ -126,6 +128,7 @@ class Profiler(Reporting):
         Raises:
             ProfilerStateError: if it runs already or was closed.
             OutputError: if the run's directory or the session's cannot be made.
+            BackendError: if a backend has not opened after `Options.start_timeout` seconds: which. A later call goes on.
         """
         if self._state != "inert":
             self._calls.run_waiting(self._check_start, self._start)
@@ -141,15 +144,16 @@ class Profiler(Reporting):
             return
         before, self._state = self._state, "starting"
         began, opening = clock.now(), 0
+        starting = Starting(self.name, self.options.start_timeout, hub.opening)
         try:
             if self._pipeline is None:
                 # Whatever interrupts the caller, this is done as a whole.
-                self._open() if hub.on_loop() else Work(self._open, name="stepscope opening").finish()
+                self._open() if hub.on_loop() else self._have_opened(starting)
                 opening = clock.now() - began
             if self.options.handle_sigterm:
                 signals.watch(close_all)
             tasks.watch()
-            self._open_sources()
+            self._open_sources(starting)
         except BaseException:
             if self._state == "starting":
                 self._state = before
@@ -161,6 +165,15 @@ class Profiler(Reporting):
         self._begin_steps()
         self._carry_out()
         self._took.started(clock.now() - began, opening)
+
+    def _have_opened(self, starting: Starting) -> None:
+        """Waits for the opening, which a start that gave it up may have begun."""
+        opening = self._opening = self._opening or Work(self._open, name="stepscope opening")
+        try:
+            opening.finish(starting.look)
+        finally:
+            if opening.over:
+                self._opening = None
 
     def _open(self) -> None:
         self.output.make()
@@ -202,8 +215,11 @@ class Profiler(Reporting):
         self._pipeline = self._hub.add(make)
         self.output.pipeline = self._pipeline
         _alive.add(self)
+        if self._state == "closed" and self._closing is None:  # start() gave this up, and nobody waits any more
+            self._close_from_now()
+            self._closing = Work(self._finish, self._hub, self._pipeline, name="stepscope closing")
 
-    def _open_sources(self) -> None:
+    def _open_sources(self, starting: Starting) -> None:
         assert self._pipeline is not None and self._hub is not None
         stepper = self._stepper
         elsewhere = stepper not in (0, threading.get_ident()) and any(
@@ -215,7 +231,7 @@ class Profiler(Reporting):
             if source.open:
                 continue
             if not isinstance(source, BoundSource):
-                self._hub.do(source.start)
+                starting.wait_for(self._hub.open(source))
             elif elsewhere:
                 source.wanted = True
             else:

@@ -80,6 +80,11 @@ def uninterrupted(method: Callable[Concatenate[Self, P], R]) -> Callable[Concate
     return run
 
 
+def held() -> bool:
+    """Whether a signal has come that waits for the end of a change."""
+    return bool(_held)
+
+
 def _on_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
