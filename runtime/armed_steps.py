@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from stepscope.runtime import clock
+from stepscope.runtime import clock, locks
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.control.armed import ArmedState
@@ -36,7 +35,7 @@ class ArmedSteps(Stepping):
 
     def __init__(self, name: str, schedule: ScheduleFunction) -> None:
         super().__init__(name, schedule)
-        self._arming = threading.RLock()  # reentrant: a signal handler may arm while its thread holds it
+        self._arming = locks.reentrant()
         self._armed: list[ArmedWindow] = []
         """Those that run or are to come, by their first steps."""
         self._armed_over: deque[ArmedWindow] = deque(maxlen=KEPT)
@@ -55,7 +54,7 @@ class ArmedSteps(Stepping):
         self._armed_over.append(window)
 
     def _become_inert(self, reason: str) -> None:
-        self._arming = threading.RLock()
+        self._arming = locks.reentrant()
         self._armed_running = None
         self._ends = []
         super()._become_inert(reason)

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 import anyio.to_thread
 
-from stepscope.runtime import clock, hub, signals, tasks
+from stepscope.runtime import clock, hub, locks, signals, tasks
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.consumer import Exporter
@@ -287,7 +287,7 @@ class Profiler(Reporting):
     def _may_wait(self) -> bool:
         """Whether the caller may wait for this profiler's loop and exporters: it is none of them, nor is it inside of a
         call that they wait for."""
-        if self._calls.mine:
+        if self._calls.mine or locks.held_here():  # the latter in a signal handler
             return False
         return self._hub is None or not (self._hub.on_loop() or delivering() is self._pipeline)
 

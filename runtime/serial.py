@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from stepscope.runtime import locks
 from stepscope.runtime.promise import LOOK, Promise
 
 PATIENCE = 1.0
@@ -34,8 +35,7 @@ class Serial:
     """
 
     def __init__(self) -> None:
-        # Held for a moment only. Reentrant, as a signal handler may come while its thread holds it.
-        self._lock = threading.RLock()
+        self._lock = locks.reentrant()
         self._inside: _Turn | None = None
         self._later: deque[tuple[Callable[[], None], _Turn]] = deque()
         self.errors: list[Exception] = []

@@ -9,18 +9,24 @@ done on the main thread, where Python runs handlers; while that is in native cod
 
 from __future__ import annotations
 
+import _thread
 import functools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Concatenate, ParamSpec, TypeVar
+
+from stepscope.runtime import locks
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Self = TypeVar("Self")
 
+SOON = 0.005
+"""Seconds until a signal comes again that came while the main thread held a lock."""
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 _close_all: Callable[[str], None] | None = None
@@ -28,6 +34,8 @@ _depth = 0
 """Changes of ours that the main thread is inside of."""
 _held: list[int] = []
 """Signals that came meanwhile."""
+_put_off: set[int] = set()
+"""Signals that came while the main thread held a lock."""
 
 
 def watch(close_all: Callable[[str], None]) -> None:
@@ -96,6 +104,13 @@ def _hold(number: int, frame: FrameType | None) -> None:
 def _terminate(number: int, frame: FrameType | None) -> None:
     """The handler of SIGTERM and SIGHUP."""
     global _depth
+    if not _depth and locks.held_here():
+        # Whom this would wait for may wait for that.
+        if number not in _put_off:
+            _put_off.add(number)
+            _thread.start_new_thread(_again, (number,))
+        return
+    _put_off.discard(number)
     if _depth:
         # Inside of a change, or of the closing that an earlier one began.
         _hold(number, frame)
@@ -109,11 +124,19 @@ def _terminate(number: int, frame: FrameType | None) -> None:
         signal.raise_signal(number)
 
 
+def _again(number: int) -> None:
+    """Has the main thread called once more in a moment, until its handler goes on."""
+    while number in _put_off:
+        time.sleep(SOON)
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+
 def _forked() -> None:
     """A child has nothing to deliver of its parent's: who terminates it does not wait."""
     global _close_all, _depth
     _close_all, _depth = None, 0
     _held.clear()
+    _put_off.clear()
     unwatch()
 
 

@@ -243,9 +243,13 @@ class Stepping(_core.StepCounter):
         """`step()` while not running: counted, and said once. Training is not disturbed."""
         self._ignored += 1
         if self._asked:
-            self._call(lambda: self._carry_out(stepping=True))
+            self._step_asked()
         if self._ignored == 1 and self._state != "inert":
             log.warning("step() of profiler %r while it is %s: ignored, and counted", self.name, self._state)
+
+    @uninterrupted
+    def _step_asked(self) -> None:
+        self._call(lambda: self._carry_out(stepping=True))
 
     def _carry_out(self, *, stepping: bool = False) -> None:
         """Makes what changes wait for this thread; `step()` calls again while something waits for another."""
