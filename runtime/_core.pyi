@@ -173,6 +173,9 @@ def hold_signals(interrupts: bool, function: Callable[..., _T], /, *args: Any, *
 def put_off_signal(number: int, /) -> bool:
     """Whether the main thread is inside of `hold_signals`; the signal comes again at its end then."""
 
+def signal_held() -> bool:
+    """Whether one has come that waits for the end of `hold_signals`."""
+
 def watch_signal(number: int, seconds: float, late: Callable[[int], None], /) -> None:
     """From now on the main thread is woken until Python's handler of this signal, SIGTERM or SIGHUP, has called
     `begin_ending`. If it does not, `late` is called after a second with the number, on another thread, and without that too

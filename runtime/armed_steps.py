@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
-from stepscope.runtime import clock
+from stepscope.runtime import clock, locks
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.control.armed import ArmedState
@@ -28,12 +29,13 @@ KEPT = 64
 class ArmedSteps(Stepping):
     """The half of a profiler's windows on request that lives on the thread that steps.
 
-    A lock guards the windows; it is taken at changes of the action, never at others.
+    A lock guards the windows; it is taken at changes of the action, never at others. Schedules, gates and backends are
+    called without it, as they may take any time.
     """
 
     def __init__(self, name: str, schedule: ScheduleFunction) -> None:
         super().__init__(name, schedule)
-        self._arming = threading.RLock()  # reentrant: a signal handler may arm while its thread holds it
+        self._arming = locks.reentrant()
         self._armed: list[ArmedWindow] = []
         """Those that run or are to come, by their first steps."""
         self._armed_over: deque[ArmedWindow] = deque(maxlen=KEPT)
@@ -52,7 +54,7 @@ class ArmedSteps(Stepping):
         self._armed_over.append(window)
 
     def _become_inert(self, reason: str) -> None:
-        self._arming = threading.RLock()
+        self._arming = locks.reentrant()
         self._armed_running = None
         self._ends = []
         super()._become_inert(reason)
@@ -60,16 +62,29 @@ class ArmedSteps(Stepping):
     # where step() is called
 
     def _ask(self, step: int) -> ProfilerAction:
-        with self._arming:  # or a window could be armed between two readings, and the counter not be told of it
-            action = super()._ask(step)
+        action = super()._ask(step)
+        with (
+            self._arming
+        ):  # the counter is told of every window that was armed by now, and of later ones by who arms them
             self._chosen = None
             self._decide_ends(step)
             if not self._armed:
                 return action
-            self._end_armed(step)
+            if self._end_armed(step):
+                with self._let_others():
+                    self._was_last(clock.now())
             action = self._with_armed(step, action)
             self._chosen = self._detail_for(step, action)
             return action
+
+    @contextmanager
+    def _let_others(self) -> Generator[None]:
+        """Gives the lock back for a while; what it guards may be another then."""
+        self._arming.release()
+        try:
+            yield
+        finally:
+            self._arming.acquire()
 
     def _detail_for(self, step: int, action: ProfilerAction) -> WindowDetail | None:
         """That of the window that runs, or for which backends warm up now."""
@@ -88,8 +103,11 @@ class ArmedSteps(Stepping):
             if step < pending.change.decided_by:
                 self._next_change = min(self._next_change, pending.change.decided_by)
                 continue
+            if pending not in self._ends:
+                continue  # confirmed or withdrawn while another gate was asked
             self._ends.remove(pending)
-            refused = pending.gate(step)
+            with self._let_others():
+                refused = pending.gate(step)
             if refused:
                 log.info("profiler %r: %s: %s", self.name, pending.change.text(), refused)
             else:
@@ -130,23 +148,24 @@ class ArmedSteps(Stepping):
             last = other.last
         self._armed.sort(key=lambda each: each.first)
 
-    def _end_armed(self, step: int) -> None:
+    def _end_armed(self, step: int) -> bool:
+        """Ends the window that runs, if it is over; returns whether its last step was recorded, which is to be told."""
         window, now = self._armed_running, clock.now()
         if window is None or not window.is_over(step, now):
-            return
+            return False
         aborted = window.abort_reason is not None and step > window.last
         window.last = step - 1
-        if self._action is not ProfilerAction.RECORD:
+        recorded = self._action is ProfilerAction.RECORD
+        if not recorded:
             self._drop(window, "missed", "the background loop was too far behind to record it")
             self._planned = ProfilerAction.RECORD_AND_SAVE
+        elif aborted:
+            self._drop(window, "aborted", f"aborted after step {window.last}: {window.abort_reason}")
         else:
-            self._was_last(now)
-            if aborted:
-                self._drop(window, "aborted", f"aborted after step {window.last}: {window.abort_reason}")
-            else:
-                self._drop(window, "recorded", "")
+            self._drop(window, "recorded", "")
         self._armed_running, self._armed_ended = None, window
         self._set_look()
+        return recorded
 
     def _release(self, step: int) -> None:
         """The first window that waits for the end of another one may begin."""
@@ -174,7 +193,7 @@ class ArmedSteps(Stepping):
         if running is None:
             self._release(step)
         for window in list(self._armed):
-            if window is running or window.first == NEVER:
+            if window is running or window.first == NEVER or window not in self._armed:
                 continue
             if window.begin > step:
                 self._next_change = min(self._next_change, window.begin)
@@ -214,18 +233,26 @@ class ArmedSteps(Stepping):
         if step == window.first and action.records and self._action is ProfilerAction.RECORD:
             self._drop(window, "missed", "the schedule is in a window of its own")
             return False
+        return self._admit(window, step)
+
+    def _admit(self, window: ArmedWindow, step: int) -> bool:
+        """Asks what a window still depends on: backends, of which is known by now how they record, and its gate."""
         detail, window.looked_at = None if window.looked_at else window.request.detail, True
-        if detail is not None and (refused := detail.refusal(self._backends)):  # how they record is known by now
-            log.warning("profiler %r: the window of %s: %s", self.name, window.request.text(), refused)
-            self._drop(window, "withdrawn", refused)
-            return False
-        if window.gate is not None and not window.admitted:
-            refused = window.gate(step)
+        gate = None if window.admitted else window.gate
+        if detail is None and gate is None:
+            return True
+        with self._let_others():
+            refused = "" if detail is None else detail.refusal(self._backends)
             if refused:
-                self._drop(window, "withdrawn", refused)
-                return False
-            window.admitted = True
-        return True
+                log.warning("profiler %r: the window of %s: %s", self.name, window.request.text(), refused)
+            elif gate is not None:
+                refused = gate(step)
+        if window not in self._armed:
+            return False  # withdrawn meanwhile
+        window.admitted = not refused
+        if refused:
+            self._drop(window, "withdrawn", refused)
+        return not refused
 
     def _begin_armed(self, window: ArmedWindow) -> ArmedWindow:
         window.state = "running"
@@ -243,18 +270,19 @@ class ArmedSteps(Stepping):
         self._look_at = min(times, default=0)
 
     def _end_steps(self, reason: str) -> None:
+        whole = False
         with self._arming:
             window, step = self._armed_running, self._step
             if window is not None:
                 planned = step == window.last and window.abort_reason is None
                 whole = planned and self._action is ProfilerAction.RECORD
-                if whole:
-                    self._was_last(clock.now())
                 window.last = step
                 self._drop(window, "recorded" if whole else "cut", "" if whole else reason)
                 self._armed_running, self._armed_ended = None, window
                 self._set_look()
             self._chosen = None
+        if whole:
+            self._was_last(clock.now())
         super()._end_steps(reason)
 
     def _window_begins(self) -> dict[str, Any] | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable
+
+from stepscope.runtime import locks
 
 
 class Change:
@@ -13,7 +14,7 @@ class Change:
 
     def __init__(self) -> None:
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
-        self._lock = threading.Lock()
+        self._lock = locks.reentrant()
 
     def tell(self) -> None:
         """Makes those who wait look again; from any thread."""

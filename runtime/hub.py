@@ -21,7 +21,9 @@ from stepscope.runtime.events import EVENT_DTYPE, Block, Kind, join_blocks, spli
 from stepscope.runtime.loop_thread import loop_name
 from stepscope.runtime.meter import register_loop
 from stepscope.runtime.pipeline import Pipeline
+from stepscope.runtime.promise import Promise
 from stepscope.runtime.recorder import Recorder
+from stepscope.runtime.source import Source
 from stepscope.runtime.threads import Work
 from stepscope.runtime.windows import RECORDER
 
@@ -55,6 +57,8 @@ class Hub:
         )
         self._wake, self._draining = self._portal.call(self._start)
         self._stopping = False
+        self.opening = ""
+        """The backend whose `open` the loop is inside of."""
         self._thread_ns = 0
         self._drained = self._portal.start_task_soon(self._drain_for_ever, name="stepscope hub")
 
@@ -87,6 +91,28 @@ class Hub:
             work()
 
         work() if self.on_loop() else self._portal.call(call)
+
+    def open(self, source: Source) -> Promise[None]:
+        """Opens the backend of a source on the loop, if that is not open; from anywhere, and without waiting."""
+        opened: Promise[None] = Promise()
+
+        def start() -> None:
+            self.opening = source.name
+            try:
+                if not source.open:
+                    source.start()
+            except BaseException as error:
+                opened.fail(error)
+            else:
+                opened.give(None)
+            finally:
+                self.opening = ""
+
+        if self.on_loop():
+            start()
+        else:
+            self._loop.call_soon_threadsafe(start)
+        return opened
 
     def on_loop(self) -> bool:
         """Whether the caller runs on the hub's loop."""
@@ -289,6 +315,12 @@ def on_loop() -> bool:
     """Whether the caller runs on the loop of the process's hub."""
     making = _hub
     return making is not None and making.done and making.result().on_loop()
+
+
+def opening() -> str:
+    """The backend whose `open` the loop of the process's hub is inside of; empty if none."""
+    making = _hub
+    return making.result().opening if making is not None and making.done else ""
 
 
 def _make(before: Work[None] | None, recorder: Recorder) -> Hub:

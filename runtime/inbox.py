@@ -5,13 +5,13 @@ The contract: a put that returns is processed; a put after close raises.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import msgspec
 
+from stepscope.runtime import locks
 from stepscope.runtime.errors import ClosedError
 
 T = TypeVar("T")
@@ -32,14 +32,14 @@ class InboxStatistics(msgspec.Struct, frozen=True):
 class Inbox(Generic[T]):
     """A queue bounded by bytes, from any thread to one consumer. Nothing blocks.
 
-    The lock is reentrant because a signal handler may record, and so put, while its thread is inside a put.
+    A signal handler may record, and so put, while its thread is inside a put.
     """
 
     def __init__(self, max_bytes: int, wake: Callable[[], object]) -> None:
         self._max = max_bytes
         self._wake = wake
         self._items: deque[tuple[T, int]] = deque()
-        self._lock = threading.RLock()
+        self._lock = locks.reentrant()
         self._closed = False
         self._put = self._taken = self._bytes = self._peak = self._refused = 0
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from stepscope.runtime import locks
 from stepscope.runtime.plain import plain
 
 log = logging.getLogger("stepscope")
@@ -19,7 +19,7 @@ class Metadata:
 
     def __init__(self, initial: Mapping[str, Any] | None = None) -> None:
         self._values: dict[str, Any] = {}
-        self._lock = threading.RLock()
+        self._lock = locks.reentrant()
         for key, value in (initial or {}).items():
             self.add(key, value)
 

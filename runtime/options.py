@@ -55,6 +55,8 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long a window waits for backends that have not delivered past its end."""
     queue_bytes: Annotated[int, msgspec.Meta(ge=1)] = 64 << 20
     """What may wait for one exporter; more is dropped for that exporter, and counted."""
+    start_timeout: PositiveFloat = 30.0
+    """How long `start()` waits for the runtime's loop, and for each backend that opens there, before it raises."""
     close_timeout: PositiveFloat = 5.0
     """Deadline for flushing and closing everything at the end."""
     handle_sigterm: bool = True

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 
 import anyio
 import msgspec
 
+from stepscope.runtime import locks
 from stepscope.runtime.accounts import KEPT_WINDOWS, Accounts
 from stepscope.runtime.change import Change
 from stepscope.runtime.consumer import Closing, Discarding, Exporter, Keeping, Settling
@@ -85,7 +85,7 @@ class Outlet:
         self._in_hand: EventBatch | None = None
         self._work = Change()
         self._progress = Change()
-        self._lock = threading.RLock()  # reentrant: a signal handler may ask for statistics while its thread does
+        self._lock = locks.reentrant()
         self._thread: LoopThread | None = None
         self._inside = ""
         """The method that was called last."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.runtime import _core, strings
+from stepscope.runtime import _core, locks, strings
 from stepscope.runtime.detail import FULL, Detail, DetailFilter, ladder
 from stepscope.runtime.events import Block, Kind, empty_block
 from stepscope.runtime.governor import Governor
@@ -80,7 +80,7 @@ class Overseer:
         self._threads_seen = self._all_seen = self._own_seen = 0
         self._background = 0.0
         self._measured = 0.0
-        self._lock = threading.RLock()
+        self._lock = locks.reentrant()
         self._since: int | None = None
         self._recorded = 0
         self._detail = self._in_force = FULL

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 import anyio.to_thread
 
-from stepscope.runtime import clock, hub, signals, tasks
+from stepscope.runtime import clock, hub, locks, signals, tasks
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.consumer import Exporter
@@ -34,9 +34,10 @@ from stepscope.runtime.recorder_accounts import RecorderAccounts
 from stepscope.runtime.reporting import Reporting
 from stepscope.runtime.run import Run
 from stepscope.runtime.schedule import PlannedSchedule, ScheduleFunction
-from stepscope.runtime.serial import Serial
+from stepscope.runtime.serial import PATIENCE, Serial
 from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.source import Producer
+from stepscope.runtime.starting import Starting
 from stepscope.runtime.stepping import keep_untouched
 from stepscope.runtime.threads import Work
 from stepscope.runtime.windows import INTERRUPTED
@@ -89,6 +90,11 @@ class Profiler(Reporting):
         self._start_on_enter = start
         self._budget = budget
         self._closing: Work[None] | None = None
+        self._opening: Work[None] | None = None
+        self._closes_by = 0
+        """When closing is to be done, in ns; 0 before it was asked for."""
+        self._unclosed = threading.Lock()
+        """Taken by who begins to close."""
         _every.add(self)
 
     # life
@@ -122,6 +128,7 @@ class Profiler(Reporting):
         Raises:
             ProfilerStateError: if it runs already or was closed.
             OutputError: if the run's directory or the session's cannot be made.
+            BackendError: if a backend has not opened after `Options.start_timeout` seconds: which. A later call goes on.
         """
         if self._state != "inert":
             self._calls.run_waiting(self._check_start, self._start)
@@ -137,23 +144,36 @@ class Profiler(Reporting):
             return
         before, self._state = self._state, "starting"
         began, opening = clock.now(), 0
+        starting = Starting(self.name, self.options.start_timeout, hub.opening)
         try:
             if self._pipeline is None:
                 # Whatever interrupts the caller, this is done as a whole.
-                self._open() if hub.on_loop() else Work(self._open, name="stepscope opening").finish()
+                self._open() if hub.on_loop() else self._have_opened(starting)
                 opening = clock.now() - began
             if self.options.handle_sigterm:
                 signals.watch(close_all, self.options.close_timeout + LATEST)
             tasks.watch()
-            self._open_sources()
+            self._open_sources(starting)
         except BaseException:
-            self._state = before
+            if self._state == "starting":
+                self._state = before
             raise
+        if self._state != "starting":
+            return  # it was closed meanwhile
         if self._controller is not None and self._recorder is not None:
             self._controller.start(self._recorder.directory)
         self._begin_steps()
         self._carry_out()
         self._took.started(clock.now() - began, opening)
+
+    def _have_opened(self, starting: Starting) -> None:
+        """Waits for the opening, which a start that gave it up may have begun."""
+        opening = self._opening = self._opening or Work(self._open, name="stepscope opening")
+        try:
+            opening.finish(starting.look)
+        finally:
+            if opening.over:
+                self._opening = None
 
     def _open(self) -> None:
         self.output.make()
@@ -195,8 +215,11 @@ class Profiler(Reporting):
         self._pipeline = self._hub.add(make)
         self.output.pipeline = self._pipeline
         _alive.add(self)
+        if self._state == "closed" and self._closing is None:  # start() gave this up, and nobody waits any more
+            self._close_from_now()
+            self._closing = Work(self._finish, self._hub, self._pipeline, name="stepscope closing")
 
-    def _open_sources(self) -> None:
+    def _open_sources(self, starting: Starting) -> None:
         assert self._pipeline is not None and self._hub is not None
         stepper = self._stepper
         elsewhere = stepper not in (0, threading.get_ident()) and any(
@@ -208,7 +231,7 @@ class Profiler(Reporting):
             if source.open:
                 continue
             if not isinstance(source, BoundSource):
-                self._hub.do(source.start)
+                starting.wait_for(self._hub.open(source))
             elif elsewhere:
                 source.wanted = True
             else:
@@ -228,9 +251,10 @@ class Profiler(Reporting):
         if self._state == "new":
             raise ProfilerStateError(f"stop() of profiler {self.name!r}: it was not started; call start() first")
         if self._state in ("starting", "running"):
-            self._calls.run(self._stop, patience=self._patience())
+            until = clock.now() + self._timeout_ns
+            self._call(self._stop, patience=self._patience(until))
             began = clock.now()
-            self.flush()
+            self.flush(max(until - began, 0) / 1e9)
             self._took.waited(clock.now() - began)
 
     def _stop(self, reason: str = "the profiler was stopped inside the window") -> None:
@@ -263,7 +287,7 @@ class Profiler(Reporting):
     def _may_wait(self) -> bool:
         """Whether the caller may wait for this profiler's loop and exporters: it is none of them, nor is it inside of a
         call that they wait for."""
-        if self._calls.mine:
+        if self._calls.mine or locks.held_here():  # the latter in a signal handler
             return False
         return self._hub is None or not (self._hub.on_loop() or delivering() is self._pipeline)
 
@@ -272,40 +296,72 @@ class Profiler(Reporting):
         """Stops, then closes backends and exporters, within `Options.close_timeout` seconds.
 
         What could not be written by then is dropped, and counted. A backend that is bound to another thread gets half of
-        the time for a call of `step()` there. In an exporter or callback of this profiler, and on the runtime's loop, it
+        the time for a call of `step()` there, and so does a schedule or backend that another thread is inside of; what it
+        does after that is not recorded. In an exporter or callback of this profiler, and on the runtime's loop, it
         does not wait: closing goes on in the background. Closing twice changes nothing.
         """
         if self._state == "inert":
             return
-        self._calls.run(self._shut, patience=self._patience())
+        self._close_from_now()
+        may_wait = self._may_wait()
+        if not self._call(self._shut, patience=self._patience(self._closes_by, half=True)) and may_wait:
+            self._shut_around()
         closing, began = self._closing, clock.now()
-        if closing is not None and self._may_wait():
+        if closing is not None and may_wait:
             try:
-                closing.result(self.options.close_timeout + LATEST)
+                closing.result(max(self._closes_by - began, 0) / 1e9 + LATEST)
             except TimeoutError:
                 log.error("profiler %r did not close in time: something blocks its loop", self.name)
             self._took.waited(clock.now() - began)
         if not _alive:
             signals.unwatch()
 
-    def _patience(self) -> float:
-        return self.options.close_timeout if self._may_wait() else 0.0
+    @property
+    def _timeout_ns(self) -> int:
+        return round(self.options.close_timeout * 1e9)
+
+    def _patience(self, until: int, *, half: bool = False) -> float:
+        """Seconds to wait for other calls, where something is to be done at a time in ns; half of them are left for it."""
+        seconds = (until - clock.now()) / 1e9 - (self.options.close_timeout / 2 if half else 0.0)
+        return max(seconds, 0.0) if self._may_wait() else 0.0
+
+    def _close_from_now(self) -> None:
+        """The time for closing begins with the first who asks for it."""
+        self._closes_by = self._closes_by or clock.now() + self._timeout_ns
 
     def _shut(self) -> None:
         if self._state in ("closed", "inert"):
             return
+        began = clock.now()
         self._stop("the profiler was closed inside the window")
+        self._closes_by += clock.now() - began  # what backends need here is not taken from the exporters
+        self._begin_closing()
+
+    def _shut_around(self) -> None:
+        """Closes although another thread is inside of a call that does not return, and ends the window in its stead.
+
+        Should it return, it finds a closed profiler.
+        """
+        log.error("profiler %r is closed while another thread is inside of its schedule, or of a backend", self.name)
+        self._live = False
+        self._begin_closing()
+        self._want(False)
+        self._let_go()
+
+    def _begin_closing(self) -> None:
+        if not self._unclosed.acquire(blocking=False):
+            return
         self._state = "closed"
-        if self._controller is not None:
-            self._controller.close()
         if self._hub is not None and self._pipeline is not None:
             self._pipeline.inbox.put(WindowEnds(clock.now(), False, INTERRUPTED))  # changes nothing, usually
             self._closing = Work(self._finish, self._hub, self._pipeline, name="stepscope closing")
+        if self._controller is not None:
+            self._controller.close()
 
     def _finish(self, hub_: hub.Hub, pipeline: Pipeline) -> None:
         """What is left to do for closing, on a thread of its own: so it goes on whatever interrupts the caller."""
         try:
-            deadline = clock.now() + round(self.options.close_timeout * 1e9)
+            deadline = self._closes_by
             for source in self._bound():
                 source.wait_for_thread((deadline - clock.now()) / 1e9 - self.options.close_timeout / 2)
                 note = source.give_up()
@@ -346,7 +402,8 @@ class Profiler(Reporting):
     def _begin_end(self, cause: BaseException | str | None) -> None:
         """Tells the flight recorder what ends the run, and begins to close; `close` waits for the end of that."""
         self._tell_end(cause)
-        self._calls.run(self._shut)
+        self._close_from_now()
+        self._call(self._shut, patience=min(self._patience(self._closes_by, half=True), PATIENCE))
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -362,7 +419,7 @@ class Profiler(Reporting):
     @uninterrupted
     def _end_here(self) -> None:
         """Stops on this thread, as backends may be bound to it; who calls waits elsewhere for the rest of closing."""
-        self._calls.run(lambda: self._stop("the profiler was closed inside the window"))
+        self._call(lambda: self._stop("the profiler was closed inside the window"))
 
     @property
     def control(self) -> Controller | None:

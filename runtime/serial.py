@@ -3,54 +3,60 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+
+from stepscope.runtime import locks
+from stepscope.runtime.promise import LOOK, Promise
+
+PATIENCE = 1.0
+"""Seconds that a call waits for its turn, if nothing else is said."""
+
+
+class _Turn(Promise[None]):
+    """A call that is inside, or waits for that: kept when it is over."""
+
+    def __init__(self, *, waits: bool) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+        """The one that makes the call."""
+        self.waits = waits
+        """Whether it waits for others, so that they must not wait for it."""
 
 
 class Serial:
     """Runs calls one after the other.
 
-    A call that is made while another one is inside, by a signal handler, by what the other calls back, or by another
-    thread while the other waits, is put down and run as soon as that one is done, by its thread. So no call is ever
-    entered twice, and none waits for one that waits for it.
+    A call that is made while another one is inside, by a signal handler, by what the other calls back, by another
+    thread while the other waits, or by one whose patience has ended, is put down and run as soon as that one is done, by
+    its thread. So no call is ever entered twice, and none waits for one that waits for it, or hangs. Nothing is held while
+    a call is made.
     """
 
     def __init__(self) -> None:
-        # Reentrant, as a signal handler may come while its thread holds it. Nobody waits for the loop with it held.
-        self._lock = threading.RLock()
-        self._inside = False
-        self._thread = 0
-        self._later: deque[tuple[Callable[[], None], threading.Event]] = deque()
+        self._lock = locks.reentrant()
+        self._inside: _Turn | None = None
+        self._later: deque[tuple[Callable[[], None], _Turn]] = deque()
         self.errors: list[Exception] = []
         """What calls raised that were put down: who made them is gone."""
 
     @property
     def mine(self) -> bool:
         """Whether the caller is inside of a call itself, so that it must not wait for others."""
-        return self._inside and self._thread == threading.get_ident()
+        inside = self._inside
+        return inside is not None and inside.thread == threading.get_ident()
 
-    def run(self, call: Callable[[], None], *, patience: float = 0.0) -> bool:
+    def run(self, call: Callable[[], None], *, patience: float = PATIENCE) -> bool:
         """Runs a call, or puts it down.
 
         Args:
-            patience: seconds to wait for it, if it was put down and the caller is not inside of a call itself.
+            patience: seconds to wait for its turn, or until it is done, if the caller is not inside of a call itself.
 
         Returns:
             Whether it was run.
         """
-        with self._lock:
-            if not self._inside:
-                try:
-                    self._inside, self._thread = True, threading.get_ident()
-                    call()
-                finally:
-                    self._inside = False  # here, not in a function: a signal handler may raise before its first line
-                    self._run_later()
-                return True
-            done = threading.Event()
-            self._later.append((call, done))
-            mine = self._thread == threading.get_ident()
-        return not mine and done.wait(patience)
+        return self._run(call, _Turn(waits=False), patience)
 
     def run_waiting(self, check: Callable[[], None], call: Callable[[], None]) -> bool:
         """Runs a call that waits for others: what they call meanwhile is put down, and they do not wait for it.
@@ -61,33 +67,56 @@ class Serial:
         Returns:
             Whether it was run; otherwise it was put down.
         """
-        entered = False
 
         def both() -> None:
             check()
             call()
 
+        self._wait_for_turn(PATIENCE)
+        if self._inside is not None:
+            check()
+        return self._run(both, _Turn(waits=True), 0.0)
+
+    def _run(self, call: Callable[[], None], turn: _Turn, patience: float) -> bool:
+        until = time.monotonic() + patience
+        self._wait_for_turn(patience)
         try:
             with self._lock:
-                check()
-                if self._inside:
-                    self._later.append((both, threading.Event()))
-                    return False
-                self._thread = threading.get_ident()
-                self._inside = entered = True
-            call()
+                inside = self._inside
+                if inside is None:
+                    turn.thread = threading.get_ident()
+                    self._inside = turn
+                else:
+                    self._later.append((call, turn))
+            if inside is None:
+                call()
+                return True
         finally:
-            if entered:
-                self._inside = False
+            if self._inside is turn:
+                self._inside = None  # here, not in a function: a signal handler may raise before its first line
+                turn.give(None)
                 self._run_later()
-        return True
+        if self._inside is None:
+            self._run_later()  # the other one had looked already
+        return inside.thread != threading.get_ident() and turn.wait(until - time.monotonic())
+
+    def _wait_for_turn(self, patience: float) -> None:
+        """Waits while somebody is inside who does not wait for others."""
+        until = time.monotonic() + patience
+        while (inside := self._inside) is not None and not inside.waits and inside.thread != threading.get_ident():
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            inside.wait(min(left, LOOK))
 
     def _run_later(self) -> None:
         while self._later:
-            call, done = self._later.popleft()
             try:
-                self.run(call)
+                call, turn = self._later.popleft()
+            except IndexError:
+                break  # another thread has it
+            try:
+                if not self._run(call, turn, 0.0):
+                    break  # somebody is inside, who runs it
             except Exception as error:
                 self.errors.append(error)
-            finally:
-                done.set()

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Concatenate, ParamSpec, TypeVar
 
-from stepscope.runtime import _core
+from stepscope.runtime import _core, locks
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,13 +74,19 @@ def _held(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     return _core.hold_signals(interrupts, function, *args, **kwargs)
 
 
+def held() -> bool:
+    """Whether a signal has come that waits for the end of a change."""
+    return _core.signal_held()
+
+
 def _on_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     """The handler of SIGTERM and SIGHUP."""
-    if not _core.put_off_signal(number):
+    # Whom the closing would wait for may wait for a lock of this thread's: the watcher calls again in a moment.
+    if not _core.put_off_signal(number) and not locks.held_here():
         _end(number)
 
 

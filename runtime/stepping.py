@@ -11,15 +11,17 @@ from stepscope.runtime.action import ProfilerAction, checked_action
 from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.control.window_detail import WindowDetail
 from stepscope.runtime.detail import FULL, Detail
-from stepscope.runtime.errors import ProfilerStateError
+from stepscope.runtime.errors import ClosedError, ProfilerStateError
 from stepscope.runtime.messages import ActionChanged, DetailChanged, Paused, Resumed, WindowBegins, WindowEnds
 from stepscope.runtime.schedule import Always, PlannedSchedule, ScheduleFunction
-from stepscope.runtime.serial import Serial
+from stepscope.runtime.serial import PATIENCE, Serial
 from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.step_marks import StepMark
 from stepscope.runtime.transitions import Transitions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stepscope.runtime.pipeline import Pipeline
     from stepscope.runtime.recorder import Recorder
 
@@ -112,12 +114,24 @@ class Stepping(_core.StepCounter):
     @uninterrupted
     def pause(self) -> None:
         """Records nothing until `resume()`. Pauses nest; the gap is an event, and spans across it are cut."""
-        self._calls.run(self._pause)
+        self._call(self._pause)
 
     @uninterrupted
     def resume(self) -> None:
         """Ends the latest `pause()`; without one it changes nothing."""
-        self._calls.run(self._resume)
+        self._call(self._resume)
+
+    def _call(self, call: Callable[[], None], *, patience: float = PATIENCE) -> bool:
+        """Makes a call that must not interleave with others; as `Serial.run`.
+
+        Where it took so long that the profiler was closed meanwhile, what it had yet to tell is not wanted any more.
+        """
+        try:
+            return self._calls.run(call, patience=patience)
+        except ClosedError:
+            if self._state != "closed":
+                raise
+            return True
 
     def _pause(self) -> None:
         if not self._live or self._pipeline is None:
@@ -180,8 +194,9 @@ class Stepping(_core.StepCounter):
             self._budget_at = clock.now() + self._look_every if self._look_every else 0
             self._set_look()
             planned, at = self._plan(self._step), clock.now()
-            self._take_detail(self._step, at)
-            self._change(planned, at)
+            if self._live:
+                self._take_detail(self._step, at)
+                self._change(planned, at)
         finally:
             self._let_go()
 
@@ -207,7 +222,7 @@ class Stepping(_core.StepCounter):
     @uninterrupted
     def _transition(self, step: int, at: int) -> None:
         """Called by `step()` at a change, at every step if the schedule cannot tell the next one, and when asked to."""
-        self._calls.run(lambda: self._follow(step, at))
+        self._call(lambda: self._follow(step, at))
 
     def _follow(self, step: int, at: int) -> None:
         self._asked = False
@@ -215,8 +230,9 @@ class Stepping(_core.StepCounter):
             self._look_ahead(at)
             if step >= self._next_change or self._is_due(at):
                 planned = self._plan(step)
-                self._take_detail(step, at)
-                self._change(planned, at)
+                if self._live:  # else it was closed while the schedule was asked
+                    self._take_detail(step, at)
+                    self._change(planned, at)
             else:
                 self._take_detail(step, at)
         self._let_go()
@@ -227,9 +243,13 @@ class Stepping(_core.StepCounter):
         """`step()` while not running: counted, and said once. Training is not disturbed."""
         self._ignored += 1
         if self._asked:
-            self._calls.run(lambda: self._carry_out(stepping=True))
+            self._step_asked()
         if self._ignored == 1 and self._state != "inert":
             log.warning("step() of profiler %r while it is %s: ignored, and counted", self.name, self._state)
+
+    @uninterrupted
+    def _step_asked(self) -> None:
+        self._call(lambda: self._carry_out(stepping=True))
 
     def _carry_out(self, *, stepping: bool = False) -> None:
         """Makes what changes wait for this thread; `step()` calls again while something waits for another."""
@@ -282,6 +302,7 @@ class Stepping(_core.StepCounter):
         """Says what is to be recorded now. Between the steps that are recorded `step()` itself switches."""
         if self._recorder is None:
             return
+        on = on and self._state != "closed"
         self._every = 0
         self._recorder.want(self._serial, on, self._detail.wanted(self._step))
         if on and self._detail.every > 1:
@@ -336,7 +357,7 @@ class Stepping(_core.StepCounter):
         for source in pipeline.sources:
             if source.backend.thread_bound:
                 source.transition(before, after, at)
-        if begins:
+        if begins and self._state != "closed":
             try:
                 self._hold()
                 at, track, parent = self._mark()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from stepscope.runtime.promise import Promise
+from stepscope.runtime.promise import LOOK, Promise
 
 T = TypeVar("T")
 
@@ -47,17 +47,28 @@ class Work(Generic[T]):
             self._done.give(result)
 
     @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self._done.over
+
+    @property
     def done(self) -> bool:
         """Whether it has returned something."""
         return self._done.over and not self._done.failed
 
-    def finish(self) -> T:
-        """Waits for the end, also when a signal handler raises meanwhile; that is raised afterwards."""
+    def finish(self, look: Callable[[], object]) -> T:
+        """Waits for the end, also when a signal handler raises meanwhile; that is raised afterwards.
+
+        Args:
+            look: called now and then; what it raises ends the wait, and the work goes on.
+        """
         while not self._done.over:
             try:
-                self._done.wait()
+                self._done.wait(LOOK)
             except BaseException as error:
                 self._interrupted = error
+            if not self._done.over:
+                look()
         return self.result()
 
     def result(self, timeout: float | None = None) -> T:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import stepscope
 from stepscope import Armed, Options, Profiler, Window, WindowRequest, schedule
 from stepscope.runtime.control.armed_facts import armed_facts
+from stepscope.runtime.control.end_change import EndChange
 from stepscope.runtime.control.placement import place
 from stepscope.runtime.schedule import NEVER, always, never
 
@@ -490,3 +491,38 @@ def test_nothing_waits_for_an_armed_window(output_dir: Path) -> None:
     assert profiler.diagnostics() == (
         "no step records: the profiler records only windows that are asked for, and none was recorded",
     )
+
+
+@pytest.mark.parametrize("where", ["schedule", "gate", "end"])
+def test_requests_while_the_thread_that_steps_hangs(where: str, output_dir: Path) -> None:
+    """In the schedule, in the gate of a window or of its end: who asks from another thread is answered at once."""
+    reached, over = threading.Event(), threading.Event()
+
+    def hang(_: int) -> str:
+        reached.set()
+        assert over.wait(30)
+        return ""
+
+    def planned(step: int) -> stepscope.ProfilerAction:
+        if step == 2 and where == "schedule":
+            hang(step)
+        return stepscope.ProfilerAction.NONE
+
+    with running(output_dir, schedule=planned) as (profiler, windows):
+        request = WindowRequest(start_step=2, steps=4)
+        assert profiler.arm(request, gate=hang if where == "gate" else None)
+        if where == "end":
+            assert profiler.change_end(EndChange(command="abort", last=2, reason="the end"), gate=hang)
+        thread = threading.Thread(target=lambda: work(profiler, 9), daemon=True)
+        thread.start()
+        assert reached.wait(30)
+        assert profiler.arm(WindowRequest(start_step=7, steps=1))
+        assert [status.first for status in profiler.armed()] == [2, 7]
+        if where == "gate":
+            assert len(profiler.abort()) == 2
+        assert profiler.arm(WindowRequest(start_step=6, steps=1))
+        assert thread.is_alive() and profiler.report()
+        over.set()
+        thread.join(30)
+    expected = {"schedule": [[2, 3, 4, 5], [6], [7]], "gate": [[6]], "end": [[2]]}
+    assert numbers(windows) == expected[where]

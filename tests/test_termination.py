@@ -306,3 +306,54 @@ except KeyboardInterrupt:
     )
     run(script, tmp_path, code=5)
     assert delivered(tmp_path)
+
+
+STUCK = """
+class Stuck:
+    name, thread_bound = "stuck", False
+    def open(self, sink):
+        print("opening", flush=True)
+        time.sleep(600)
+    def transition(self, before, after, at): pass
+    async def aclose(self): pass
+    def report(self): return sc.BackendReport()
+"""
+
+
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
+def test_a_start_that_hangs_is_ended_by_a_signal(asked: signal.Signals, tmp_path: Path) -> None:
+    """A backend blocks the runtime's loop when it is opened: the process can still be ended."""
+    script = (
+        STUCK
+        + """
+try:
+    sc.trace(output_dir="run", backends=[Stuck()], options=sc.Options(close_timeout=0.5)).start()
+except KeyboardInterrupt:
+    sys.exit(5)
+"""
+    )
+    run(script, tmp_path, code=5 if asked == signal.SIGINT else -asked, number=asked)
+
+
+def test_a_start_that_hangs_says_which_backend(tmp_path: Path) -> None:
+    """So does one of another profiler that shares the loop; both can be closed."""
+    run(
+        STUCK
+        + """
+profiler.start()
+options = sc.Options(start_timeout=1, close_timeout=0.5)
+for backends, name in (([Stuck()], "first"), ([], "second")):
+    profiler = sc.trace(output_dir=name, backends=backends, options=options)
+    for _ in range(2):
+        try:
+            profiler.start()
+        except sc.BackendError as error:
+            assert "backend 'stuck' has not returned" in str(error), error
+        else:
+            raise AssertionError(name)
+    assert profiler.statistics().state == "new"
+    profiler.close()
+""",
+        tmp_path,
+        code=0,
+    )

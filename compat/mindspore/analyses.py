@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from stepscope.compat.mindspore.at_exit import before_exit
+from stepscope.runtime import locks
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class Analyses:
     def forget(self) -> None:
         """Begins anew, as in a forked child, where the jobs are the parent's."""
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._lock = threading.RLock()  # reentrant: a signal handler may submit while its thread does
+        self._lock = locks.reentrant()
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Callable[[], T]) -> Future[T]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import Final
 
 import msgspec
 
 from stepscope.compat.mindspore.options import ProfilerOptions
+from stepscope.runtime import locks
 from stepscope.runtime.meter import event_costs
 from stepscope.runtime.overhead import JUDGED_NS
 from stepscope.runtime.table import human_count
@@ -61,7 +61,7 @@ class CostBook:
 
     def forget(self) -> None:
         """Begins anew."""
-        self._lock = threading.Lock()
+        self._lock = locks.reentrant()
         self._sums: dict[Detail, _Sum] = {}
 
     def add(self, options: ProfilerOptions, *, steps: int, size: int, cost_ns: int, recorded_ns: int) -> None:

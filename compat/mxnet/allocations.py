@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import threading
 from bisect import bisect_right
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import msgspec
 from stepscope.compat.mxnet.scopes import CATEGORY, NONE
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.exporters.output import make_directory, output_error
-from stepscope.runtime import _core, strings
+from stepscope.runtime import _core, locks, strings
 from stepscope.runtime.events import Flag, Kind
 
 KEPT = 1 << 18
@@ -49,7 +48,7 @@ class Allocations:
     name = "mxnet allocations"
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = locks.reentrant()
         self._kept: list[Allocation] = []
         self._scopes: dict[int, list[_Scope]] = {}
         self._number_of_scopes = 0

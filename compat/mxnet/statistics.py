@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
@@ -13,7 +12,7 @@ from stepscope.compat.mxnet.memory import DEVICE_STORAGE
 from stepscope.compat.mxnet.row import Row, Section
 from stepscope.compat.mxnet.series import CounterSeries, FramePass, SpanSeries
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.runtime import _core, strings
+from stepscope.runtime import _core, locks, strings
 from stepscope.runtime.events import Block, Flag, Kind, join_blocks
 
 Key: TypeAlias = tuple[int, int]
@@ -32,7 +31,7 @@ class Statistics:
     name = "mxnet statistics"
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = locks.reentrant()
         self.left_out = 0
         """Events beyond `MAX_NAMES` names."""
         self._clear()

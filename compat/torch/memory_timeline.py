@@ -5,12 +5,12 @@ from __future__ import annotations
 import gzip
 import os
 import tempfile
-import threading
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from stepscope.backends.kineto_worker import FinishedTrace
+from stepscope.runtime import locks
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.window import Window
 
@@ -21,7 +21,7 @@ class KeptResults:
     """Keeps torch's recordings of the last window only: they hold every tensor's history, and are large."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = locks.reentrant()
         self._kept: list[FinishedTrace] = []
 
     def __call__(self, trace: FinishedTrace) -> None:

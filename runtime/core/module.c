@@ -53,6 +53,7 @@ static PyMethodDef methods[] = {
     {"open_spans", stack_py_open_spans, METH_NOARGS, NULL},
     {"process_track", py_process_track, METH_NOARGS, NULL},
     {"put_off_signal", signals_py_put_off, METH_O, NULL},
+    {"signal_held", signals_py_held, METH_NOARGS, NULL},
     {"recording", control_py_recording, METH_NOARGS, NULL},
     {"ring_statistics", ring_py_statistics, METH_NOARGS, NULL},
     {"set_decorator", span_py_set_decorator, METH_O, NULL},

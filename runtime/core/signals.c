@@ -118,6 +118,12 @@ PyObject *signals_py_put_off(PyObject *self, PyObject *arg) {
     Py_RETURN_TRUE;
 }
 
+PyObject *signals_py_held(PyObject *self, PyObject *unused) {
+    bool held = atomic_load(&interrupt.held);
+    for (size_t i = 0; i < ENDING; i++) held |= atomic_load(&ending[i].held);
+    return PyBool_FromLong(held);
+}
+
 /* Closes the profilers from a thread that Python did not make. */
 static void *tell(void *number) {
     pthread_sigmask(SIG_SETMASK, &usual, NULL);

@@ -1,0 +1,50 @@
+"""Locks that threads of ours need while profilers are closed, and that threads of the program hold for moments.
+
+Python runs signal handlers between any two instructions of the main thread, also while that holds a lock. A handler that
+waits for the closing then waits for threads that wait for the lock. So it asks here first, and comes back a moment later:
+what holds such a lock neither calls the program nor waits. That costs nothing where locks are taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Iterator
+
+_log = logging.getLogger("stepscope")
+_ours: list[weakref.ref[threading.RLock]] = []
+
+
+def reentrant() -> threading.RLock:
+    """A lock that `held_here` knows of. Reentrant: a handler may make calls of its own while its thread holds it.
+
+    Who holds it neither calls what belongs to the program nor waits for anything.
+    """
+    lock = threading.RLock()
+    _ours.append(weakref.ref(lock, _ours.remove))
+    return lock
+
+
+def held_here() -> bool:
+    """Whether the calling thread holds a lock that closing profilers may need: one of ours, or one of Python's own that
+    everybody takes who starts a thread or writes to the log."""
+    return any(_is_mine(lock) for lock in _known())
+
+
+def _known() -> Iterator[object]:
+    for reference in _ours:
+        yield reference()
+    yield getattr(threading, "_active_limbo_lock", None)
+    yield getattr(logging, "_lock", None)
+    yield getattr(logging.lastResort, "lock", None)
+    logger: logging.Logger | None = _log
+    while logger is not None:
+        yield from [handler.lock for handler in logger.handlers]
+        logger = logger.parent if logger.propagate else None
+
+
+def _is_mine(lock: object) -> bool:
+    # What threading.Condition asks of a lock.
+    is_owned = getattr(lock, "_is_owned", None)
+    return is_owned is not None and bool(is_owned())
