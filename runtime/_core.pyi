@@ -170,8 +170,9 @@ def hold_signals(interrupts: bool, function: Callable[..., _T], /, *args: Any, *
     """Calls a function; SIGTERM and SIGHUP, while they are watched, wait for its end, and SIGINT too if `interrupts`. Of the
     main thread."""
 
-def put_off_signal(number: int, /) -> bool:
-    """Whether the main thread is inside of `hold_signals`; the signal comes again at its end then."""
+def put_off_signal(number: int, locked: bool, /) -> bool:
+    """Whether the main thread is inside of `hold_signals`, or `locked`: then the signal comes again, at the end of that or of
+    the next at the latest."""
 
 def signal_held() -> bool:
     """Whether one has come that waits for the end of `hold_signals`."""

@@ -86,7 +86,7 @@ def _on_main_thread() -> bool:
 def _terminate(number: int, frame: FrameType | None) -> None:
     """The handler of SIGTERM and SIGHUP."""
     # Whom the closing would wait for may wait for a lock of this thread's: the watcher calls again in a moment.
-    if not _core.put_off_signal(number) and not locks.held_here():
+    if not _core.put_off_signal(number, locks.held_here()):
         _end(number)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.runtime import locks
-from tests.test_termination import WORK, delivered, run
+from tests.terminations import WORK, delivered, run
 
 PROGRAM = (
     """

@@ -311,7 +311,7 @@ void signals_after_fork(void);
 PyObject *signals_py_begin_ending(PyObject *self, PyObject *unused);
 PyObject *signals_py_die_of(PyObject *self, PyObject *number);
 PyObject *signals_py_hold(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);
-PyObject *signals_py_put_off(PyObject *self, PyObject *number);
+PyObject *signals_py_put_off(PyObject *self, PyObject *args);
 PyObject *signals_py_held(PyObject *self, PyObject *unused);
 PyObject *signals_py_unwatch(PyObject *self, PyObject *unused);
 PyObject *signals_py_watch(PyObject *self, PyObject *args);

@@ -52,7 +52,7 @@ static PyMethodDef methods[] = {
     {"open", ring_py_open, METH_VARARGS, NULL},
     {"open_spans", stack_py_open_spans, METH_NOARGS, NULL},
     {"process_track", py_process_track, METH_NOARGS, NULL},
-    {"put_off_signal", signals_py_put_off, METH_O, NULL},
+    {"put_off_signal", signals_py_put_off, METH_VARARGS, NULL},
     {"signal_held", signals_py_held, METH_NOARGS, NULL},
     {"recording", control_py_recording, METH_NOARGS, NULL},
     {"ring_statistics", ring_py_statistics, METH_NOARGS, NULL},

@@ -110,10 +110,10 @@ PyObject *signals_py_hold(PyObject *self, PyObject *const *args, Py_ssize_t n, P
     return result;
 }
 
-PyObject *signals_py_put_off(PyObject *self, PyObject *arg) {
-    int number = (int)PyLong_AsLong(arg);
-    if (PyErr_Occurred()) return NULL;
-    if (!atomic_load(&depth)) Py_RETURN_FALSE;
+PyObject *signals_py_put_off(PyObject *self, PyObject *args) {
+    int number, locked;
+    if (!PyArg_ParseTuple(args, "ip", &number, &locked)) return NULL;
+    if (!atomic_load(&depth) && !locked) Py_RETURN_FALSE;
     atomic_store(&signal_of(number)->held, true);
     Py_RETURN_TRUE;
 }
