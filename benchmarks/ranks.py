@@ -99,7 +99,7 @@ async def _stream(
         for rank in made:
             group.create_task(rank.stream(seconds))
     lasted = time.monotonic() - start
-    sent = {f"ranks-{number}": rank.steps_at for number, rank in enumerate(made)}
+    sent = {f"ranks-{number}of{ranks}": rank.steps_at for number, rank in enumerate(made)}
     while time.monotonic() < start + lasted + shown.PATIENCE and not shown.complete(sent, told):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     missing = await asyncio.to_thread(_missing, collector.directory, made, prepared)

@@ -53,14 +53,13 @@ def finite(value: Any) -> Any:
     return [finite(inner) for inner in whole] if isinstance(value, list) else value
 
 
-@given(arguments=st.dictionaries(texts, st.one_of(leaves, numbers), max_size=8))
+@given(arguments=st.dictionaries(texts.filter(lambda name: name != "category"), st.one_of(leaves, numbers), max_size=8))
 def test_values_come_back(arguments: dict[str, Any]) -> None:
     """Numbers of 64 bits, truths, nothing and texts, with their types."""
     with recording() as log, span("x"):
         instant("instant", **arguments)
-    wanted = {key: value for key, value in arguments.items() if key != "category"}
-    assert log.rows[0].arguments == wanted
-    assert [type(value) for value in log.rows[0].arguments.values()] == [type(value) for value in wanted.values()]
+    assert log.rows[0].arguments == arguments
+    assert [type(value) for value in log.rows[0].arguments.values()] == [type(value) for value in arguments.values()]
 
 
 @given(value=plain)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
 import time
-from collections.abc import Generator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,44 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stepscope
-from stepscope import Armed, Options, Profiler, Window, WindowRequest, schedule
+from stepscope import Armed, WindowRequest, schedule
 from stepscope.runtime.control.armed_facts import armed_facts
 from stepscope.runtime.control.end_change import EndChange
 from stepscope.runtime.control.placement import place
 from stepscope.runtime.schedule import NEVER, always, never
-
-QUICK = Options(journal=False, drain_interval=0.01)
-
-
-@contextlib.contextmanager
-def running(directory: Path, **more: Any) -> Generator[tuple[Profiler, list[Window]]]:
-    """A profiler that records what it is asked for, and the windows that it has finished."""
-    windows: list[Window] = []
-    chosen: dict[str, Any] = {"schedule": never, "options": QUICK, **more}
-    with stepscope.trace(output_dir=directory, on_trace_ready=windows.append, **chosen) as profiler:
-        yield profiler, windows
-    profiler.raise_errors()
-    assert profiler.audit() == ()
-
-
-def work(profiler: Profiler, steps: int) -> None:
-    """Steps with something in them."""
-    for _ in range(steps):
-        with stepscope.span("work"):
-            pass
-        profiler.step()
-
-
-def numbers(windows: list[Window]) -> list[list[int]]:
-    """The steps of each window."""
-    return [[step.number for step in window.steps] for window in windows]
-
-
-def facts(window: Window) -> Any:
-    """What a window says of its request."""
-    found = armed_facts(window)
-    assert found is not None
-    return found
+from tests.armed_loop import QUICK, facts, numbers, running, work
 
 
 @pytest.mark.checklist("A1", "A2", "A28", "A31", "A32")

@@ -6,6 +6,7 @@ import gc
 import logging
 import signal
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ def test_a_handler_of_the_program_that_closes_where_a_lock_is_held(tmp_path: Pat
 def test_who_holds_a_lock() -> None:
     """Only the thread that does; of locks that are gone nothing is known."""
     lock = locks.reentrant()
-    known = len(locks._ours)
+    reference = weakref.ref(lock)
     assert not locks.held_here()
     with lock:
         seen: list[bool] = []
@@ -100,4 +101,4 @@ def test_who_holds_a_lock() -> None:
             assert locks.held_here()
     del lock
     gc.collect()
-    assert len(locks._ours) == known - 1
+    assert reference() is None and not locks.held_here()

@@ -1,0 +1,93 @@
+"""Ranks that agree on their windows, played on one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import stepscope
+from stepscope import Armed, Options, Profiler, WindowRequest
+from stepscope.runtime.control.agreement import Agreement
+from stepscope.runtime.control.job_directory import JobDirectory
+from stepscope.runtime.control.proposal import Asked
+from stepscope.runtime.schedule import never
+
+QUICK = Options(journal=False, drain_interval=0.01)
+
+
+class Rank:
+    """One rank: its profiler and its part in the agreement."""
+
+    def __init__(self, directory: Path, number: int, ranks: int, own: Any = never, patience: float = 0.05) -> None:
+        self.number = number
+        self.outcomes: list[Armed] = []
+        """What windows that were asked for were answered."""
+        self.ends: list[Armed] = []
+        """The same of what was to become of them."""
+        self.complete: list[bool] = []
+        self.profiler: Profiler = stepscope.trace(
+            schedule=own, output_dir=directory / "run", rank=number, options=QUICK, on_trace_ready=self._ready
+        )
+        self.windows: list[tuple[str, tuple[int, ...]]] = []
+        self.agreement = Agreement(
+            JobDirectory(directory / "stepscope.json", "job"),
+            self.profiler,
+            rank=number,
+            world_size=ranks,
+            patience=patience,
+            outcome=lambda asked, trigger, armed: self._answers(asked).append(armed),
+        )
+        self.profiler.start()
+
+    def _answers(self, asked: Asked) -> list[Armed]:
+        return self.outcomes if isinstance(asked, WindowRequest) else self.ends
+
+    def _ready(self, window: stepscope.Window) -> None:
+        self.complete.append(window.complete)
+        armed = window.metadata.get("armed", {})
+        self.windows.append((armed.get("run_id", "-"), tuple(step.number for step in window.steps)))
+
+    def work(self, steps: int) -> None:
+        """Goes on with its loop."""
+        for _ in range(steps):
+            with stepscope.span("work"):
+                pass
+            self.profiler.step()
+
+    def close(self) -> None:
+        """Ends in order."""
+        self.agreement.close()
+        self.profiler.close()
+        self.profiler.raise_errors()
+
+
+@contextlib.contextmanager
+def job(ranks: int, **more: Any) -> Generator[list[Rank]]:
+    """Ranks that share a directory, on one thread: what happens when is what the test says."""
+    with TemporaryDirectory() as directory:
+        made = [Rank(Path(directory), number, ranks, **more) for number in range(ranks)]
+        try:
+            yield made
+        finally:
+            for rank in made:
+                rank.close()
+
+
+def settle(ranks: list[Rank], requests: int, steps: int = 3) -> None:
+    """Everybody goes on, one as fast as the other, until all requests are answered on all ranks and nothing waits."""
+    deadline = time.monotonic() + 90
+    open_states = ("queued", "running")
+    while any(
+        len(rank.outcomes) < requests or any(status.state in open_states for status in rank.profiler.armed())
+        for rank in ranks
+    ):
+        assert time.monotonic() < deadline, [rank.outcomes for rank in ranks]
+        for rank in ranks:
+            rank.agreement.turn()
+            rank.work(steps)
+    for rank in ranks:
+        assert rank.profiler.flush(30)
