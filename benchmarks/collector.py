@@ -41,6 +41,20 @@ def _ingest(scale: Scale) -> Generator[Round]:
     yield once
 
 
+@contextmanager
+def _synced(scale: Scale) -> Generator[Round]:
+    count, flags, data = payload(min(CHUNK, scale.events))
+    frames = max(scale.events * 20 // count, 1)
+
+    def once() -> Sample:
+        with scratch() as directory, collecting(directory, "--fsync") as collector:
+            began = time.monotonic()
+            asyncio.run(_send(collector.url, frames, flags, data))
+            return Sample(frames * count / (time.monotonic() - began) / 1e6)
+
+    yield once
+
+
 async def _send(url: str, frames: int, flags: int, data: bytes) -> None:
     from websockets.asyncio.client import connect
     from websockets.typing import Subprotocol
@@ -146,6 +160,15 @@ ROWS = (
         more_is_better=True,
         heavy=True,
         contenders=(Contender(Tool.STEPSCOPE, "stepscope collect", _ingest),),
+    ),
+    Row(
+        key="collector.synced",
+        what="the same with `--fsync`: confirmed is what the disk has; by the clock on the wall",
+        unit="M events/s",
+        budget=2.0,
+        more_is_better=True,
+        heavy=True,
+        contenders=(Contender(Tool.STEPSCOPE, "stepscope collect --fsync", _synced),),
     ),
     Row(
         key="collector.exporter",
