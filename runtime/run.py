@@ -113,8 +113,8 @@ def rank_from_environment() -> tuple[int | None, int | None]:
                 return int(text)
         return None
 
-    rank = number("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID")
-    world = number("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "RANK_SIZE")
+    rank = number("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID", "MS_NODE_ID")
+    world = number("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "RANK_SIZE", "MS_WORKER_NUM")
     group: Any = sys.modules.get("torch.distributed")
     if rank is None and group is not None and group.is_available() and group.is_initialized():
         return group.get_rank(), group.get_world_size()

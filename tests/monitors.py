@@ -16,7 +16,18 @@ import pytest
 from stepscope.mindspore import DynamicProfilerArgs, DynamicProfilerMonitor
 from tests import mindspore_output as output
 
-RANKS = ("RANK", "RANK_ID", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "WORLD_SIZE", "RANK_SIZE")
+RANKS = (
+    "RANK",
+    "RANK_ID",
+    "LOCAL_RANK",
+    "SLURM_PROCID",
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "WORLD_SIZE",
+    "RANK_SIZE",
+    "MS_NODE_ID",
+    "MS_WORKER_NUM",
+)
 
 
 class Context:

@@ -399,6 +399,20 @@ def test_a_rank_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         second.close()
 
 
+@pytest.mark.checklist("F10")
+def test_ranks_that_the_job_does_not_have(tmp_path: Path) -> None:
+    """They are named, with those that there are; nobody records a part of what was asked for."""
+    with job(2) as ranks:
+        both_turn(ranks, lambda: all(rank.agreement.directory for rank in ranks))
+        ranks[0].agreement.wish(WindowRequest(start_step="next", steps=2, ranks=(0, 9)), "file")
+        both_turn(ranks, lambda: all(rank.outcomes for rank in ranks))
+        assert all("rank 9: this job has ranks 0 to 1, so none records" in rank.outcomes[0].reason for rank in ranks)
+        assert not any(rank.outcomes[0].accepted for rank in ranks)
+        for rank in ranks:
+            rank.work(50)
+        assert [rank.windows for rank in ranks] == [[], []]
+
+
 def test_one_of_two_profilers_of_a_process_ends(tmp_path: Path) -> None:
     """The other one goes on to take part as the same rank."""
     with job(2) as ranks:

@@ -37,6 +37,19 @@ def test_chosen_ranks(job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     assert not [record for record in caplog.records if record.levelno == logging.ERROR]
 
 
+def test_a_rank_of_nobody_knows_how_many(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It goes by its own steps, and says so; not where the number is known."""
+    monkeypatch.setenv("MS_NODE_ID", "1")
+    assert job.monitor().rank == 1
+    assert "rank 1: nobody says how many ranks there are, so this one goes by its own steps" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("MS_WORKER_NUM", "2")
+    job.monitor()
+    assert "nobody says" not in caplog.text
+
+
 @pytest.mark.parametrize("agree", [None, False])
 def test_several_ranks_of_a_job(job: Job, monkeypatch: pytest.MonkeyPatch, agree: bool | None) -> None:
     """They follow one file, and write beside each other: each by itself where nobody knows how many there are, or where

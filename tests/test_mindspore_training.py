@@ -181,6 +181,36 @@ def test_two_at_once(tmp_path: Path) -> None:
     assert "a window has no operators: another profiler of this process records MindSpore" in found["report"]
 
 
+THEIRS_FIRST = """
+import sys
+import mindspore
+assert mindspore.profiler.envprofiler.EnvProfiler.profiler is not None
+import stepscope.mindspore as front
+assert mindspore.profiler.envprofiler.EnvProfiler.profiler is None
+profiler = front.EnvProfiler.profiler
+with front.mstx.range("mine") if hasattr(front.mstx, "range") else __import__("stepscope").span("mine"):
+    print(mindspore.Tensor([1.0]) + 1)
+profiler.analyse()
+"""
+
+
+def test_by_the_environment_where_mindspore_was_imported_first(tmp_path: Path) -> None:
+    """MindSpore has begun to follow the variable: its profiler is ended, one records, and the log says how to avoid it."""
+    options = json.dumps({"start": True, "output_path": str(tmp_path / "out")})
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK_ID", "PYTHONPATH")}
+    command = [str(mindspore_python()), "-c", THEIRS_FIRST]
+    done = run_to_end(
+        command,
+        timeout=110,
+        cwd=tmp_path,
+        environment={**kept, "GLOG_v": "3", "PYTHONPATH": str(ROOT), VARIABLE: options},
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "MindSpore was imported before stepscope.mindspore" in done.stderr
+    (ours,) = (tmp_path / "out").glob("*_cpu_ms")
+    assert "mine" in [event["name"] for event in output.events(ours)]
+
+
 @pytest.mark.checklist("B6", "E17")
 def test_by_the_environment(tmp_path: Path) -> None:
     """Without a word of profiling in the program, and without MindSpore starting its own profiler as well."""

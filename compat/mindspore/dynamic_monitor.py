@@ -31,8 +31,14 @@ from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.environment import directory_from_environment
 from stepscope.runtime.control.file_requests import TRIGGER
 from stepscope.runtime.control.watched_file import WatchedFile
+from stepscope.runtime.run import rank_from_environment
 
 log = logging.getLogger("stepscope")
+
+ALONE: Final = (
+    "[Dynamic Profiler] rank %d: nobody says how many ranks there are, so this one goes by its own steps and agrees with no "
+    "other; set RANK_SIZE, or call mindspore.communication.init() before the monitor is made"
+)
 
 CONFIG: Final = "profiler_config.json"
 
@@ -97,6 +103,8 @@ class DynamicProfilerMonitor:
         self.output_path = Path(directory_from_environment(output_path))
         self.config_path = Path(os.path.realpath(place if place.suffix == ".json" else place / CONFIG))
         several = agree and target.size_known and target.rank_size > 1
+        if agree and not target.size_known and rank_from_environment()[0] is not None:
+            log.warning(ALONE, self.rank)
         self._windows = StepWindows(late, granularity, rank=self.rank, agreed=several)
         self._group, self._position, self._strict = granularity, step_position, strict
         self._recorder = WindowRecorder(self.rank, self.output_path)

@@ -79,7 +79,10 @@ os.register_at_fork(after_in_child=_forget)
 
 def _import_mindspore() -> None:
     """Imports MindSpore where it is installed, without the variable."""
-    if "mindspore" in sys.modules or importlib.util.find_spec("mindspore") is None:
+    if "mindspore" in sys.modules:
+        _end_theirs()
+        return
+    if importlib.util.find_spec("mindspore") is None:
         return
     said = os.environ.pop(VARIABLE, None)
     try:
@@ -89,6 +92,24 @@ def _import_mindspore() -> None:
     finally:
         if said is not None:
             os.environ[VARIABLE] = said
+
+
+def _end_theirs() -> None:
+    """MindSpore follows the variable at its import, if that came before ours; two profilers would record with one runtime."""
+    theirs: Any = getattr(sys.modules.get("mindspore.profiler.envprofiler"), "EnvProfiler", None)
+    profiler = getattr(theirs, "profiler", None)
+    if profiler is None:
+        return
+    log.warning(
+        "%s: MindSpore was imported before stepscope.mindspore and had begun to follow it; its profiler is ended. Import "
+        "stepscope.mindspore first, or start the program by `stepscope run`, so that operators are recorded from the first",
+        VARIABLE,
+    )
+    theirs.profiler = None
+    try:
+        profiler.stop()
+    except Exception as error:  # ours records all the same
+        log.error("%s: MindSpore's own profiler could not be ended: %s", VARIABLE, error)
 
 
 def read_variable(text: str) -> dict[str, Any] | None:

@@ -161,13 +161,15 @@ class Leading:
         number = proposal.number
         members, gone = self._members(records, proposal)
         wanted = range(self._world_size) if request.ranks is None else request.ranks
+        unknown = [rank for rank in wanted if rank >= self._world_size]
+        if unknown:
+            self._abort(
+                records, number, f"{_ranks(unknown)}: this job has ranks 0 to {self._world_size - 1}, so none records"
+            )
+            return
         said = self._said(records, number, gone)
         self._absent -= members.keys()
-        missing = [
-            rank
-            for rank in wanted
-            if rank < self._world_size and rank not in said and rank not in gone and rank not in self._absent
-        ]
+        missing = [rank for rank in wanted if rank not in said and rank not in gone and rank not in self._absent]
         if missing and self._waited(number, "step") < self._patience:
             return
         self._absent.update(rank for rank in missing if rank not in members)
