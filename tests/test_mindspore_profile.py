@@ -293,4 +293,7 @@ def test_an_environment_that_cannot_be_followed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("STEPSCOPE_OPTIONS", '{"scheduel": 1}')
     with pytest.raises(ControlError, match="did you mean 'schedule'"):
         ms.Profiler(output_path=str(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
+    monkeypatch.setenv("STEPSCOPE_OPTIONS", '{"keep_last": 3}')
+    with pytest.raises(ControlError, match=r"STEPSCOPE_OPTIONS\.keep_last=3: .* ask by `schedule` or `window`"):
+        ms.Profiler(output_path=str(tmp_path / "out"))
+    assert list(tmp_path.rglob("*_ms")) == []

@@ -32,6 +32,7 @@ from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime import _core
 from stepscope.runtime.control.environment import options_in_effect
 from stepscope.runtime.control.settings import Control
+from stepscope.runtime.errors import ControlError
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import ScheduleFunction
@@ -176,6 +177,11 @@ class Take:
                 control=plan.control,
                 fixed=plan.fixed,
             )
+            if made.keep_last is not None:
+                raise ControlError(
+                    f"STEPSCOPE_OPTIONS.keep_last={made.keep_last.steps}: windows of stepscope.mindspore end with steps, and a "
+                    "flight recorder's when somebody saves them; ask by `schedule` or `window`, or use stepscope.trace()"
+                )
         except BaseException:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
