@@ -31,6 +31,7 @@ from stepscope.runtime.pipeline import Pipeline, delivering
 from stepscope.runtime.promise import Promise
 from stepscope.runtime.recorder import recorder
 from stepscope.runtime.recorder_accounts import RecorderAccounts
+from stepscope.runtime.recovery.sweep import end_sweep
 from stepscope.runtime.reporting import Reporting
 from stepscope.runtime.run import Run
 from stepscope.runtime.schedule import PlannedSchedule, ScheduleFunction
@@ -388,6 +389,7 @@ class Profiler(Reporting):
             _alive.discard(self)
             if not _alive:
                 tasks.release()
+                end_sweep()
 
     def __enter__(self) -> Self:
         if self._start_on_enter:

@@ -255,7 +255,7 @@ async def test_start_in_a_worker_thread_of_a_loop_that_steps(output_dir: Path) -
 def test_the_interpreter_exits_with_a_bound_backend_recording(thread: str, tmp_path: Path) -> None:
     """On the thread itself, while another one steps, and after it has ended: within the deadline, without a crash."""
     program = f"""
-        import logging, sys, threading, time
+        import atexit, logging, sys, threading, time
         logging.disable()
         sys.path.append({str(ROOT)!r})
         import stepscope as sc
@@ -277,8 +277,10 @@ def test_the_interpreter_exits_with_a_bound_backend_recording(thread: str, tmp_p
         if {thread == "main"}:
             train()
         else:
-            training = threading.Thread(target=train)
+            # The interpreter waits for other threads before profilers are closed.
+            training = threading.Thread(target=train, daemon={thread == "stepping"})
             training.start()
+            atexit.register(training.join)
             started.wait()
             if {thread == "ended"}:
                 training.join()

@@ -106,8 +106,16 @@ PyObject *signals_py_hold(PyObject *self, PyObject *const *args, Py_ssize_t n, P
     give_back(&interrupt);
     bool came = deliver(&interrupt);
     for (size_t i = 0; i < ENDING; i++) came |= deliver(&ending[i]);
-    if (came && result && PyErr_CheckSignals() < 0) Py_CLEAR(result);
-    return result;
+    if (!came) return result;
+    /* What the handlers raise comes in place of what the call returned or raised. */
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    if (PyErr_CheckSignals() == 0) return PyErr_Restore(type, value, trace), result;
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    Py_CLEAR(result);
+    return NULL;
 }
 
 PyObject *signals_py_put_off(PyObject *self, PyObject *args) {

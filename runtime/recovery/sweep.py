@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import re
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +36,9 @@ FREE_BYTES = 4 << 30
 """What is left free for a new run, if younger sessions have to go for it: this share, and not more than this."""
 PAUSE = 0.001
 """Seconds between two sessions in a process that trains meanwhile."""
+
+_beside: Work[None] | None = None
+_enough = threading.Event()
 
 MEMORY = Path("/dev/shm")
 _MEMINFO = re.compile(r"^(\w+): +(\d+) kB$", re.MULTILINE)
@@ -81,8 +85,9 @@ class LeftSession(msgspec.Struct, frozen=True):
 def sweep_beside(place: Path) -> None:
     """Sweeps a directory on a thread of its own, as there may be many sessions; the caller waits only if there is little room.
 
-    What it comes to is in the log. A thread that ends with the process leaves the rest to the next.
+    What it comes to is in the log. `end_sweep()` leaves the rest to the next.
     """
+    global _beside
     try:
         scarce = Room.of(place).scarce
     except OSError as error:  # who makes a directory there is told
@@ -91,7 +96,27 @@ def sweep_beside(place: Path) -> None:
     if scarce:
         sweep(place)
     else:
-        Work(_sweep_slowly, place, name="stepscope sweep")
+        _enough.clear()
+        _beside = Work(_sweep_slowly, place, name="stepscope sweep")
+
+
+def end_sweep() -> None:
+    """Ends the one that `sweep_beside` began, and waits for its thread for a moment: the last profiler has closed."""
+    global _beside
+    _enough.set()
+    work, _beside = _beside, None
+    if work is not None:
+        with contextlib.suppress(TimeoutError):  # a session is being removed
+            work.result(1)
+
+
+def _forget() -> None:
+    """In a forked child it is the parent's."""
+    global _beside
+    _beside = None
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _sweep_slowly(place: Path) -> None:
@@ -115,7 +140,8 @@ def sweep(place: Path, pause: float = 0.0) -> None:
     """
     left: list[LeftSession] = []
     for directory in place.glob(f"{PREFIX}*"):
-        time.sleep(pause)
+        if pause and _enough.wait(pause):
+            return
         try:
             found = LeftSession.of(directory)
         except (OSError, ValueError, SessionError) as error:
