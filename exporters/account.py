@@ -6,16 +6,19 @@ from collections.abc import Iterator
 
 from stepscope.runtime.ledger import Ledger, SourceLedger
 from stepscope.runtime.outcome import counted
+from stepscope.runtime.table import human_count
 
 
 def lines(ledger: Ledger) -> Iterator[str]:
-    """What the sources made and lost; then each source that had events in no window, each output, and what was cut."""
+    """What the sources made and lost; then each source that had events in no window, each output, and what was left out or cut."""
     yield str(ledger)
     for name, source in ledger.sources.items():
         if source.outside or source.superseded:
             yield f"{name}: {_source(source)}"
     for name, output in ledger.outputs.items():
         yield f"{name}: {counted(output)}"
+    if ledger.windows_left_out:
+        yield f"left out: {human_count(ledger.windows_left_out, 'window')}, which began faster than they could be sorted"
     if any(ledger.cut.values()):
         yield "cut: " + ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in ledger.cut.items() if count)
 

@@ -67,6 +67,8 @@ class Ledger(msgspec.Struct, frozen=True):
     outputs: dict[str, OutputLedger] = {}
     cut: dict[str, int] = {}
     """What was shortened rather than dropped (`_core.counts()`): names, values, arguments."""
+    windows_left_out: int = 0
+    """In the accounts of a run: windows of which nothing was recorded, as the loop was too far behind when they began."""
 
     def __str__(self) -> str:
         """One line for people: `98 of 100 events; dropped: 2 of recorder (overflow)`."""

@@ -73,12 +73,14 @@ class Pipeline:
         session: Path | None = None,
         budget: OverheadBudget | None = None,
         transitions: Callable[[], int] = lambda: 0,
+        left_out: Callable[[], int] = lambda: 0,
         ask: Callable[[Detail], None] = lambda _: None,
     ) -> None:
         """
         Args:
             budget: what recording may cost.
             transitions: time that changes of the action took from the program's threads so far, in ns.
+            left_out: windows that were left out whole so far, as this was `crowded`.
             ask: has the level of detail changed, at the next step.
         """
         self.run_facts = run
@@ -99,6 +101,7 @@ class Pipeline:
         self._bound = {source.name: source.backend.thread_bound for source in self.sources}
         self._wake, self._ask, self._routed_to = wake, ask, 0
         self._unsaid = False
+        self._left_out = left_out
         self._actions = actions
         self._serial = serial
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -447,7 +450,7 @@ class Pipeline:
     def ledger(self) -> Ledger:
         """Accounts of the run, as they are now."""
         outputs = {outlet.name: outlet.statistics().ledger for outlet in self.outlets}
-        return Ledger(self._windows.ledger(), outputs, _core.counts())
+        return Ledger(self._windows.ledger(), outputs, _core.counts(), self._left_out())
 
     def statistics(self) -> PipelineStatistics:
         """Accounts so far."""

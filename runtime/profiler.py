@@ -210,6 +210,7 @@ class Profiler(Reporting):
                 session=session,
                 budget=self._budget,
                 transitions=lambda: self._took.recording_ns,
+                left_out=lambda: self._windows_left_out,
                 ask=self._ask_detail,
             )
 

@@ -187,6 +187,7 @@ async def test_console_says_what_became_of_everything(tmp_path: Path) -> None:
     ledger = Ledger(
         {"recorder": SourceLedger(120, 98, {"overflow": 2}, outside=19, superseded=1)},
         {"journal": OutputLedger(98, 90, {"queue": 3}, 5)},
+        windows_left_out=7,
     )
     await exporter.open(msgspec.structs.replace(run_in(tmp_path), ledger=lambda: ledger))
     await exporter.close_window(msgspec.structs.replace(window_of(0, batch_of(spans(["x"]))), ledger=ledger))
@@ -196,6 +197,7 @@ async def test_console_says_what_became_of_everything(tmp_path: Path) -> None:
         "  98 of 120 events; dropped: 2 of recorder (overflow), 3 at journal (queue)\n"
         "  recorder: of 120 events, 19 in no window, 1 written as open ones before\n"
         "  journal: 90 of 98 events, 3 dropped (queue), 5 in flight\n"
+        "  left out: 7 windows, which began faster than they could be sorted\n"
     )
     assert stream.getvalue().count(said) == 2
     assert stream.getvalue().endswith("1 window, 0 events, 0 dropped\n")

@@ -54,6 +54,7 @@ def lost(overflow: int, queue: int, in_flight: int = 0) -> Ledger:
         {"recorder": SourceLedger(100, accepted, {"overflow": overflow})},
         {"journal": OutputLedger(accepted, accepted - queue - in_flight, {"queue": queue}, in_flight)},
         {"names_cut": 1},
+        windows_left_out=3,
     )
 
 
@@ -73,6 +74,7 @@ def test_what_each_rank_lost_is_told(tmp_path: Path) -> None:
         assert ledger.outputs["rank 1: journal"] == OutputLedger(95, 87, {"queue": 7}, 1)
         assert ledger.outputs["rank 0: journal"] == OutputLedger(98, 98, {"queue": 0}, 0)
         assert ledger.cut == {"names_cut": 2}
+        assert ledger.windows_left_out == 6
 
 
 def test_the_accounts_are_in_what_is_written(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ def together(ledgers: Iterable[tuple[str, Ledger]]) -> Ledger:
             {f"{label}: {name}": source for name, source in ledger.sources.items()},
             {f"{label}: {name}": output for name, output in ledger.outputs.items()},
             ledger.cut,
+            ledger.windows_left_out,
         )
         for label, ledger in ledgers
     )
@@ -32,13 +33,15 @@ def added_up(ledgers: Iterable[Ledger]) -> Ledger:
     sources: dict[str, SourceLedger] = {}
     outputs: dict[str, OutputLedger] = {}
     cut: dict[str, int] = {}
+    left_out = 0
     for ledger in ledgers:
         for name, source in ledger.sources.items():
             sources[name] = _source(sources.get(name, SourceLedger()), source)
         for name, output in ledger.outputs.items():
             outputs[name] = _output(outputs.get(name, OutputLedger()), output)
         cut = _counts(cut, ledger.cut)
-    return Ledger(sources, outputs, cut)
+        left_out = _sum(left_out, ledger.windows_left_out)
+    return Ledger(sources, outputs, cut, left_out)
 
 
 def _source(one: SourceLedger, other: SourceLedger) -> SourceLedger:

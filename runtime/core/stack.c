@@ -78,11 +78,14 @@ Stack *stack_new(Thread *owner, uint32_t track) {
     return s;
 }
 
+/* Another thread may leave a span of this stack. */
+static uint32_t flags_of(const Frame *f) { return __atomic_load_n(&f->flags, __ATOMIC_RELAXED); }
+
 void stack_free(Stack *s) {
     if (!s->track) return; /* of the process that this one was forked from */
     uint32_t depth = atomic_load_explicit(&s->depth, memory_order_relaxed);
     for (uint32_t i = 0; i < depth && i < STACK_FRAMES; i++)
-        if (!(s->frames[i].flags & FRAME_DEAD)) count_one(&g_counts.spans_abandoned);
+        if (!(flags_of(&s->frames[i]) & FRAME_DEAD)) count_one(&g_counts.spans_abandoned);
     pthread_mutex_lock(&lock);
     atomic_store_explicit(&s->depth, 0, memory_order_release);
     atomic_store_explicit(&s->used, 0, memory_order_relaxed);
@@ -98,7 +101,7 @@ static uint32_t settle(Stack *s) {
         uint64_t gone = atomic_exchange_explicit(&s->gone, 0, memory_order_relaxed);
         depth -= gone < depth - STACK_FRAMES ? (uint32_t)gone : depth - STACK_FRAMES;
     }
-    while (depth > 0 && depth <= STACK_FRAMES && s->frames[depth - 1].flags & FRAME_DEAD) depth--;
+    while (depth > 0 && depth <= STACK_FRAMES && flags_of(&s->frames[depth - 1]) & FRAME_DEAD) depth--;
     return depth;
 }
 
@@ -135,7 +138,7 @@ bool stack_in_use(Stack *s) { return settle(s) > 0; }
 static uint32_t parents(const Stack *s) {
     uint32_t depth = atomic_load_explicit(&s->depth, memory_order_acquire);
     if (depth > STACK_FRAMES) depth = STACK_FRAMES;
-    while (depth > 0 && s->frames[depth - 1].flags & (FRAME_DEAD | FRAME_SUSPENDED)) depth--;
+    while (depth > 0 && flags_of(&s->frames[depth - 1]) & (FRAME_DEAD | FRAME_SUSPENDED)) depth--;
     return depth;
 }
 
@@ -148,7 +151,7 @@ Parent stack_parent(const Stack *s) {
 
 /* Pops the top frame, gives its time to the frame below, and drops dead frames that come to the top. */
 static void pop(Stack *s, uint32_t depth, int64_t dur) {
-    while (depth > 0 && depth <= STACK_FRAMES && s->frames[depth - 1].flags & FRAME_DEAD) depth--;
+    while (depth > 0 && depth <= STACK_FRAMES && flags_of(&s->frames[depth - 1]) & FRAME_DEAD) depth--;
     if (depth > 0 && depth <= STACK_FRAMES) s->frames[depth - 1].child += dur;
     atomic_store_explicit(&s->depth, depth, memory_order_release);
 }

@@ -51,7 +51,7 @@ def profiler(directory: Path, seed: int, ending: str, **settings: Any) -> stepsc
         ),
         stepscope.tensorboard_trace_handler(directory / "run" / "tb", "victim", chance.random() < 0.5),
     ]
-    planned = stepscope.schedule(wait=0, warmup=0, active=chance.choice([2, 20])) if chance.random() < 0.5 else None
+    planned = stepscope.schedule(wait=0, warmup=0, active=chance.choice([5, 50])) if chance.random() < 0.5 else None
     return stepscope.trace(
         output_dir=directory / "run",
         schedule=settings.pop("schedule", planned),
@@ -101,7 +101,7 @@ def steps(
     lane = diary.writer(MAIN)
     while not lane.full:
         with lane.span(), lane.span(text="innermost"):
-            time.sleep(0.0001)
+            time.sleep(0.001)
             if ending is not None and time.monotonic() > until:
                 note.touch()
                 diary.about_to_end()
