@@ -79,7 +79,8 @@ class Overseer:
         self._threads = OwnThreads()
         self._threads_seen = self._all_seen = self._own_seen = 0
         self._background = 0.0
-        self._measured = 0.0
+        self._cause = 0.0
+        """What was measured when the level was asked for that comes with a next step."""
         self._lock = locks.reentrant()
         self._since: int | None = None
         self._recorded = 0
@@ -133,7 +134,7 @@ class Overseer:
         if self._since is not None:
             self._end_lowered(at)
             self._lowered_since = at if detail is not FULL else None
-        change = Change(at, step, before, detail, self._measured)
+        change = Change(at, step, before, detail, self._cause)
         self.changes.append(change)
         self._change_count += 1
         return change
@@ -192,13 +193,12 @@ class Overseer:
             self._deciding.release()
 
     def _decide(self, cost: float, expected: list[float]) -> Detail | None:
-        self._measured = cost
         if self._governor is None or self._asked is not None:
             return None  # A change waits for the next step().
         detail = self._ladder[self._governor.update(cost, expected)]
         if detail == self._detail:
             return None
-        self._asked = detail
+        self._asked, self._cause = detail, cost
         return detail
 
     def _behind(self, now: int, clock_now: int, intervals: float) -> tuple[float, list[float]] | None:

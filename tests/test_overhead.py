@@ -14,6 +14,7 @@ from stepscope.runtime import _core, strings
 from stepscope.runtime.detail import EVENTS, EVERYTHING, FULL, OPERATORS, Detail, DetailFilter, ladder
 from stepscope.runtime.events import Block, Kind, empty_block
 from stepscope.runtime.meter import event_costs
+from stepscope.runtime.overseer import Overseer
 from tests.blocking import BlockingBackend
 from tests.readings import texts
 
@@ -291,3 +292,16 @@ def test_wants_of_several_add_up() -> None:
     sc.instant("nobody asked")
     assert _core.left_out()[0] == events + 2
     assert strings.intern("nobody asked")
+
+
+def test_a_change_tells_what_it_was_asked_for_by() -> None:
+    """Not what was measured later, while it waited for the next step."""
+    budget = sc.OverheadBudget(fraction=0.01, interval=1.0, background=0.0)
+    overseer = Overseer(budget, DetailFilter(), reducible=False, transitions=lambda: 0)
+    overseer.begin(0)
+    overseer.counted.spans = 1_000_000
+    detail, cost = overseer.look(1_000_000_000)
+    assert detail is not None and cost is not None and cost > budget.fraction
+    assert overseer.look(2_000_000_000) == (None, 0.0)
+    change = overseer.changed(3_000_000_000, 7, detail, detail)
+    assert change is not None and change.cost == cost
