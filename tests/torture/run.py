@@ -26,7 +26,7 @@ def torture(
     *,
     short: bool = False,
     seed: int = 0,
-    seconds: float = 300.0,
+    seconds: float = 330.0,
     limit: float = LIMIT,
     lanes: int = 1,
     package: str = PACKAGE,

@@ -340,9 +340,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         family=FAMILY,
         name="DataLoader, programs with four forked workers",
-        trial=partial(data_loader, "fork", 4, 10),
-        trials=18,
-        least=8,
+        trial=partial(data_loader, "fork", 4, 20),
+        trials=12,
+        least=10,
     ),
     Fault(
         family=FAMILY,

@@ -56,7 +56,7 @@ FAULTS = tuple(
         name=f"{number.name} while {about}",
         trial=partial(ask, number, moment),
         trials=8,
-        least=4,
+        least=2,
         short=int(number is signal.SIGTERM or moment == "leaving_async"),
     )
     for number in (signal.SIGTERM, signal.SIGINT)
