@@ -186,6 +186,13 @@ def unwatch_signals() -> bool:
     """Ends that, from any thread: the signals do what they do without a handler, unless the program has taken them.
     False, and nothing changes, if one has come that is to end the process."""
 
+def start_thread(function: Callable[..., object], args: tuple[object, ...], /) -> int:
+    """As `_thread.start_new_thread`, but as a thread that Python has not started: so also where it starts none any more.
+
+    Raises:
+        RuntimeError: if the system cannot start one.
+    """
+
 def begin_ending() -> bool:
     """Whether the caller is the first to close the profilers for a signal."""
 

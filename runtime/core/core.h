@@ -306,6 +306,9 @@ void arg_put_object(ArgBuffer *buffer, uint32_t key, PyObject *value); /* never 
 PyObject *arguments_py_encode(PyObject *self, PyObject *mapping);
 PyObject *arguments_py_decode(PyObject *self, PyObject *args);
 
+/* native_thread.c */
+PyObject *native_thread_py_start(PyObject *self, PyObject *args);
+
 /* signals.c */
 void signals_after_fork(void);
 PyObject *signals_py_begin_ending(PyObject *self, PyObject *unused);

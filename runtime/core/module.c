@@ -63,6 +63,7 @@ static PyMethodDef methods[] = {
     {"spool", spool_py_use, METH_O, NULL},
     {"spool_tell", spool_py_tell, METH_VARARGS, NULL},
     {"spool_write", spool_py_write, METH_VARARGS, NULL},
+    {"start_thread", native_thread_py_start, METH_VARARGS, NULL},
     {"strings_since", strings_py_since, METH_O, NULL},
     {"take_refused", control_py_take_refused, METH_O, NULL},
     {"text", strings_py_text, METH_O, NULL},

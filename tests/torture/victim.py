@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import os
 import random
 import resource
@@ -168,14 +169,8 @@ def eat_memory() -> None:
 
 
 def overflow_the_stack() -> None:
-    """Recurses in native code until the stack is used up."""
-    again = ctypes.CFUNCTYPE(None)
-    sys.setrecursionlimit(1 << 30)
-
-    def deeper() -> None:
-        again(deeper)()
-
-    deeper()
+    """Recurses in native code until the stack is used up. CPython has that for its own tests."""
+    faulthandler._stack_overflow()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
 def raise_an_exception() -> None:
