@@ -72,7 +72,10 @@ class Stepping(_core.StepCounter):
         self._first_step = self._steps_before = 0
         self._window_first: int | None = None
         self._pauses = self._pauses_untold = 0
+        self._paused = False
+        """Whether recorder and loop know of a pause."""
         self._pause_told = False
+        """Whether the loop is to draw it."""
         self._windows_left_out = self._left_out_told = 0
         self._ignored = self._windows = self._recorded_steps = self._open_steps = 0
         self._inert_because = ""
@@ -134,37 +137,48 @@ class Stepping(_core.StepCounter):
             return True
 
     def _pause(self) -> None:
-        if not self._live or self._pipeline is None:
-            return
-        self._pauses += 1
-        if self._pauses == 1:
-            try:
-                self._hold()
-                self._want(False)
-                self._tell_pause(clock.now())
-            finally:
-                self._let_go()
-        self._carry_out()
+        if self._live and self._pipeline is not None:
+            self._set_pauses(self._pauses + 1)
+            self._carry_out()
 
     def _resume(self) -> None:
-        if not self._live or self._pipeline is None or not self._pauses:
+        if self._live and self._pipeline is not None and self._pauses:
+            self._set_pauses(self._pauses - 1)
+            self._carry_out()
+
+    def _set_pauses(self, pauses: int) -> None:
+        """Done, or not done, whatever a signal handler raises: the number counts, and what it interrupts is done again."""
+        self._pauses = pauses
+        try:
+            self._follow_pauses()
+        except BaseException:
+            self._follow_pauses()
+            raise
+
+    def _follow_pauses(self) -> None:
+        """Has the recorder and the loop follow the number of pauses. Telling the loop of one, or of its end, twice is no
+        harm."""
+        paused = self._pauses > 0
+        if paused is self._paused:
             return
-        if self._pauses == 1:
-            try:
-                self._hold()
-                if self._pause_told:
+        try:
+            self._hold()
+            if paused:
+                self._want(False)
+                self._tell_pause(clock.now())
+            else:
+                if self._pause_told and self._pipeline is not None:
                     self._pipeline.inbox.put(Resumed(clock.now()))
                 self._want(self._action.records)
-            finally:
-                self._let_go()
-        # Last: if a signal handler raises before, the next call ends the pause. Telling of its end twice is no harm.
-        self._pauses -= 1
-        self._carry_out()
+                self._pause_told = False
+            self._paused = paused
+        finally:
+            self._let_go()
 
     def _tell_pause(self, at: int) -> None:
         """Has the loop note the pause, unless it is too far behind: then the gap is not drawn, and counted."""
         assert self._pipeline is not None
-        self._pause_told = not self._pipeline.crowded
+        self._pause_told = self._pause_told or not self._pipeline.crowded
         if self._pause_told:
             self._pipeline.inbox.put(Paused(at))
         else:
@@ -202,8 +216,7 @@ class Stepping(_core.StepCounter):
 
     def _end_steps(self, reason: str) -> None:
         """Ends the window that is open."""
-        while self._pauses:
-            self._resume()
+        self._set_pauses(0)
         self._live = False
         self._state = "stopped"
         if self._window_first is not None and self._action is ProfilerAction.RECORD:

@@ -82,9 +82,10 @@ class FlightWindows(Windows):
             self._pauses.append((end.at, None))
 
     def pause(self, at: int) -> None:
-        """Nothing is recorded from here on."""
+        """Nothing is recorded from here on; told twice, it counts once."""
+        if self._paused_at is None:
+            self._pauses.append((at, None))
         super().pause(at)
-        self._pauses.append((at, None))
 
     def resume(self, at: int) -> list[EventBatch]:
         """Recording goes on."""
