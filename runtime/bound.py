@@ -96,7 +96,7 @@ class BoundSource(Source):
             self._refuse(after, at)
         elif self.here and not self._waiting:
             super().transition(before, after, at)
-        else:
+        elif not self._waiting or self._waiting[-1] != (before, after, at):
             self._wait(before, after, at)
 
     def set_detail(self, detail: Detail) -> None:
@@ -121,9 +121,10 @@ class BoundSource(Source):
             return
         self._tell_detail()
         while self._waiting:
-            change = self._waiting.popleft()
-            # Also after it was closed: what it began here nobody else can end.
-            self._guard("transition", partial(self.backend.transition, *change))
+            # Also after it was closed: what it began here nobody else can end. It waits until it is done: a signal handler
+            # may raise.
+            self._guard("transition", partial(self.backend.transition, *self._waiting[0]))
+            self._waiting.popleft()
         self._settle()
 
     def unsettled(self) -> str:

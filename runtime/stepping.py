@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepscope.runtime import _core, clock
@@ -211,19 +212,26 @@ class Stepping(_core.StepCounter):
             if self._live:
                 self._take_detail(self._step, at)
                 self._change(planned, at)
+        except BaseException:
+            self._look_again()
+            raise
         finally:
             self._let_go()
+
+    def _look_again(self) -> None:
+        """A signal handler raised: what was to be done at this step is done at the next."""
+        self._asked, self._next_change = True, self._step
 
     def _end_steps(self, reason: str) -> None:
         """Ends the window that is open."""
         self._set_pauses(0)
-        self._live = False
-        self._state = "stopped"
+        if self._live:  # else a signal handler raised when this was done before
+            self._live = False
+            self._steps_before += self._step - self._first_step
         if self._window_first is not None and self._action is ProfilerAction.RECORD:
             self._open_steps = self._step - self._window_first
         whole = self._action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
         stepped = self._step > self._first_step
-        self._steps_before += self._step - self._first_step
         try:
             self._hold()
             self._change(
@@ -231,6 +239,8 @@ class Stepping(_core.StepCounter):
             )
         finally:
             self._let_go()
+        if self._state != "closed":
+            self._state = "stopped"
 
     @uninterrupted
     def _transition(self, step: int, at: int) -> None:
@@ -238,6 +248,15 @@ class Stepping(_core.StepCounter):
         self._call(lambda: self._follow(step, at))
 
     def _follow(self, step: int, at: int) -> None:
+        try:
+            self._decide(step, at)
+            self._carry_out(stepping=True)
+        except BaseException:
+            self._look_again()
+            raise
+        self._took.changed(clock.now() - at)
+
+    def _decide(self, step: int, at: int) -> None:
         self._asked = False
         if self._live:
             self._look_ahead(at)
@@ -249,8 +268,6 @@ class Stepping(_core.StepCounter):
             else:
                 self._take_detail(step, at)
         self._let_go()
-        self._carry_out(stepping=True)
-        self._took.changed(clock.now() - at)
 
     def _step_ignored(self) -> None:
         """`step()` while not running: counted, and said once. Training is not disturbed."""
@@ -354,11 +371,22 @@ class Stepping(_core.StepCounter):
     ) -> None:
         """Goes from the current action to `after`, at a time that was read after `_hold()`, which is let go here.
 
-        Recording is switched before, and told before, backends do their work: that may take long.
+        Recording is switched before, and told before, backends do their work: that may take long. What a signal handler
+        interrupts is done again before what it raised goes on; nobody minds being told twice.
         """
+        before, self._action = self._action, after
+        tell = partial(self._tell_change, before, after, at, complete=complete, reason=reason, cut_short=cut_short)
+        try:
+            tell()
+        except BaseException:
+            tell()
+            raise
+
+    def _tell_change(
+        self, before: ProfilerAction, after: ProfilerAction, at: int, *, complete: bool, reason: str, cut_short: bool
+    ) -> None:
         pipeline = self._pipeline
         assert pipeline is not None
-        before, self._action = self._action, after
         saved = before is ProfilerAction.RECORD_AND_SAVE
         ends = before.records and (saved or not after.records)
         begins = after.records and (ends or not before.records)
@@ -396,8 +424,9 @@ class Stepping(_core.StepCounter):
         self._want(after.records and not self._pauses)
         needs_last = before is ProfilerAction.RECORD_AND_SAVE and not isinstance(self.schedule, Always)
         self._pipeline.inbox.put(self._window_ends(WindowEnds(at, complete, reason, cut_short, needs_last)))
-        self._recorded_steps += self._step - (self._window_first or 0)
-        self._window_first = None
+        if self._window_first is not None:
+            self._recorded_steps += self._step - self._window_first
+            self._window_first = None
 
     def _window_begins(self) -> dict[str, Any] | None:
         """What the metadata of the window that begins say of the request for it; `None` if the schedule begins it."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from stepscope.runtime.promise import LOOK, Promise
 
@@ -13,30 +14,45 @@ T = TypeVar("T")
 
 
 class Work(Generic[T]):
-    """Some work on a daemon thread of its own.
+    """Some work on a daemon thread of its own, once it is begun: by `begin`, or by who waits for it.
 
-    Where no thread can be started any more, as late in the interpreter's exit, it is done by who makes this.
+    So who makes one keeps it first. Whatever a signal handler interrupts then, a later call finds it, and begins it if that
+    was not done; it is done once. Where no thread can be started any more, as late in the interpreter's exit, it is done by
+    who begins it.
     """
 
     def __init__(self, work: Callable[..., T], *args: Any, name: str) -> None:
         """Args: a function and its arguments; name of the thread, ours begin with `stepscope`."""
+        self._name = name
         self._done: Promise[T] = Promise()
         self._work: Callable[[], T] | None = partial(work, *args)
         self._unclaimed = threading.Lock()
-        self._interrupted: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._begun = False
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> Self:
+        """Has it done; a second time changes nothing."""
+        if not self._begun:
+            try:
+                # One call, of which a signal handler interrupts nothing. In `Thread.start` it could leave the thread for
+                # ever waiting for a lock of that.
+                _thread.start_new_thread(self._start, ())
+            except RuntimeError:
+                self._run()
+            self._begun = True
+        return self
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         try:
-            self._thread.start()
+            thread.start()
         except RuntimeError:
-            self._run()
-        except BaseException as error:
-            # A signal handler raised. Whether the thread was started by then is not known: only one of us does the work.
-            self._interrupted = error
             self._run()
 
     def _run(self) -> None:
         if not self._unclaimed.acquire(blocking=False):
             return
+        self._thread = threading.current_thread()
         work, self._work = self._work, None  # nothing that it needs is kept longer
         assert work is not None
         try:
@@ -62,28 +78,31 @@ class Work(Generic[T]):
         Args:
             look: called now and then; what it raises ends the wait, and the work goes on.
         """
+        interrupted: BaseException | None = None
         while not self._done.over:
             try:
+                self.begin()
                 self._done.wait(LOOK)
             except BaseException as error:
-                self._interrupted = error
+                interrupted = error
             if not self._done.over:
                 look()
-        return self.result()
+        result = self.result()
+        if interrupted is not None:
+            raise interrupted
+        return result
 
     def result(self, timeout: float | None = None) -> T:
         """Waits for what the work returns, and for its thread to end.
 
         Raises:
             TimeoutError: if it is not done after `timeout` seconds.
-            BaseException: what the work raised, or a signal handler while it was begun.
+            BaseException: what the work raised.
         """
+        self.begin()
         try:
-            result = self._done.result(timeout)
+            return self._done.result(timeout)
         finally:
-            if self._done.over and self._thread.is_alive() and self._thread is not threading.current_thread():
-                self._thread.join(timeout)
-        interrupted, self._interrupted = self._interrupted, None
-        if interrupted is not None:
-            raise interrupted
-        return result
+            thread = self._thread
+            if self._done.over and thread is not None and thread is not threading.current_thread():
+                thread.join(timeout)
