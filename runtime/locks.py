@@ -8,9 +8,13 @@ what holds such a lock neither calls the program nor waits. That costs nothing w
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _log = logging.getLogger("stepscope")
 _ours: list[weakref.ref[threading.RLock]] = []
@@ -19,11 +23,21 @@ _ours: list[weakref.ref[threading.RLock]] = []
 def reentrant() -> threading.RLock:
     """A lock that `held_here` knows of. Reentrant: a handler may make calls of its own while its thread holds it.
 
-    Who holds it neither calls what belongs to the program nor waits for anything.
+    Who holds it neither calls what belongs to the program nor waits for anything. It is held by `with`, which no signal
+    handler comes into between taking and giving back. In a forked child it is free.
     """
     lock = threading.RLock()
     _ours.append(weakref.ref(lock, _ours.remove))
     return lock
+
+
+def if_free(lock: threading.RLock, call: Callable[[], T]) -> T | None:
+    """Makes a call with the lock held, unless another thread holds it: then it does not wait. Not where the caller holds it."""
+    try:
+        return call() if lock.acquire(blocking=False) else None
+    finally:
+        if _is_mine(lock):  # whatever a signal handler raises, also before the call
+            lock.release()
 
 
 def held_here() -> bool:
@@ -48,3 +62,15 @@ def _is_mine(lock: object) -> bool:
     # What threading.Condition asks of a lock.
     is_owned = getattr(lock, "_is_owned", None)
     return is_owned is not None and bool(is_owned())
+
+
+def _renew() -> None:
+    """In a forked child: those that threads of the parent held at that moment are free."""
+    for reference in _ours:
+        lock = reference()
+        if lock is not None and not _is_mine(lock):
+            again: Any = lock
+            again._at_fork_reinit()  # as threads of Python's own library do
+
+
+os.register_at_fork(after_in_child=_renew)

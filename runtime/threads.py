@@ -13,17 +13,44 @@ from stepscope.runtime.promise import LOOK, Promise
 T = TypeVar("T")
 
 
+def start(thread: threading.Thread) -> None:
+    """Starts a thread, or none, whatever a signal handler raises.
+
+    What interrupts `Thread.start` may leave it holding a lock that the thread needs to begin, and waits for, for ever. So it
+    is called where no handler runs.
+
+    Raises:
+        RuntimeError: if the system gives no further thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        thread.start()
+        return
+    started: Promise[None] = Promise()
+
+    def begin() -> None:
+        try:
+            thread.start()
+        except BaseException as error:
+            started.fail(error)
+        else:
+            started.give(None)
+
+    _thread.start_new_thread(begin, ())
+    started.result()
+
+
 class Work(Generic[T]):
     """Some work on a daemon thread of its own, once it is begun: by `begin`, or by who waits for it.
 
     So who makes one keeps it first. Whatever a signal handler interrupts then, a later call finds it, and begins it if that
-    was not done; it is done once. Where no thread can be started any more, as late in the interpreter's exit, it is done by
-    who begins it.
+    was not done; it is done once.
     """
 
-    def __init__(self, work: Callable[..., T], *args: Any, name: str) -> None:
-        """Args: a function and its arguments; name of the thread, ours begin with `stepscope`."""
+    def __init__(self, work: Callable[..., T], *args: Any, name: str, elsewhere: bool = False) -> None:
+        """Args: a function and its arguments; name of the thread, ours begin with `stepscope`; whether it must not be done
+        by who begins it, where no thread can be started any more, as late in the interpreter's exit."""
         self._name = name
+        self._elsewhere = elsewhere
         self._done: Promise[T] = Promise()
         self._work: Callable[[], T] | None = partial(work, *args)
         self._unclaimed = threading.Lock()
@@ -31,23 +58,20 @@ class Work(Generic[T]):
         self._thread: threading.Thread | None = None
 
     def begin(self) -> Self:
-        """Has it done; a second time changes nothing."""
+        """Has it done; a second time changes nothing.
+
+        Raises:
+            RuntimeError: if it must be done elsewhere, and the system gives no further thread.
+        """
         if not self._begun:
             try:
-                # One call, of which a signal handler interrupts nothing. In `Thread.start` it could leave the thread for
-                # ever waiting for a lock of that.
-                _thread.start_new_thread(self._start, ())
+                start(threading.Thread(target=self._run, name=self._name, daemon=True))
             except RuntimeError:
+                if self._elsewhere:
+                    raise
                 self._run()
             self._begun = True
         return self
-
-    def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            self._run()
 
     def _run(self) -> None:
         if not self._unclaimed.acquire(blocking=False):
@@ -61,6 +85,11 @@ class Work(Generic[T]):
             self._done.fail(error)
         else:
             self._done.give(result)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a thread was asked to do it."""
+        return self._begun
 
     @property
     def over(self) -> bool:
