@@ -34,10 +34,17 @@ def reentrant() -> threading.RLock:
 def if_free(lock: threading.RLock, call: Callable[[], T]) -> T | None:
     """Makes a call with the lock held, unless another thread holds it: then it does not wait. Not where the caller holds it."""
     try:
-        return call() if lock.acquire(blocking=False) else None
-    finally:
-        if _is_mine(lock):  # whatever a signal handler raises, also before the call
+        mine = lock.acquire(blocking=False)
+    except BaseException:  # of a signal handler, which may have come right after it was taken
+        if _is_mine(lock):
             lock.release()
+        raise
+    if not mine:
+        return None
+    try:
+        return call()
+    finally:
+        lock.release()
 
 
 def held_here() -> bool:

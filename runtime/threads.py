@@ -101,6 +101,11 @@ class Work(Generic[T]):
         """Whether it has returned something."""
         return self._done.over and not self._done.failed
 
+    def wait(self) -> None:
+        """Waits for the end of the work, not for that of its thread: the main thread may be joining that, and be interrupted by a
+        handler that waits for the caller."""
+        self._done.wait()
+
     def finish(self, look: Callable[[], object]) -> T:
         """Waits for the end, also when a signal handler raises meanwhile; that is raised afterwards.
 

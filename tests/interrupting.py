@@ -1,4 +1,4 @@
-"""Signal handlers that raise at every point where Python could call one, one after the other."""
+"""Signal handlers that raise, or do something, at every point where Python could call one, one after the other."""
 
 from __future__ import annotations
 
@@ -29,12 +29,17 @@ class Interrupter:
 
     def __init__(self) -> None:
         self.where = ""
-        """The point at which it raised last."""
+        """The point at which it interrupted last."""
         self._left = 0
+        self._instead: Callable[[], object] | None = None
 
-    def __call__(self, call: Callable[[], object], point: int) -> bool:
-        """Makes a call, and raises at its `point`-th point, from 1; returns whether there was one."""
-        self._left, self.where = point, ""
+    def __call__(self, call: Callable[[], object], point: int, instead: Callable[[], object] | None = None) -> bool:
+        """Makes a call, and interrupts it at its `point`-th point, from 1; returns whether there was one.
+
+        Args:
+            instead: what to call there; default: to raise `Late`.
+        """
+        self._left, self.where, self._instead = point, "", instead
         signal.raise_signal(NUMBER)
         try:
             call()
@@ -54,7 +59,10 @@ class Interrupter:
             self._left -= 1
             if not self._left:
                 self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
-                raise Late
+                if self._instead is None:
+                    raise Late
+                self._instead()
+                return
         _add_pending(_raise, number)  # called before the next instruction of this function, which is its last
 
 

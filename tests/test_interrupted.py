@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import stepscope as sc
+from stepscope.backends.kineto_result import SharedResult
+from stepscope.backends.mindspore import MindSporeBackend
 from stepscope.backends.scripted import ScriptedBackend
+from stepscope.compat.mindspore.dataset_waits import DatasetWaits
+from stepscope.compat.mindspore.mstx import mstx
+from stepscope.compat.torch.callbacks import Callbacks
 from stepscope.runtime import _core, locks
 from stepscope.runtime.events import Kind
 from stepscope.runtime.inbox import Inbox
+from stepscope.runtime.join import leave
 from stepscope.runtime.threads import Work
 from tests.interrupting import interrupting
 
@@ -111,3 +118,93 @@ def test_work() -> None:
                 break
     assert point > 10
     assert not [thread for thread in threading.enumerate() if thread.name == "interrupted work"]
+
+
+def test_callbacks() -> None:
+    """What was put is called, once and in order, whatever is interrupted; and the wait for it ends."""
+    with interrupting() as interrupt:
+        for point in itertools.count(1):
+            made: list[int] = []
+            callbacks = Callbacks(made.append)
+            interrupted = interrupt(lambda: callbacks.put(1), point)  # noqa: B023
+            callbacks.put(2)
+            interrupted |= interrupt(callbacks.finish, point)
+            callbacks.put(3)
+            callbacks.finish()
+            assert made[-2:] == [2, 3] and made[:-2] in ([], [1]), interrupt.where
+            if not interrupted:
+                break
+    assert point > 20 and made == [1, 2, 3]
+
+
+def _callbacks() -> Callable[[], object]:
+    callbacks = Callbacks(lambda view: None)
+
+    def call() -> None:
+        callbacks.put(1)
+        callbacks.finish()
+
+    return call
+
+
+def _inbox() -> Callable[[], object]:
+    inbox: Inbox[int] = Inbox(1 << 20, lambda: None)
+    return lambda: inbox.put(1, 1)
+
+
+def _shared_result() -> Callable[[], object]:
+    result = SharedResult(None)
+
+    def call() -> None:
+        result.keep()
+        result.release()
+
+    return call
+
+
+def _marks() -> Callable[[], object]:
+    return lambda: mstx.range_end(mstx.range_start("range"))
+
+
+def _dataset_waits() -> Callable[[], object]:
+    def call() -> None:
+        waits = DatasetWaits()
+        waits.begin()
+        waits.end()
+
+    return call
+
+
+def _mindspore() -> Callable[[], object]:
+    return MindSporeBackend()._let_go  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(
+    "make", [_callbacks, _inbox, _shared_result, _marks, _dataset_waits, _mindspore, lambda: sc.join, lambda: leave]
+)
+def test_a_handler_makes_the_call_that_it_interrupts(make: Callable[[], Callable[[], object]]) -> None:
+    """Anywhere: it does not wait for a lock that its own thread holds."""
+    call = make()
+    with interrupting() as interrupt:
+        for point in itertools.count(1):
+            if not interrupt(call, point, call):
+                break
+            assert not locks.held_here()
+    assert point > 2
+
+
+def test_a_lock_that_is_taken_if_it_is_free() -> None:
+    """It is given back wherever that is interrupted, and the call is not made while another thread has it."""
+    lock, made = locks.reentrant(), list[int]()
+    with interrupting() as interrupt:
+        for point in itertools.count(1):
+            interrupted = interrupt(lambda: locks.if_free(lock, lambda: made.append(point)), point)  # noqa: B023
+            assert not locks.held_here(), interrupt.where
+            if not interrupted:
+                break
+    assert point > 3 and made[-1] == point
+    with lock:
+        thread = threading.Thread(target=lambda: locks.if_free(lock, lambda: made.append(0)))
+        thread.start()
+        thread.join()
+    assert 0 not in made

@@ -95,8 +95,9 @@ class _Turn:
     def _run(self) -> None:
         self._thread = threading.current_thread()
         before, self._before = self._before, None
-        if before is not None:
-            before.finish()  # calls do not overlap
+        if before is not None and before.work.begun:  # calls do not overlap
+            before.waiting.put(None)
+            before.work.wait()
         while (view := self.waiting.get()) is not None:
             self._call(view)
             del view

@@ -222,9 +222,9 @@ class FlightWindows(Windows):
                 return batches
         return None
 
-    def let_go(self) -> None:
-        """Lets go of what is older than the last steps."""
-        horizon = self.steps.trim(self._watermark)
+    def let_go(self, until: int) -> None:
+        """Lets go of what is older than the last steps were at this time, in ns."""
+        horizon = self.steps.trim(min(until, self._watermark))
         self.retention.let_go(horizon)
         while self._pauses and (end := self._pauses[0][1]) is not None and end < horizon:
             self._pauses.popleft()
