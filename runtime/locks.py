@@ -47,6 +47,15 @@ def if_free(lock: threading.RLock, call: Callable[[], T]) -> T | None:
         lock.release()
 
 
+def without(lock: threading.RLock, call: Callable[[], T]) -> T:
+    """Makes a call while a lock that the caller holds is given back; what it guards may be another then."""
+    try:
+        lock.release()
+        return call()
+    finally:
+        lock.acquire()
+
+
 def held_here() -> bool:
     """Whether the calling thread holds a lock that closing profilers may need: one of ours, or one of Python's own that
     everybody takes who starts a thread or writes to the log."""

@@ -208,3 +208,17 @@ def test_a_lock_that_is_taken_if_it_is_free() -> None:
         thread.start()
         thread.join()
     assert 0 not in made
+
+
+def test_a_lock_that_is_given_back_for_a_call() -> None:
+    """It is held again afterwards, wherever that is interrupted."""
+    lock, held = locks.reentrant(), list[bool]()
+    with interrupting() as interrupt:
+        for point in itertools.count(1):
+            with lock:
+                interrupted = interrupt(lambda: locks.without(lock, lambda: held.append(locks.held_here())), point)
+                assert locks.held_here(), interrupt.where
+            assert not locks.held_here(), interrupt.where
+            if not interrupted:
+                break
+    assert point > 3 and not any(held)
