@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.backends.torch_symbols import free_without_gil, save_without_gil
+from stepscope.runtime import locks
 
 
 class SharedResult:
@@ -19,7 +20,9 @@ class SharedResult:
         """Args: torch's `_ProfilerResult`; how often `release` will be called."""
         self._result: Any = result
         self._left = takers
-        self._lock = threading.Lock()
+        self._counting = locks.reentrant()
+        # Not one of `locks`, as it is held while a file is written. Reentrant: a handler may export what is being exported.
+        self._saving = threading.RLock()
         self._copy: Path | None = None
 
     @property
@@ -29,7 +32,7 @@ class SharedResult:
 
     def keep(self) -> None:
         """One more will call `release`."""
-        with self._lock:
+        with self._counting:
             self._left += 1
 
     def save(self, path: str) -> bool:
@@ -41,7 +44,7 @@ class SharedResult:
         Raises:
             Exception: what torch raises if it cannot.
         """
-        with self._lock:
+        with self._saving:
             if self._copy is not None:
                 shutil.copyfile(self._copy, path)
                 return True
@@ -51,8 +54,8 @@ class SharedResult:
             if self._left > 1:
                 handle, name = tempfile.mkstemp(prefix="stepscope-kineto-", suffix=".json")
                 os.close(handle)
-                self._copy = Path(name)
                 shutil.copyfile(path, name)
+                self._copy = Path(name)  # last: it is whole, whatever interrupted this
             return alone
 
     def flops(self) -> dict[int, int]:
@@ -61,13 +64,13 @@ class SharedResult:
 
     def release(self) -> None:
         """One taker less."""
-        with self._lock:
+        with self._counting:
             self._left -= 1
             if self._left:
                 return
-            result: Any = self._result
-            self._result = None
-            copy, self._copy = self._copy, None
+        result: Any = self._result
+        self._result = None
+        copy, self._copy = self._copy, None
         if copy is not None:
             copy.unlink(missing_ok=True)
         free_without_gil(result)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from stepscope.runtime.clock import ClockAnchor, ClockMapping
 from stepscope.runtime.errors import ClosedError, FormatError
 from stepscope.runtime.events import Block, join_blocks
 from stepscope.runtime.sink import Sink
+from stepscope.runtime.threads import Work
 
 BLOCK = 1 << 15
 """Events delivered at a time, about."""
@@ -57,7 +57,7 @@ class KinetoWorker:
         self._queue: queue.SimpleQueue[FinishedTrace | int | None] = queue.SimpleQueue()
         self._closing = False
         self._abandoned = False
-        self._thread: threading.Thread | None = None
+        self._working: Work[None] | None = None
         self.problems: Counter[str] = Counter()
         """What went wrong, and how often."""
         self.clock_error_ns = 0
@@ -65,22 +65,22 @@ class KinetoWorker:
 
     def put(self, item: FinishedTrace | int) -> None:
         """Takes a trace, or a time to which the watermark may go once the traces before it are delivered."""
-        if self._thread is None:
+        if self._working is None:
             if isinstance(item, int):
                 self._sink.watermark(item)
                 return
-            self._thread = threading.Thread(target=self._run, name="stepscope-kineto", daemon=True)
-            self._thread.start()
+            self._working = Work(self._run, name="stepscope-kineto", elsewhere=True)
+        self._working.begin()
         self._queue.put(item)
 
     async def aclose(self) -> None:
         """Finishes what is waiting; gives up what is left when cancelled."""
-        if self._thread is None or self._closing:
+        if self._working is None or self._closing:
             return
         self._closing = True
         self._queue.put(None)
         try:
-            await anyio.to_thread.run_sync(self._thread.join, abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(self._working.result, abandon_on_cancel=True)
         finally:
             self._abandoned = True
 

@@ -6,7 +6,6 @@ import queue
 import shutil
 import sys
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Mapping
 from importlib import import_module
@@ -17,13 +16,14 @@ import anyio.to_thread
 import msgspec
 
 from stepscope.backends.mindspore_blocks import MindSporeTracks, convert
-from stepscope.runtime import clock
+from stepscope.runtime import clock, locks
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import BackendError, ClosedError
 from stepscope.runtime.sink import BackendReport, Sink
+from stepscope.runtime.threads import Work
 
-_lock = threading.Lock()
+_lock = locks.reentrant()
 _owner: MindSporeBackend | None = None
 """Who records with MindSpore's profiler now: it is one for the process."""
 
@@ -83,7 +83,7 @@ class MindSporeBackend:
         self._error_ns = 0
         self._rows = MindSporeTracks()
         self._queue: queue.SimpleQueue[_Recorded | int | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._delivering: Work[None] | None = None
 
     def stream_only(self) -> None:
         """Refuses: there is nothing of MindSpore before a window ends.
@@ -149,10 +149,10 @@ class MindSporeBackend:
     async def aclose(self) -> None:
         if self._directory is not None:
             self._stop(clock.now())
-        thread, self._thread = self._thread, None
-        if thread is not None:
+        delivering, self._delivering = self._delivering, None
+        if delivering is not None:
             self._queue.put(None)
-            await anyio.to_thread.run_sync(thread.join, abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(delivering.result, abandon_on_cancel=True)
         self._sink = None
 
     def report(self) -> BackendReport:
@@ -166,7 +166,7 @@ class MindSporeBackend:
     def _start(self) -> None:
         global _owner
         with _lock:
-            if _owner is not None:
+            if _owner not in (None, self):
                 self._problems["a window has no operators: another profiler of this process records MindSpore"] += 1
                 return
             _owner = self
@@ -189,13 +189,14 @@ class MindSporeBackend:
 
     def _stop(self, at: int) -> None:
         assert self._directory is not None and self._anchor is not None
-        directory, self._directory = self._directory, None
+        directory = self._directory
         try:
             self._wait()
             self._profiler.stop()
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
             self._problems[f"a window has no operators, MindSpore's profiler did not stop: {_line(error)}"] += 1
         finally:
+            self._directory = None
             self._let_go()
         self._put(_Recorded(directory, (self._anchor, ClockAnchor.read()), at, self._recorded["shapes"]))
 
@@ -221,14 +222,12 @@ class MindSporeBackend:
 
     def _put(self, item: _Recorded | int) -> None:
         assert self._sink is not None
-        if self._thread is None:
+        if self._delivering is None:
             if isinstance(item, int):
                 self._sink.watermark(item)
                 return
-            self._thread = threading.Thread(
-                target=self._run, args=(self._sink,), name="stepscope mindspore", daemon=True
-            )
-            self._thread.start()
+            self._delivering = Work(self._run, self._sink, name="stepscope mindspore", elsewhere=True)
+        self._delivering.begin()
         self._queue.put(item)
 
     def _run(self, sink: Sink) -> None:

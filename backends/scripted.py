@@ -12,7 +12,7 @@ import anyio
 import msgspec
 
 from stepscope.backends.script import Deliver, Item, Lose, Moment, Raise, Watermark, make_block
-from stepscope.runtime import tracks
+from stepscope.runtime import locks, tracks
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.sink import BackendReport, Sink
@@ -61,7 +61,7 @@ class ScriptedBackend:
         self._report = report or BackendReport(mode="scripted")
         self._auto = auto_watermark
         self._tracks: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._lock = locks.reentrant()
         self._sink: Sink | None = None
         self._reset()
 

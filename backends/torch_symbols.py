@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import threading
 from collections.abc import Callable
 from ctypes import c_bool, c_int, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
 from importlib import import_module
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.backends.torch_arm import library
+from stepscope.runtime import locks
 from stepscope.runtime.errors import BackendError
 
 _PEEK = "_ZN2at15sequence_number4peekEv"
@@ -33,7 +33,7 @@ _TRIED = ("2.13.",)
 _COMPARED = 256
 """Bytes of a node that are searched for its number; nodes are larger."""
 
-_lock = threading.Lock()
+_lock = locks.reentrant()
 _numbers: str | None = None
 """Why there are no sequence numbers; empty when there are; None before it was tried."""
 

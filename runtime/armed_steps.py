@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Generator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from stepscope.runtime import clock, locks
@@ -71,20 +70,10 @@ class ArmedSteps(Stepping):
             if not self._armed:
                 return action
             if self._end_armed(step):
-                with self._let_others():
-                    self._was_last(clock.now())
+                locks.without(self._arming, lambda: self._was_last(clock.now()))
             action = self._with_armed(step, action)
             self._chosen = self._detail_for(step, action)
             return action
-
-    @contextmanager
-    def _let_others(self) -> Generator[None]:
-        """Gives the lock back for a while; what it guards may be another then."""
-        self._arming.release()
-        try:
-            yield
-        finally:
-            self._arming.acquire()
 
     def _detail_for(self, step: int, action: ProfilerAction) -> WindowDetail | None:
         """That of the window that runs, or for which backends warm up now."""
@@ -106,8 +95,7 @@ class ArmedSteps(Stepping):
             if pending not in self._ends:
                 continue  # confirmed or withdrawn while another gate was asked
             self._ends.remove(pending)
-            with self._let_others():
-                refused = pending.gate(step)
+            refused = locks.without(self._arming, partial(pending.gate, step))
             if refused:
                 log.info("profiler %r: %s: %s", self.name, pending.change.text(), refused)
             else:
@@ -241,12 +229,14 @@ class ArmedSteps(Stepping):
         gate = None if window.admitted else window.gate
         if detail is None and gate is None:
             return True
-        with self._let_others():
+
+        def ask() -> str:
             refused = "" if detail is None else detail.refusal(self._backends)
             if refused:
                 log.warning("profiler %r: the window of %s: %s", self.name, window.request.text(), refused)
-            elif gate is not None:
-                refused = gate(step)
+            return refused if refused or gate is None else gate(step)
+
+        refused = locks.without(self._arming, ask)
         if window not in self._armed:
             return False  # withdrawn meanwhile
         window.admitted = not refused

@@ -16,6 +16,7 @@ from stepscope.runtime.errors import BackendError, ClosedError
 from stepscope.runtime.inbox import Inbox
 from stepscope.runtime.messages import Message
 from stepscope.runtime.options import Options
+from stepscope.runtime.promise import Promise
 from stepscope.runtime.source import Producer, Source
 
 log = logging.getLogger("stepscope")
@@ -59,9 +60,8 @@ class BoundSource(Source):
         """To be opened by the thread that calls `step()` next."""
         self.refused = ""
         """Why a change was refused, the latest; empty if none was."""
-        self.settled = threading.Event()
-        """Set while nothing waits for the bound thread."""
-        self.settled.set()
+        self._settled: Promise[None] = Promise()
+        """Given when nothing waits for the bound thread."""
 
     @property
     def expected(self) -> bool:
@@ -96,7 +96,7 @@ class BoundSource(Source):
             self._refuse(after, at)
         elif self.here and not self._waiting:
             super().transition(before, after, at)
-        else:
+        elif not self._waiting or self._waiting[-1] != (before, after, at):
             self._wait(before, after, at)
 
     def set_detail(self, detail: Detail) -> None:
@@ -121,9 +121,10 @@ class BoundSource(Source):
             return
         self._tell_detail()
         while self._waiting:
-            change = self._waiting.popleft()
-            # Also after it was closed: what it began here nobody else can end.
-            self._guard("transition", partial(self.backend.transition, *change))
+            # Also after it was closed: what it began here nobody else can end. It waits until it is done: a signal handler
+            # may raise.
+            self._guard("transition", partial(self.backend.transition, *self._waiting[0]))
+            self._waiting.popleft()
         self._settle()
 
     def unsettled(self) -> str:
@@ -145,7 +146,8 @@ class BoundSource(Source):
             super().set_detail(self._detail)
 
     def _wait(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
-        self.settled.clear()
+        if self._settled.over:
+            self._settled = Promise()
         self._waiting.append((before, after, at))
         # A recording that was to begin and end in the meantime never was. Windows are told of that when the rest is done.
         for number, (start, _, _) in enumerate(self._waiting):
@@ -178,7 +180,7 @@ class BoundSource(Source):
         """Waits until the bound thread has made the changes that wait for it, or has ended."""
         deadline = clock.now() + round(seconds * 1e9)
         while self._waiting and not self.lost and clock.now() < deadline:
-            self.settled.wait(min(_LOOK, (deadline - clock.now()) / 1e9))
+            self._settled.wait(min(_LOOK, (deadline - clock.now()) / 1e9))
 
     def give_up(self) -> str:
         """The profiler closes: what still waits is refused, and windows wait for it no longer.
@@ -200,11 +202,11 @@ class BoundSource(Source):
         if self._passed:
             self._state_watermark(self._passed)
             self._passed = 0
-        self.settled.set()
+        self._settled.give(None)
 
     def _refuse(self, after: ProfilerAction, at: int) -> None:
         self._waiting.clear()
-        self.settled.set()
+        self._settled.give(None)
         self._state_watermark(at)
         self._orphan()
         self.refused = (

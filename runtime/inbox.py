@@ -58,10 +58,12 @@ class Inbox(Generic[T]):
             if nbytes and self._bytes + nbytes > self._max:
                 self._refused += 1
                 return False
-            self._items.append((item, nbytes))
+            # No call before the last: a signal handler that raises leaves an item that is counted, or none.
             self._put += 1
             self._bytes += nbytes
-            self._peak = max(self._peak, self._bytes)
+            if self._bytes > self._peak:
+                self._peak = self._bytes
+            self._items.append((item, nbytes))
         self._wake()
         return True
 

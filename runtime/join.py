@@ -12,10 +12,9 @@ import logging
 import os
 import shutil
 import sys
-import threading
 from pathlib import Path
 
-from stepscope.runtime import _core, recorder
+from stepscope.runtime import _core, locks, recorder
 from stepscope.runtime.errors import SessionError
 from stepscope.runtime.processes import parent_of
 from stepscope.runtime.session import (
@@ -34,7 +33,7 @@ AUTOMATIC = "STEPSCOPE_JOIN"
 
 _ANCESTORS = 16
 
-_lock = threading.Lock()
+_lock = locks.reentrant()
 _joined: Path | None = None
 _part: Path | None = None
 _inherited: Path | None = None
@@ -174,10 +173,9 @@ def join_if_told() -> None:
 
 def _forked() -> None:
     """In a forked child: what its parent takes part in is what it may join."""
-    global _joined, _part, _inherited, _lock
+    global _joined, _part, _inherited
     _inherited = _joined or recorder.inherited() or _inherited
     _joined = _part = None
-    _lock = threading.Lock()
     _said.clear()
     join_if_told()
 

@@ -8,9 +8,13 @@ what holds such a lock neither calls the program nor waits. That costs nothing w
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _log = logging.getLogger("stepscope")
 _ours: list[weakref.ref[threading.RLock]] = []
@@ -19,11 +23,37 @@ _ours: list[weakref.ref[threading.RLock]] = []
 def reentrant() -> threading.RLock:
     """A lock that `held_here` knows of. Reentrant: a handler may make calls of its own while its thread holds it.
 
-    Who holds it neither calls what belongs to the program nor waits for anything.
+    Who holds it neither calls what belongs to the program nor waits for anything. It is held by `with`, which no signal
+    handler comes into between taking and giving back. In a forked child it is free.
     """
     lock = threading.RLock()
     _ours.append(weakref.ref(lock, _ours.remove))
     return lock
+
+
+def if_free(lock: threading.RLock, call: Callable[[], T]) -> T | None:
+    """Makes a call with the lock held, unless another thread holds it: then it does not wait. Not where the caller holds it."""
+    try:
+        mine = lock.acquire(blocking=False)
+    except BaseException:  # of a signal handler, which may have come right after it was taken
+        if _is_mine(lock):
+            lock.release()
+        raise
+    if not mine:
+        return None
+    try:
+        return call()
+    finally:
+        lock.release()
+
+
+def without(lock: threading.RLock, call: Callable[[], T]) -> T:
+    """Makes a call while a lock that the caller holds is given back; what it guards may be another then."""
+    try:
+        lock.release()
+        return call()
+    finally:
+        lock.acquire()
 
 
 def held_here() -> bool:
@@ -48,3 +78,15 @@ def _is_mine(lock: object) -> bool:
     # What threading.Condition asks of a lock.
     is_owned = getattr(lock, "_is_owned", None)
     return is_owned is not None and bool(is_owned())
+
+
+def _renew() -> None:
+    """In a forked child: those that threads of the parent held at that moment are free."""
+    for reference in _ours:
+        lock = reference()
+        if lock is not None and not _is_mine(lock):
+            again: Any = lock
+            again._at_fork_reinit()  # as threads of Python's own library do
+
+
+os.register_at_fork(after_in_child=_renew)

@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 
 import anyio
 
+from stepscope.runtime import threads
 from stepscope.runtime.change import Change
 from stepscope.runtime.meter import register_loop
 
@@ -63,7 +64,7 @@ class LoopThread:
         self._lock = threading.Lock()
         self._executor = DaemonExecutor()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        threads.start(self._thread)
 
     def join(self, seconds: float) -> None:
         """Waits for the end of a thread that has `ended`, and of what it started, `seconds` at most."""

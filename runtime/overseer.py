@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -99,7 +98,7 @@ class Overseer:
         self._last = self._read()
         self._rings = (0, 0, 0)
         """Events that the rings had been given at the last look, those that were left out, and when that was."""
-        self._deciding = threading.Lock()
+        self._deciding = locks.reentrant()
 
     # what happens
 
@@ -184,13 +183,12 @@ class Overseer:
         Returns:
             The level to go to, if it changes.
         """
-        if not self._deciding.acquire(blocking=False):
-            return None
-        try:
+
+        def decide() -> Detail | None:
             behind = self._behind(now, clock_now, 0.5)
             return None if behind is None else self._decide(*behind)
-        finally:
-            self._deciding.release()
+
+        return locks.if_free(self._deciding, decide)
 
     def _decide(self, cost: float, expected: list[float]) -> Detail | None:
         if self._governor is None or self._asked is not None:

@@ -400,6 +400,7 @@ class Pipeline:
     async def aclose(self, deadline: float) -> None:
         """Closes backends, then exporters, by `deadline` (the loop's clock); then drops what is left, and counts it."""
         if self.flight is not None:
+            self.flight.watch.end()
             self._give(self.flight.windows.end_keeping())
         self._drop_rest(self.inbox.take())  # before the exporters write their last accounts
         self._closing.set()

@@ -94,8 +94,7 @@ class Profiler(Reporting):
         self._opening: Work[None] | None = None
         self._closes_by = 0
         """When closing is to be done, in ns; 0 before it was asked for."""
-        self._unclosed = threading.Lock()
-        """Taken by who begins to close."""
+        self._begins_closing = locks.reentrant()
         _every.add(self)
 
     # life
@@ -143,10 +142,11 @@ class Profiler(Reporting):
             log.warning("profiler %r is inert: %s", self.name, _JOINED)
             self._become_inert(_JOINED)
             return
-        before, self._state = self._state, "starting"
+        before = self._state
         began, opening = clock.now(), 0
         starting = Starting(self.name, self.options.start_timeout, hub.opening)
         try:
+            self._state = "starting"
             if self._pipeline is None:
                 # Whatever interrupts the caller, this is done as a whole.
                 self._open() if hub.on_loop() else self._have_opened(starting)
@@ -155,15 +155,15 @@ class Profiler(Reporting):
                 signals.watch(close_all, self.options.close_timeout + LATEST)
             tasks.watch()
             self._open_sources(starting)
+            if self._state != "starting":
+                return  # it was closed meanwhile
+            if self._controller is not None and self._recorder is not None:
+                self._controller.start(self._recorder.directory)
+            self._begin_steps()
         except BaseException:
             if self._state == "starting":
                 self._state = before
             raise
-        if self._state != "starting":
-            return  # it was closed meanwhile
-        if self._controller is not None and self._recorder is not None:
-            self._controller.start(self._recorder.directory)
-        self._begin_steps()
         self._carry_out()
         self._took.started(clock.now() - began, opening)
 
@@ -217,9 +217,9 @@ class Profiler(Reporting):
         self._pipeline = self._hub.add(make)
         self.output.pipeline = self._pipeline
         _alive.add(self)
-        if self._state == "closed" and self._closing is None:  # start() gave this up, and nobody waits any more
+        if self._state == "closed":  # start() gave this up, and nobody waits any more
             self._close_from_now()
-            self._closing = Work(self._finish, self._hub, self._pipeline, name="stepscope closing")
+            self._begin_closing()
 
     def _open_sources(self, starting: Starting) -> None:
         assert self._pipeline is not None and self._hub is not None
@@ -332,11 +332,12 @@ class Profiler(Reporting):
         self._closes_by = self._closes_by or clock.now() + self._timeout_ns
 
     def _shut(self) -> None:
-        if self._state in ("closed", "inert"):
+        if self._state == "inert":
             return
-        began = clock.now()
-        self._stop("the profiler was closed inside the window")
-        self._closes_by += clock.now() - began  # what backends need here is not taken from the exporters
+        if self._state != "closed":
+            began = clock.now()
+            self._stop("the profiler was closed inside the window")
+            self._closes_by += clock.now() - began  # what backends need here is not taken from the exporters
         self._begin_closing()
 
     def _shut_around(self) -> None:
@@ -351,12 +352,14 @@ class Profiler(Reporting):
         self._let_go()
 
     def _begin_closing(self) -> None:
-        if not self._unclosed.acquire(blocking=False):
-            return
+        """A second time changes nothing; it goes on where a signal handler interrupted the first."""
         self._state = "closed"
         if self._hub is not None and self._pipeline is not None:
-            self._pipeline.inbox.put(WindowEnds(clock.now(), False, INTERRUPTED))  # changes nothing, usually
-            self._closing = Work(self._finish, self._hub, self._pipeline, name="stepscope closing")
+            with self._begins_closing:
+                if self._closing is None:
+                    self._pipeline.inbox.put(WindowEnds(clock.now(), False, INTERRUPTED))  # changes nothing, usually
+                    self._closing = Work(self._finish, self._hub, self._pipeline, name="stepscope closing")
+            self._closing.begin()
         if self._controller is not None:
             self._controller.close()
 
@@ -375,7 +378,7 @@ class Profiler(Reporting):
                 removal.result(seconds + OVERRUN)
             except TimeoutError:
                 # An exporter blocks the loop. It is left to itself: the caller's deadline counts. Should it go on, the loop ends.
-                removal.add_done_callback(lambda _: Work(hub.release, name="stepscope closing"))
+                removal.add_done_callback(lambda _: Work(hub.release, name="stepscope closing").begin())
                 log.error("profiler %r did not close in time: something blocks its loop", self.name)
                 return
             if self._accounts is not None:

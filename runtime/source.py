@@ -72,6 +72,8 @@ class Source:
         self.errors: list[BaseException] = []
         self.error_count = 0
         self.open = False
+        self._told_of: tuple[ProfilerAction, int] | None = None
+        """The latest change, and when it was: who was interrupted when it told of that tells again."""
         self._sink = InboxSink(backend.name, inbox, options)
         self._derive: Callable[[EventBatch], Block | None] | None = getattr(backend, "derive", None)
         self._set_detail: Callable[[Detail], None] | None = getattr(backend, "set_detail", None)
@@ -97,9 +99,10 @@ class Source:
         self.open = self._guard("open", lambda: self.backend.open(self._sink))
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
-        """Tells the backend of a change; one that could not be opened is left alone."""
-        if self.open:
+        """Tells the backend of a change, once; one that could not be opened is left alone."""
+        if self.open and self._told_of != (after, at):
             self._guard("transition", lambda: self.backend.transition(before, after, at))
+            self._told_of = after, at
 
     def set_detail(self, detail: Detail) -> None:
         """Tells the backend how much to record from now on, if it can do less or more than it was asked for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepscope.runtime import _core, clock
@@ -72,7 +73,10 @@ class Stepping(_core.StepCounter):
         self._first_step = self._steps_before = 0
         self._window_first: int | None = None
         self._pauses = self._pauses_untold = 0
+        self._paused = False
+        """Whether recorder and loop know of a pause."""
         self._pause_told = False
+        """Whether the loop is to draw it."""
         self._windows_left_out = self._left_out_told = 0
         self._ignored = self._windows = self._recorded_steps = self._open_steps = 0
         self._inert_because = ""
@@ -134,37 +138,48 @@ class Stepping(_core.StepCounter):
             return True
 
     def _pause(self) -> None:
-        if not self._live or self._pipeline is None:
-            return
-        self._pauses += 1
-        if self._pauses == 1:
-            try:
-                self._hold()
-                self._want(False)
-                self._tell_pause(clock.now())
-            finally:
-                self._let_go()
-        self._carry_out()
+        if self._live and self._pipeline is not None:
+            self._set_pauses(self._pauses + 1)
+            self._carry_out()
 
     def _resume(self) -> None:
-        if not self._live or self._pipeline is None or not self._pauses:
+        if self._live and self._pipeline is not None and self._pauses:
+            self._set_pauses(self._pauses - 1)
+            self._carry_out()
+
+    def _set_pauses(self, pauses: int) -> None:
+        """Done, or not done, whatever a signal handler raises: the number counts, and what it interrupts is done again."""
+        self._pauses = pauses
+        try:
+            self._follow_pauses()
+        except BaseException:
+            self._follow_pauses()
+            raise
+
+    def _follow_pauses(self) -> None:
+        """Has the recorder and the loop follow the number of pauses. Telling the loop of one, or of its end, twice is no
+        harm."""
+        paused = self._pauses > 0
+        if paused is self._paused:
             return
-        if self._pauses == 1:
-            try:
-                self._hold()
-                if self._pause_told:
+        try:
+            self._hold()
+            if paused:
+                self._want(False)
+                self._tell_pause(clock.now())
+            else:
+                if self._pause_told and self._pipeline is not None:
                     self._pipeline.inbox.put(Resumed(clock.now()))
                 self._want(self._action.records)
-            finally:
-                self._let_go()
-        # Last: if a signal handler raises before, the next call ends the pause. Telling of its end twice is no harm.
-        self._pauses -= 1
-        self._carry_out()
+                self._pause_told = False
+            self._paused = paused
+        finally:
+            self._let_go()
 
     def _tell_pause(self, at: int) -> None:
         """Has the loop note the pause, unless it is too far behind: then the gap is not drawn, and counted."""
         assert self._pipeline is not None
-        self._pause_told = not self._pipeline.crowded
+        self._pause_told = self._pause_told or not self._pipeline.crowded
         if self._pause_told:
             self._pipeline.inbox.put(Paused(at))
         else:
@@ -197,20 +212,26 @@ class Stepping(_core.StepCounter):
             if self._live:
                 self._take_detail(self._step, at)
                 self._change(planned, at)
+        except BaseException:
+            self._look_again()
+            raise
         finally:
             self._let_go()
 
+    def _look_again(self) -> None:
+        """A signal handler raised: what was to be done at this step is done at the next."""
+        self._asked, self._next_change = True, self._step
+
     def _end_steps(self, reason: str) -> None:
         """Ends the window that is open."""
-        while self._pauses:
-            self._resume()
-        self._live = False
-        self._state = "stopped"
+        self._set_pauses(0)
+        if self._live:  # else a signal handler raised when this was done before
+            self._live = False
+            self._steps_before += self._step - self._first_step
         if self._window_first is not None and self._action is ProfilerAction.RECORD:
             self._open_steps = self._step - self._window_first
         whole = self._action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
         stepped = self._step > self._first_step
-        self._steps_before += self._step - self._first_step
         try:
             self._hold()
             self._change(
@@ -218,6 +239,8 @@ class Stepping(_core.StepCounter):
             )
         finally:
             self._let_go()
+        if self._state != "closed":
+            self._state = "stopped"
 
     @uninterrupted
     def _transition(self, step: int, at: int) -> None:
@@ -225,6 +248,15 @@ class Stepping(_core.StepCounter):
         self._call(lambda: self._follow(step, at))
 
     def _follow(self, step: int, at: int) -> None:
+        try:
+            self._decide(step, at)
+            self._carry_out(stepping=True)
+        except BaseException:
+            self._look_again()
+            raise
+        self._took.changed(clock.now() - at)
+
+    def _decide(self, step: int, at: int) -> None:
         self._asked = False
         if self._live:
             self._look_ahead(at)
@@ -236,8 +268,6 @@ class Stepping(_core.StepCounter):
             else:
                 self._take_detail(step, at)
         self._let_go()
-        self._carry_out(stepping=True)
-        self._took.changed(clock.now() - at)
 
     def _step_ignored(self) -> None:
         """`step()` while not running: counted, and said once. Training is not disturbed."""
@@ -341,11 +371,22 @@ class Stepping(_core.StepCounter):
     ) -> None:
         """Goes from the current action to `after`, at a time that was read after `_hold()`, which is let go here.
 
-        Recording is switched before, and told before, backends do their work: that may take long.
+        Recording is switched before, and told before, backends do their work: that may take long. What a signal handler
+        interrupts is done again before what it raised goes on; nobody minds being told twice.
         """
+        before, self._action = self._action, after
+        tell = partial(self._tell_change, before, after, at, complete=complete, reason=reason, cut_short=cut_short)
+        try:
+            tell()
+        except BaseException:
+            tell()
+            raise
+
+    def _tell_change(
+        self, before: ProfilerAction, after: ProfilerAction, at: int, *, complete: bool, reason: str, cut_short: bool
+    ) -> None:
         pipeline = self._pipeline
         assert pipeline is not None
-        before, self._action = self._action, after
         saved = before is ProfilerAction.RECORD_AND_SAVE
         ends = before.records and (saved or not after.records)
         begins = after.records and (ends or not before.records)
@@ -383,8 +424,9 @@ class Stepping(_core.StepCounter):
         self._want(after.records and not self._pauses)
         needs_last = before is ProfilerAction.RECORD_AND_SAVE and not isinstance(self.schedule, Always)
         self._pipeline.inbox.put(self._window_ends(WindowEnds(at, complete, reason, cut_short, needs_last)))
-        self._recorded_steps += self._step - (self._window_first or 0)
-        self._window_first = None
+        if self._window_first is not None:
+            self._recorded_steps += self._step - self._window_first
+            self._window_first = None
 
     def _window_begins(self) -> dict[str, Any] | None:
         """What the metadata of the window that begins say of the request for it; `None` if the schedule begins it."""

@@ -2,41 +2,81 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from stepscope.runtime.promise import LOOK, Promise
 
 T = TypeVar("T")
 
 
-class Work(Generic[T]):
-    """Some work on a daemon thread of its own.
+def start(thread: threading.Thread) -> None:
+    """Starts a thread, or none, whatever a signal handler raises.
 
-    Where no thread can be started any more, as late in the interpreter's exit, it is done by who makes this.
+    What interrupts `Thread.start` may leave it holding a lock that the thread needs to begin, and waits for, for ever. So it
+    is called where no handler runs.
+
+    Raises:
+        RuntimeError: if the system gives no further thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        thread.start()
+        return
+    started: Promise[None] = Promise()
+
+    def begin() -> None:
+        try:
+            thread.start()
+        except BaseException as error:
+            started.fail(error)
+        else:
+            started.give(None)
+
+    _thread.start_new_thread(begin, ())
+    started.result()
+
+
+class Work(Generic[T]):
+    """Some work on a daemon thread of its own, once it is begun: by `begin`, or by who waits for it.
+
+    So who makes one keeps it first. Whatever a signal handler interrupts then, a later call finds it, and begins it if that
+    was not done; it is done once.
     """
 
-    def __init__(self, work: Callable[..., T], *args: Any, name: str) -> None:
-        """Args: a function and its arguments; name of the thread, ours begin with `stepscope`."""
+    def __init__(self, work: Callable[..., T], *args: Any, name: str, elsewhere: bool = False) -> None:
+        """Args: a function and its arguments; name of the thread, ours begin with `stepscope`; whether it must not be done
+        by who begins it, where no thread can be started any more, as late in the interpreter's exit."""
+        self._name = name
+        self._elsewhere = elsewhere
         self._done: Promise[T] = Promise()
         self._work: Callable[[], T] | None = partial(work, *args)
         self._unclaimed = threading.Lock()
-        self._interrupted: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._run()
-        except BaseException as error:
-            # A signal handler raised. Whether the thread was started by then is not known: only one of us does the work.
-            self._interrupted = error
-            self._run()
+        self._begun = False
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> Self:
+        """Has it done; a second time changes nothing.
+
+        Raises:
+            RuntimeError: if it must be done elsewhere, and the system gives no further thread.
+        """
+        if not self._begun:
+            try:
+                start(threading.Thread(target=self._run, name=self._name, daemon=True))
+            except RuntimeError:
+                if self._elsewhere:
+                    raise
+                self._run()
+            self._begun = True
+        return self
 
     def _run(self) -> None:
         if not self._unclaimed.acquire(blocking=False):
             return
+        self._thread = threading.current_thread()
         work, self._work = self._work, None  # nothing that it needs is kept longer
         assert work is not None
         try:
@@ -45,6 +85,11 @@ class Work(Generic[T]):
             self._done.fail(error)
         else:
             self._done.give(result)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a thread was asked to do it."""
+        return self._begun
 
     @property
     def over(self) -> bool:
@@ -56,34 +101,42 @@ class Work(Generic[T]):
         """Whether it has returned something."""
         return self._done.over and not self._done.failed
 
+    def wait(self) -> None:
+        """Waits for the end of the work, not for that of its thread: the main thread may be joining that, and be interrupted by a
+        handler that waits for the caller."""
+        self._done.wait()
+
     def finish(self, look: Callable[[], object]) -> T:
         """Waits for the end, also when a signal handler raises meanwhile; that is raised afterwards.
 
         Args:
             look: called now and then; what it raises ends the wait, and the work goes on.
         """
+        interrupted: BaseException | None = None
         while not self._done.over:
             try:
+                self.begin()
                 self._done.wait(LOOK)
             except BaseException as error:
-                self._interrupted = error
+                interrupted = error
             if not self._done.over:
                 look()
-        return self.result()
+        result = self.result()
+        if interrupted is not None:
+            raise interrupted
+        return result
 
     def result(self, timeout: float | None = None) -> T:
         """Waits for what the work returns, and for its thread to end.
 
         Raises:
             TimeoutError: if it is not done after `timeout` seconds.
-            BaseException: what the work raised, or a signal handler while it was begun.
+            BaseException: what the work raised.
         """
+        self.begin()
         try:
-            result = self._done.result(timeout)
+            return self._done.result(timeout)
         finally:
-            if self._done.over and self._thread.is_alive() and self._thread is not threading.current_thread():
-                self._thread.join(timeout)
-        interrupted, self._interrupted = self._interrupted, None
-        if interrupted is not None:
-            raise interrupted
-        return result
+            thread = self._thread
+            if self._done.over and thread is not None and thread is not threading.current_thread():
+                thread.join(timeout)

@@ -141,7 +141,9 @@ class Windows:
         window.waiting_since = now
 
     def pause(self, at: int) -> None:
-        """Nothing is recorded from here on."""
+        """Nothing is recorded from here on; told twice, it counts once."""
+        if self._paused_at is not None:
+            return
         self._paused_at = at
         for window in self._open:
             if window.end is None:

@@ -44,7 +44,7 @@ async def test_who_does_not_agree_makes_room_for_who_does(tmp_path: Path, certif
             for reader, _ in silent[:16]:
                 with contextlib.suppress(ConnectionResetError):
                     assert await asyncio.wait_for(reader.read(), 30) == b""
-            assert len(running.server.server_state.connections) == 5
+            await poll(lambda: len(running.server.server_state.connections) == 5)
             for _ in range(3):
                 reader, stream = await asyncio.open_connection("127.0.0.1", running.port, ssl=trusting)
                 stream.write(REQUEST)

@@ -6,6 +6,7 @@ import asyncio
 import math
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,6 +55,66 @@ def test_a_wild_trigger_disturbs_nobody(output_dir: Path) -> None:
     assert [30] in [window[-1:] for window in [[s.number for s in w.steps] for w in profile.memory.windows]]
     assert profile.flight.triggers.errors == 3
     profile.check_accounts()
+
+
+class Waits:
+    """A user's trigger that waits, as for an answer over the network, where it looks or is made."""
+
+    name = "waits"
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.reached, self.over = threading.Event(), threading.Event()
+
+    def evaluator(self) -> Evaluator:
+        if self.where == "evaluator":
+            self.wait()
+        return self
+
+    def look(self, news: News) -> Sequence[Finding]:
+        if self.where == "look" and len(news.steps):
+            self.wait()
+        return [Finding(at=int(news.steps.ends[-1]) - 1)] if 3 in news.steps.numbers else []
+
+    def wait(self) -> None:
+        self.reached.set()
+        assert self.over.wait(60)
+
+
+@pytest.mark.parametrize("where", ["look", "evaluator"])
+def test_a_trigger_that_waits_holds_up_nobody(where: str, output_dir: Path, tmp_path: Path) -> None:
+    """Another profiler's exporters get everything meanwhile, other triggers of its own fire, and it fires when it goes on."""
+    waits, other = Waits(where), sc.MemoryExporter()
+    profile = Profile(output_dir, triggers=(waits, When(2)), steps=1000)
+    with profile.profiler as profiler, sc.trace(exporters=[other], output_dir=tmp_path / "other") as beside:
+        profile.steps(4)
+        assert waits.reached.wait(60)
+        sc.instant("meanwhile")
+        assert beside.flush(60)
+        assert "meanwhile" in other.names()
+        assert profiler.flush(60)
+        assert profiler.save("mine")
+        assert profiler.flush(60)
+        assert [window.metadata["flight"]["reason"] for window in profile.memory.windows] == ["when", "mine"]
+        waits.over.set()
+        while "waits" not in profile.flight.triggers.fired:
+            profile.steps(1)
+            assert profiler.flush(60)
+    assert not [thread for thread in threading.enumerate() if thread.name == "stepscope trigger waits"]
+    profile.check_accounts()
+
+
+def test_a_trigger_that_never_returns(output_dir: Path) -> None:
+    """The profiler closes, with everything saved, and leaves its thread to itself."""
+    waits = Waits("look")
+    profile = Profile(output_dir, triggers=(waits,))
+    with profile.profiler as profiler:
+        profile.steps(4)
+        assert waits.reached.wait(60)
+        assert profiler.save("mine")
+    assert [window.metadata["flight"]["reason"] for window in profile.memory.windows] == ["mine"]
+    profile.check_accounts()
+    waits.over.set()
 
 
 def test_odd_reasons(output_dir: Path) -> None:

@@ -16,8 +16,8 @@ import stepscope as sc
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.runtime.errors import ProfilerStateError, TriggerError
 from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.flight.beside import MAX_FINDINGS
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News
-from stepscope.runtime.flight.watch import MAX_FINDINGS
 from tests.crashes import windows as read_windows
 from tests.flights import Profile, When
 from tests.recording import run_program

@@ -62,7 +62,7 @@ class Run:
             for window, batches in self.windows.finish(span_block() if open_spans is None else open_spans):
                 self.closed.append(window)
                 self.batches += batches
-        self.windows.let_go()
+        self.windows.let_go(1 << 62)
         return self
 
     def events(self, window: int, *kinds: Kind, source: str | None = None) -> Block:

@@ -40,6 +40,9 @@ class Foreign(asyncio.Future[Any]):
     def get_name(self) -> str:
         return "foreign"
 
+    def set_name(self, name: object) -> None:
+        """Loops of some versions of Python name what their factories make."""
+
     def get_coro(self) -> Any:
         return self.hidden[0]
 

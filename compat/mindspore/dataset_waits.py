@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.runtime import _core
+from stepscope.runtime import _core, locks
 
-_lock = threading.Lock()
+_lock = locks.reentrant()
 _users = 0
 _original: Callable[[Any], Any] | None = None
 """MindSpore's own method, while ours is in its place, or somebody else's calls ours."""

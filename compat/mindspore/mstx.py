@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 from typing import Any
 
-from stepscope.runtime import _core
+from stepscope.runtime import _core, locks
 
 log = logging.getLogger("stepscope")
 
@@ -19,7 +18,7 @@ MAX_OPEN = 65_536
 
 _numbers = itertools.count(1)
 _open: dict[int, tuple[_core.span, str]] = {}
-_lock = threading.RLock()
+_lock = locks.reentrant()
 _said: set[str] = set()
 
 
@@ -64,11 +63,12 @@ class mstx:
             return 0
         span = _core.span(message, category=category_of(domain))
         with _lock:
-            if len(_open) >= MAX_OPEN:
-                _say("range_start", f"{MAX_OPEN} ranges are open already: range_end() is missing somewhere")
-                return 0
-            number = next(_numbers)
-            _open[number] = (span, domain)
+            number = next(_numbers) if len(_open) < MAX_OPEN else 0
+            if number:
+                _open[number] = (span, domain)
+        if not number:
+            _say("range_start", f"{MAX_OPEN} ranges are open already: range_end() is missing somewhere")
+            return 0
         span.__enter__()
         return number
 

@@ -9,6 +9,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from stepscope.runtime import locks
+from stepscope.runtime.threads import Work
+
 log = logging.getLogger("stepscope")
 
 KEPT_ERRORS = 16
@@ -24,10 +27,9 @@ class Callbacks:
 
     def __init__(self, callback: Callable[[Any], Any]) -> None:
         self._callback = callback
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._ending = False
+        self._lock = locks.reentrant()
+        self._turn = _Turn(self._call, None)
+        self._ended = self._turn
         self._pid = os.getpid()
         self.errors: list[Exception] = []
         """What it raised, the first ones."""
@@ -37,42 +39,65 @@ class Callbacks:
         """Calls that have returned or raised."""
 
     def put(self, view: Any) -> None:
-        """Has the function called with this; any thread."""
+        """Has the function called with this; any thread.
+
+        Raises:
+            RuntimeError: if the system gives no further thread.
+        """
         with self._lock:
-            if self._thread is None or self._ending:
-                before, self._queue, self._ending = self._thread, queue.SimpleQueue(), False
-                self._thread = threading.Thread(
-                    target=self._run, args=(self._queue, before), name="stepscope on_trace_ready", daemon=True
-                )
-                self._thread.start()
-            self._queue.put(view)
+            turn = self._turn
+            turn.waiting.put(view)
+        turn.work.begin()
 
     def finish(self) -> None:
         """Waits for the calls that were asked for, however long they take, and ends the thread.
 
         In such a call itself it does not wait, nor in a forked child, which has no such thread.
         """
+        if self._pid != os.getpid():
+            return
+        following = _Turn(self._call, self._turn)
         with self._lock:
-            thread = self._thread
-            if thread is None or self._pid != os.getpid():
-                return
-            if not self._ending:
-                self._ending = True
-                self._queue.put(None)
-        if thread is not threading.current_thread():
-            thread.join()
+            # No call between: a signal handler that makes calls, or raises, finds the one turn or the other.
+            if self._turn.work.begun:
+                self._ended, self._turn = self._turn, following
+        self._ended.finish()
 
-    def _run(self, waiting: queue.SimpleQueue[Any], before: threading.Thread | None) -> None:
-        if before is not None:
-            before.join()  # calls do not overlap
-        while (view := waiting.get()) is not None:
-            try:
-                self._callback(view)
-            except Exception as error:
-                self.failed += 1
-                if len(self.errors) < KEPT_ERRORS:
-                    self.errors.append(error)
-                log.warning("on_trace_ready raised, training goes on: %r", error, exc_info=error)
-            finally:
-                self.made += 1
+    def _call(self, view: Any) -> None:
+        try:
+            self._callback(view)
+        except Exception as error:
+            self.failed += 1
+            if len(self.errors) < KEPT_ERRORS:
+                self.errors.append(error)
+            log.warning("on_trace_ready raised, training goes on: %r", error, exc_info=error)
+        finally:
+            self.made += 1
+
+
+class _Turn:
+    """The calls from one `finish` to the next."""
+
+    def __init__(self, call: Callable[[Any], None], before: _Turn | None) -> None:
+        self.waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.work: Work[None] = Work(self._run, name="stepscope on_trace_ready", elsewhere=True)
+        self._call, self._before = call, before
+        self._thread: threading.Thread | None = None
+
+    def finish(self) -> None:
+        """Ends it when what waits is done; waits for that, unless the caller is one of the calls."""
+        if not self.work.begun:
+            return
+        self.waiting.put(None)
+        if self._thread is not threading.current_thread():
+            self.work.result()
+
+    def _run(self) -> None:
+        self._thread = threading.current_thread()
+        before, self._before = self._before, None
+        if before is not None and before.work.begun:  # calls do not overlap
+            before.waiting.put(None)
+            before.work.wait()
+        while (view := self.waiting.get()) is not None:
+            self._call(view)
             del view

@@ -9,11 +9,11 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from typing import Any
 
 from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.loop_thread import LoopThread
+from stepscope.runtime.promise import Promise
 
 log = logging.getLogger("stepscope")
 
@@ -29,7 +29,7 @@ class ControlLoop:
     """
 
     def __init__(self) -> None:
-        self._ready: Future[asyncio.AbstractEventLoop] = Future()
+        self._ready: Promise[asyncio.AbstractEventLoop] = Promise()
         self._stop: asyncio.Event | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.failures: list[BaseException] = []
@@ -38,13 +38,12 @@ class ControlLoop:
 
     async def _main(self) -> None:
         self._stop = asyncio.Event()
-        self._ready.set_result(asyncio.get_running_loop())
+        self._ready.give(asyncio.get_running_loop())
         await self._stop.wait()
         await end_tasks(*self._tasks)
 
     def _failed(self, error: BaseException) -> None:
-        if not self._ready.done():
-            self._ready.set_exception(error)
+        self._ready.fail(error)
         self._keep(error)
 
     def _keep(self, error: BaseException) -> None:
@@ -52,29 +51,29 @@ class ControlLoop:
             self.failures.append(error)
         log.error("control failed: %r", error, exc_info=error)
 
-    def start(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Future[None]:
-        """Runs a coroutine function on the loop; the future is done when that has ended. Cancelling it ends the work."""
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Callable[[], None]:
+        """Runs a coroutine function on the loop; what it returns ends that, from any thread."""
         loop = self._ready.result()
-        ended: Future[None] = Future()
+        begun: list[asyncio.Task[None]] = []
 
         def begin() -> None:
             task = loop.create_task(work(), name=f"stepscope {name}")
             self._tasks.add(task)
+            begun.append(task)
 
             def finished(task: asyncio.Task[None]) -> None:
                 self._tasks.discard(task)
                 if not task.cancelled() and (error := task.exception()) is not None:
                     self._keep(error)
-                if not ended.done():
-                    ended.set_result(None)
 
             task.add_done_callback(finished)
-            ended.add_done_callback(
-                lambda future: loop.call_soon_threadsafe(task.cancel) if future.cancelled() else None
-            )
+
+        def cancel() -> None:
+            for task in begun:
+                task.cancel()
 
         loop.call_soon_threadsafe(begin)
-        return ended
+        return lambda: self.call_soon(cancel)
 
     def call_soon(self, call: Callable[[], object]) -> None:
         """Calls a function on the loop; nothing happens if it has ended."""
@@ -93,7 +92,7 @@ class ControlLoop:
     def here(self) -> bool:
         """Whether the caller is on the loop's thread."""
         try:
-            return self._ready.done() and asyncio.get_running_loop() is self._ready.result()
+            return self._ready.over and asyncio.get_running_loop() is self._ready.result()
         except RuntimeError:
             return False
 

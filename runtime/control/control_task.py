@@ -8,7 +8,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.agreement import Agreement
@@ -46,7 +45,7 @@ class ControlTask:
         self._pause, self._ended = pause, ended
         self._told: deque[Callable[[], object]] = deque()
         self._loop: control_loop.ControlLoop | None = None
-        self._task: Future[None] | None = None
+        self._task: Callable[[], None] | None = None
         self._wake: asyncio.Event | None = None
         self._pid = 0
 
@@ -81,7 +80,7 @@ class ControlTask:
         if task is not None and loop is not None and self._pid == os.getpid():
             if self._agreement is not None:
                 self._agreement.begin_to_close()
-            task.cancel()
+            task()
             control_loop.release(loop)
 
     def soon(self, call: Callable[[], object]) -> None:

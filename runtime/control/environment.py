@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import os
-import threading
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from stepscope.runtime import locks
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.control.decoding import decode_json
 from stepscope.runtime.control.settings import Control
@@ -169,13 +169,4 @@ def run_directory(base: str, name: str) -> Path:
 
 
 _given: set[Path] = set()
-_giving = threading.Lock()
-
-
-def _forget() -> None:
-    """A forked child has what its parent gave; the lock may be held by a thread that it lacks."""
-    global _giving
-    _giving = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget)
+_giving = locks.reentrant()

@@ -14,12 +14,12 @@ import logging
 import os
 import shutil
 import stat
-import threading
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from stepscope.runtime import locks
 from stepscope.runtime.control.file_reading import read_bounded
 from stepscope.runtime.control.peer import SILENCE, Peer
 from stepscope.runtime.errors import ControlError
@@ -192,14 +192,12 @@ class JobDirectory:
 _runs = itertools.count(1)
 """A process may begin several runs, one after the other: no two have one name."""
 _led: set[str] = set()
-_guard = threading.Lock()
+_guard = locks.reentrant()
 
 
 def _forget() -> None:
     """A forked child leads nothing."""
-    global _guard
     _led.clear()
-    _guard = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -8,18 +8,18 @@ import logging
 import os
 import socket
 import struct
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 
 import msgspec
 
+from stepscope.runtime import locks
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.command import MAX_BYTES, Answer, Command
 from stepscope.runtime.control.decoding import decode_json
 from stepscope.runtime.errors import ControlError
+from stepscope.runtime.promise import Promise
 
 log = logging.getLogger("stepscope")
 
@@ -39,7 +39,7 @@ class LocalSocket:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
-        self._ready: Future[None] = Future()
+        self._ready: Promise[None] = Promise()
         self._handlers: list[Handler] = []
         self._loop = control_loop.acquire()
         self._served = self._loop.start(self._serve, "control socket")
@@ -56,8 +56,7 @@ class LocalSocket:
                 found = _sockets[directory] = cls(directory)
             found._handlers.append(handler)
         if not found._loop.here:
-            with contextlib.suppress(FutureTimeoutError):
-                found._ready.result(PATIENCE)
+            found._ready.wait(PATIENCE)
         return found
 
     def leave(self, handler: Handler) -> None:
@@ -68,7 +67,7 @@ class LocalSocket:
             if self._handlers or _sockets.get(self._path.parent) is not self:
                 return
             del _sockets[self._path.parent]
-        self._served.cancel()
+        self._served()
         control_loop.release(self._loop)
 
     async def _serve(self) -> None:
@@ -77,12 +76,12 @@ class LocalSocket:
             server = await asyncio.start_unix_server(self._client, self._path, limit=MAX_BYTES)
         except OSError as error:
             self.problem = f"no commands are taken at {self._path}: {error}"
-            self._ready.set_result(None)
+            self._ready.give(None)
             return
         made = self._path.lstat().st_ino
         try:
             self._path.chmod(0o600)
-            self._ready.set_result(None)
+            self._ready.give(None)
             await server.serve_forever()
         finally:
             server.close()
@@ -128,14 +127,12 @@ def peer_user(sock: socket.socket) -> int:
 
 
 _sockets: dict[Path, LocalSocket] = {}
-_lock = threading.Lock()
+_lock = locks.reentrant()
 
 
 def _forget() -> None:
     """A forked child listens to nothing; the socket is its parent's."""
-    global _lock
     _sockets.clear()
-    _lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget)

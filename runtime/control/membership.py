@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 
 import msgspec
 
+from stepscope.runtime import locks
 from stepscope.runtime.control.job_directory import JobDirectory, Member, read_record
 from stepscope.runtime.control.proposal import Records
 from stepscope.runtime.errors import ControlError
@@ -187,14 +187,12 @@ class Membership:
 
 _inside: list[Membership] = []
 """Of this process."""
-_guard = threading.Lock()
+_guard = locks.reentrant()
 
 
 def _forget() -> None:
     """A forked child has a part in nothing."""
-    global _guard
     _inside.clear()
-    _guard = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget)

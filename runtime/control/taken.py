@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 from typing import NamedTuple
 
+from stepscope.runtime import locks
 from stepscope.runtime.control.armed import Armed
 from stepscope.runtime.control.window_request import WindowRequest
 
@@ -81,14 +81,12 @@ class TakenRequests:
 
 
 _taken: dict[tuple[str, WindowRequest], _Taken] = {}
-_lock = threading.Lock()
+_lock = locks.reentrant()
 
 
 def _forget() -> None:
     """A forked child is a process of its own."""
-    global _lock
     _taken.clear()
-    _lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget)

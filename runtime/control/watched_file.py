@@ -7,7 +7,6 @@ import logging
 import math
 import os
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -90,7 +89,7 @@ class WatchedFile(Generic[T]):
         """Digest and problem of the bad content that was reported."""
         self._suspect: tuple[str, str] | None = None
         self._loop: control_loop.ControlLoop | None = None
-        self._running: Future[None] | None = None
+        self._running: Callable[[], None] | None = None
         self._wake: asyncio.Event | None = None
         self._pid = 0
 
@@ -116,7 +115,7 @@ class WatchedFile(Generic[T]):
         running, loop, self._running, self._loop = self._running, self._loop, None, None
         if running is None or loop is None or self._pid != os.getpid():
             return
-        running.cancel()
+        running()
         control_loop.release(loop)
 
     def look_soon(self) -> None:

@@ -82,6 +82,8 @@ class FlightStatistics(msgspec.Struct, frozen=True):
             )
         if kept.unreadable:
             yield f"unreadable: {kept.unreadable:,} events in files of the session directory that were damaged"
+        for name, missed in triggers.missed.items():
+            yield f"trigger {name!r} is behind: it did not see what happened in {human_count(missed, 'look')}"
         if triggers.errors:
             yield f"triggers failed {triggers.errors:,} times; raise_errors() raises what they raised"
 
@@ -132,7 +134,7 @@ class Flight:
             )
             for fired in self.watch.look(news):
                 self._save(fired, until)
-        windows.let_go()
+        windows.let_go(self.watch.seen(until))
 
     def finished(self, window: Window) -> list[int]:
         """A window is closed; the indices of those whose output is to be deleted now."""

@@ -65,7 +65,9 @@ class Finding(Documented, frozen=True, kw_only=True):
 
 
 class Evaluator(Protocol):
-    """Looks at a run as it goes on. Called on the background loop only, so it must not wait for anything."""
+    """Looks at a run as it goes on. Made and called on one thread of its own, which may wait: what it is shown then waits
+    for it, and what is too much is not shown. What it answers within a second finds the steps kept that were there when it
+    was asked."""
 
     def look(self, news: News) -> Sequence[Finding]:
         """Returns what it found. What it raises is counted, kept, and shown by the profiler."""

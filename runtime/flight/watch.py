@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence, Sized
-from itertools import islice
 
 import msgspec
 
+from stepscope.runtime.flight.beside import Answer, Beside, ask
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News
 
@@ -18,10 +17,6 @@ MAX_WAITING = 256
 """Calls of `save` that may wait for the loop."""
 MAX_REASONS = 256
 """Reasons that are told apart; the reasons of calls are the user's, and may be without number."""
-
-
-MAX_FINDINGS = 256
-"""What a trigger may find at one look; the rest is counted."""
 
 
 WORSE = 2.0
@@ -53,10 +48,13 @@ class WatchStatistics(msgspec.Struct, frozen=True):
     refused: int
     """Calls of `save` that were too many at a time to be looked at."""
     errors: int
+    missed: dict[str, int] = {}
+    """Looks that triggers of the program missed, because too many waited for them."""
 
 
 class Watch:
-    """One evaluator for each trigger, and the calls of `save`."""
+    """One evaluator for each trigger, and the calls of `save`. Evaluators of the program's triggers are on threads of their
+    own."""
 
     def __init__(self, settings: FlightRecorder) -> None:
         self.errors: list[BaseException] = []
@@ -71,11 +69,12 @@ class Watch:
         self._suppressed: dict[str, Counter[str]] = {}
         self._windows = self._refused = self._error_count = 0
         self._evaluators: list[tuple[str, Evaluator]] = []
+        self._beside: list[Beside] = []
         for trigger in settings.triggers:
-            try:
+            if type(trigger).__module__.startswith(f"{__package__}."):
                 self._evaluators.append((trigger.name, trigger.evaluator()))
-            except Exception as error:
-                self._keep(trigger.name, "evaluator", error)
+            else:
+                self._beside.append(Beside(trigger))
 
     # from any thread
 
@@ -94,8 +93,8 @@ class Watch:
 
     @property
     def waiting(self) -> bool:
-        """Whether something fired that was not looked at yet."""
-        return bool(self._calls or self._waiting)
+        """Whether something fired that was not looked at yet, or may fire for what triggers look at now."""
+        return bool(self._calls or self._waiting) or any(beside.waited_for for beside in self._beside)
 
     def take_calls(self) -> None:
         """Takes the calls that came so far."""
@@ -105,11 +104,26 @@ class Watch:
     def look(self, news: News) -> list[Fired]:
         """What has fired by now, in the order of its times."""
         for name, evaluator in self._evaluators:
-            for finding in self._ask(name, evaluator, news):
-                self._note(Fired(name, finding))
+            self._take(name, ask(evaluator, news), news.now)
+        for beside in self._beside:
+            for answer in beside.answers():
+                self._take(beside.name, answer, news.now)
+            try:
+                beside.look(news)
+            except RuntimeError as error:  # there is no thread for it
+                self._keep(beside.name, "look", error)
         due = sorted((fired for fired in self._waiting if fired.finding.at <= news.now), key=lambda f: f.finding.at)
         self._waiting = [fired for fired in self._waiting if fired.finding.at > news.now]
         return due
+
+    def seen(self, until: int) -> int:
+        """Up to when, in ns, all triggers know everything, if there is everything until `until`."""
+        return min((beside.seen(until) for beside in self._beside), default=until)
+
+    def end(self) -> None:
+        """Nobody looks any more."""
+        for beside in self._beside:
+            beside.end()
 
     def refusal(self, fired: Fired, step: int) -> str:
         """Why a window is not to be opened for this, empty if it is."""
@@ -147,6 +161,7 @@ class Watch:
             waiting=len(self._waiting),
             refused=self._refused,
             errors=self._error_count,
+            missed={beside.name: beside.missed for beside in self._beside if beside.missed},
         )
 
     def _note(self, fired: Fired) -> None:
@@ -155,19 +170,20 @@ class Watch:
         self._fired[fired.reason] += 1
         self._waiting.append(fired)
 
-    def _ask(self, name: str, evaluator: Evaluator, news: News) -> Sequence[Finding]:
+    def _take(self, name: str, answer: Answer, now: int) -> None:
         try:
-            answer = evaluator.look(news)
-            found = list(islice(answer, MAX_FINDINGS))  # the loop looks at each, and has more to do
-            more = len(answer) - len(found) if isinstance(answer, Sized) else 0
-            if more > 0:
-                self._fired[name] += more
-                self._suppressed.setdefault("too many", Counter())[name] += more
+            if answer.error is not None:
+                raise answer.error
+            if answer.more > 0:
+                self._fired[name] += answer.more
+                self._suppressed.setdefault("too many", Counter())[name] += answer.more
             # What is said to be in the future would be waited for at the end of the run.
-            return [msgspec.structs.replace(finding, at=min(int(finding.at), news.now)) for finding in found]
-        except BaseException as error:  # of the user's code, on our loop: also a cancellation would be meant for us
-            self._keep(name, "look", error)
-            return ()
+            found = [msgspec.structs.replace(finding, at=min(int(finding.at), now)) for finding in answer.found]
+        except BaseException as error:  # as of a finding that is none
+            self._keep(name, answer.method, error)
+            return
+        for finding in found:
+            self._note(Fired(name, finding))
 
     def _keep(self, name: str, method: str, error: BaseException) -> None:
         self._error_count += 1

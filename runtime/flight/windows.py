@@ -82,9 +82,10 @@ class FlightWindows(Windows):
             self._pauses.append((end.at, None))
 
     def pause(self, at: int) -> None:
-        """Nothing is recorded from here on."""
+        """Nothing is recorded from here on; told twice, it counts once."""
+        if self._paused_at is None:
+            self._pauses.append((at, None))
         super().pause(at)
-        self._pauses.append((at, None))
 
     def resume(self, at: int) -> list[EventBatch]:
         """Recording goes on."""
@@ -221,9 +222,9 @@ class FlightWindows(Windows):
                 return batches
         return None
 
-    def let_go(self) -> None:
-        """Lets go of what is older than the last steps."""
-        horizon = self.steps.trim(self._watermark)
+    def let_go(self, until: int) -> None:
+        """Lets go of what is older than the last steps were at this time, in ns."""
+        horizon = self.steps.trim(min(until, self._watermark))
         self.retention.let_go(horizon)
         while self._pauses and (end := self._pauses[0][1]) is not None and end < horizon:
             self._pauses.popleft()

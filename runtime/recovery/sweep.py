@@ -97,7 +97,7 @@ def sweep_beside(place: Path) -> None:
         sweep(place)
     else:
         _enough.clear()
-        _beside = Work(_sweep_slowly, place, name="stepscope sweep")
+        _beside = Work(_sweep_slowly, place, name="stepscope sweep").begin()
 
 
 def end_sweep() -> None:

@@ -1,0 +1,77 @@
+"""Signal handlers that raise, or do something, at every point where Python could call one, one after the other."""
+
+from __future__ import annotations
+
+import _weakrefset
+import ctypes
+import signal
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import FrameType
+
+NUMBER = signal.SIGUSR1
+
+_library = ctypes.CDLL(None)
+_raise = ctypes.cast(_library["raise"], ctypes.c_void_p)
+_add_pending = ctypes.pythonapi.Py_AddPendingCall
+_add_pending.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+
+
+class Late(BaseException):
+    """What the handler raises."""
+
+
+class Interrupter:
+    """A handler that has itself called again at the next point, by a signal that the interpreter raises right before it.
+
+    So the points are the real ones: between two of them nothing of a thread's Python can be interrupted.
+    """
+
+    def __init__(self) -> None:
+        self.where = ""
+        """The point at which it interrupted last."""
+        self._left = 0
+        self._instead: Callable[[], object] | None = None
+
+    def __call__(self, call: Callable[[], object], point: int, instead: Callable[[], object] | None = None) -> bool:
+        """Makes a call, and interrupts it at its `point`-th point, from 1; returns whether there was one.
+
+        Args:
+            instead: what to call there; default: to raise `Late`.
+        """
+        self._left, self.where, self._instead = point, "", instead
+        signal.raise_signal(NUMBER)
+        try:
+            call()
+        except Late:
+            pass
+        finally:
+            self._left = 0
+        return bool(self.where)
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """The handler."""
+        assert frame is not None
+        if not self._left:
+            return
+        # Not in here, nor where Python itself ignores what is raised.
+        if frame.f_code.co_filename not in (__file__, _weakrefset.__file__):
+            self._left -= 1
+            if not self._left:
+                self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
+                if self._instead is None:
+                    raise Late
+                self._instead()
+                return
+        _add_pending(_raise, number)  # called before the next instruction of this function, which is its last
+
+
+@contextmanager
+def interrupting() -> Generator[Interrupter]:
+    """Gives what makes calls and interrupts them; of the main thread."""
+    interrupter = Interrupter()
+    before = signal.signal(NUMBER, interrupter.handle)
+    try:
+        yield interrupter
+    finally:
+        signal.signal(NUMBER, before)
