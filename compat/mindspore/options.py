@@ -18,10 +18,10 @@ from stepscope.compat.mindspore.enums import (
     ProfilerActivity,
     ProfilerLevel,
     member,
-    nearest,
     nearest_number,
 )
 from stepscope.compat.mindspore.errors import ProfilerPathErrorException
+from stepscope.runtime.nearest import nearest
 from stepscope.runtime.warning import warn
 
 NEED_OP_TIME: Final = (
