@@ -19,7 +19,9 @@ class Backend(Protocol):
     started again opens its backends again. Events go to the sink as blocks, from any thread, at any time, in any
     order of their timestamps; which step and window they belong to is decided by the timestamp.
     A backend states its progress by watermarks: a window closes when every backend has passed its end.
-    One that is bound to a thread may have a method `orphaned()`: that thread has ended without switching it off.
+    One that is bound to a thread may have a method `orphaned()`: that thread has ended without switching it off. It may have
+    an attribute `one_thread`, true while it records what that thread does and nothing of others: a window in which it met
+    with nothing while others recorded names the threads.
     One that can do less than it was asked for, to keep within an overhead budget, has a method `set_detail(detail)` as
     well. It gets a `stepscope.runtime.detail.Detail` where `transition` is called, and may follow it from the next window on.
     """

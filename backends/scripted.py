@@ -39,7 +39,7 @@ class ScriptedBackend:
         script: what to play.
         name: name of the source.
         thread_bound: where it wants to be called, see `Backend`. If True it raises `BackendError` on any other thread than
-            that of `open`, where a real one would crash.
+            that of `open`, where a real one would crash; and it says that it records that thread only.
         report: what `report()` says.
         auto_watermark: False states no watermark but those of the script: a backend that windows wait for.
     """
@@ -74,6 +74,11 @@ class ScriptedBackend:
         self._number = 0
         self._holding: defaultdict[int, int] = defaultdict(int)  # per recording: deliveries its watermark waits for
         self._ends: dict[int, int] = {}
+
+    @property
+    def one_thread(self) -> bool:
+        """Whether it records now, and is bound to a thread."""
+        return self.thread_bound and self._recorded
 
     def open(self, sink: Sink) -> None:
         """Takes the sink. Raises `BackendError` while open, and what the script says."""

@@ -121,6 +121,11 @@ class TorchBackend:
                 self._mode = KinetoMode(self._settings, sink, self._keeper)
 
     @property
+    def one_thread(self) -> bool:
+        """Whether it records now what its own thread runs and gives to autograd's, and nothing of others."""
+        return self._mode is not None and self._mode.recording
+
+    @property
     def beyond_stream(self) -> tuple[str, ...]:
         """The arguments that only kineto mode can serve."""
         return self._settings.beyond_stream

@@ -28,6 +28,11 @@ class KinetoMode:
         self._chosen: dict[str, bool] = {}
         self._wants = settings
 
+    @property
+    def recording(self) -> bool:
+        """Whether kineto records now."""
+        return self._recording
+
     def set_detail(self, detail: Detail) -> None:
         """For windows that are prepared from now on: without what costs most, or none at all."""
         self._detail = detail

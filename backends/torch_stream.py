@@ -64,6 +64,11 @@ class StreamMode:
             self._note(f"forward and backward operators are not linked: {missing}")
         sink.watermark(_FOREVER)  # events arrive by the recorder, which has a watermark of its own
 
+    @property
+    def recording(self) -> bool:
+        """Whether torch tells of operators now."""
+        return self._recording
+
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         if after.records and not before.records:
             self._switched_on = True

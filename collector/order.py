@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from stepscope.runtime.control.armed import Armed, ArmedStatus
-from stepscope.runtime.control.window_request import RunId
+from stepscope.runtime.control.window_request import RunId, Stage
 
 Name = Annotated[str, msgspec.Meta(max_length=255)]
 
@@ -33,6 +33,8 @@ class WindowOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     granularity: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)] = 1
     past: Literal["refuse", "clip"] = "refuse"
     overlap: Literal["refuse", "queue"] = "refuse"
+    stage: Stage = ""
+    """Only if all are in the stage of this name, such as `fit`."""
     detail: Annotated[str, msgspec.Meta(max_length=200)] | None = None
     """Such as `stacks,memory=off`; as the programs have set it if it is left out."""
 
@@ -47,6 +49,8 @@ class OrderedRank(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     step: int | None
     """Number of its current step, if it said so."""
+    stage: str = ""
+    """That it is in, such as `fit`; empty if it did not say so."""
     obeys: bool
     """Whether it does what was asked for."""
     text: str

@@ -108,6 +108,8 @@ class Orders:
             where, ahead = await self._ahead(order, targets, attempt)
             if any(answer.error for _, answer in where):
                 return _result(where, reason="not all processes answer, so none records")
+            if apart := _apart(where):
+                return _refused(where, f"{apart}: order again when all are in the same")
             ahead += request.warmup
             latest = f"a rank is at step {max(answer.step for _, answer in where)}"
             proposed, reason = choose_steps(request, ahead, least, ahead, latest)
@@ -128,6 +130,10 @@ class Orders:
             where, ahead = await self._ahead(order, targets, attempt)
             if any(answer.error for _, answer in where):
                 return _result(where, reason="not all processes answer, so nothing changes")
+            if apart := _apart(where):
+                if command.command == "extend":
+                    return _refused(where, f"{apart}: extend when all are in the same")
+                return _result(await self._ask(targets, command, order.patience), f"{apart}: each ended its own")
             ranks = [target.stream.run.rank for target in targets]
             names = [-1 - number if rank is None else rank for number, rank in enumerate(ranks)]
             windows = {name: answer.windows for name, (_, answer) in zip(names, where, strict=True)}
@@ -224,6 +230,7 @@ def _request(order: WindowOrder) -> WindowRequest:
         granularity=order.granularity,
         past=order.past,
         overlap=order.overlap,
+        stage=order.stage,
         detail=detail_from(order.detail),
     )
 
@@ -236,6 +243,18 @@ def _refusal(answer: Answer, armed: Armed, request: WindowRequest | None) -> Ans
     return msgspec.structs.replace(answer, armed=msgspec.structs.replace(armed, reason=why_not(request, armed.reason)))
 
 
+def _apart(where: _Answers) -> str:
+    """Which ranks are in which stage, where they are not all in one; steps of different stages have nothing in common."""
+    stages: dict[str, list[int]] = {}
+    for target, answer in where:
+        if answer.stage:
+            stages.setdefault(answer.stage, []).append(target.rank)
+    if len(stages) < 2:
+        return ""
+    shown = ", ".join(f"{stage!r} (ranks {ranks_text(tuple(ranks))})" for stage, ranks in sorted(stages.items()))
+    return f"the ranks are in different stages, {shown}"
+
+
 def _text(answer: Answer) -> str:
     if answer.error:
         return answer.error
@@ -246,7 +265,8 @@ def _text(answer: Answer) -> str:
 
 def _refused(where: _Answers, reason: str) -> OrderResult:
     """Nobody does anything, for one reason."""
-    return _result([(target, Answer(error=reason, step=answer.step)) for target, answer in where], reason=reason)
+    told = [(target, Answer(error=reason, step=answer.step, stage=answer.stage)) for target, answer in where]
+    return _result(told, reason=reason)
 
 
 def _result(answers: _Answers, reason: str = "") -> OrderResult:
@@ -257,6 +277,7 @@ def _result(answers: _Answers, reason: str = "") -> OrderResult:
             host=target.stream.run.host,
             pid=target.stream.run.pid,
             step=answer.step if answer.pid or answer.step else None,
+            stage=answer.stage,
             obeys=_obeys(answer),
             text=_text(answer),
             armed=answer.armed,

@@ -15,6 +15,7 @@ from stepscope.runtime.control.armed_window import ArmedWindow
 from stepscope.runtime.control.end_change import EndChange, PendingEnd
 from stepscope.runtime.control.window_detail import WindowDetail
 from stepscope.runtime.messages import ActionChanged, WindowEnds
+from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.schedule import NEVER, ScheduleFunction
 from stepscope.runtime.source import Producer
 from stepscope.runtime.stepping import Stepping
@@ -40,6 +41,7 @@ class ArmedSteps(Stepping):
         self._armed_over: deque[ArmedWindow] = deque(maxlen=KEPT)
         self._rank: int | None = None
         self._backends: list[Producer] = []
+        self._metadata = Metadata()
         self._armed_running: ArmedWindow | None = None
         self._armed_ended: ArmedWindow | None = None
         """The one that ends in the change that is under way."""

@@ -20,6 +20,14 @@ class Arming(ArmedSteps):
     native counter calls `_transition`.
     """
 
+    @property
+    def stage(self) -> str:
+        """Name of the stage that it records, such as `fit`: what its metadata say under `stage`; empty if they do not.
+
+        Callbacks of frameworks say it. A request may be for a stage (`WindowRequest.stage`).
+        """
+        return str(self._metadata.snapshot().get("stage", ""))
+
     def arm(self, request: WindowRequest, *, trigger: str = "call", gate: Gate | None = None) -> Armed:
         """Has a window recorded, on top of what the schedule records; any time, from any thread, and never waits.
 
@@ -44,6 +52,9 @@ class Arming(ArmedSteps):
             return Armed(False, run_id=run_id, reason=f"profiler {self.name!r} is {self._state}")
         if not request.wants(self._rank):
             return Armed(False, run_id=run_id, reason=f"rank {self._rank or 0} is not among the ranks that record")
+        if request.stage not in ("", self.stage):
+            here = f"this is {self.stage!r}" if self.stage else "this profiler has none"
+            return Armed(False, run_id=run_id, reason=f"it is for the stage {request.stage!r}, and {here}")
         if refused := self._never_arms():
             return Armed(False, run_id=run_id, reason=refused)
         if request.detail is not None and (refused := request.detail.refusal(self._backends)):

@@ -14,6 +14,8 @@ from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.detail import FULL, Detail
 from stepscope.runtime.errors import BackendError, ClosedError
 from stepscope.runtime.inbox import Inbox
+from stepscope.runtime.intervals import Interval
+from stepscope.runtime.listening import Listening
 from stepscope.runtime.messages import Message
 from stepscope.runtime.options import Options
 from stepscope.runtime.promise import Promise
@@ -31,6 +33,7 @@ class _Token:
 
     def __init__(self) -> None:
         self.name = threading.current_thread().name
+        self.number = threading.get_native_id()
 
 
 class _Here(threading.local):
@@ -52,7 +55,8 @@ class BoundSource(Source):
     def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options) -> None:
         super().__init__(backend, inbox, options)
         self._thread: weakref.ref[_Token] | None = None
-        self._thread_name = ""
+        self._thread_name, self._thread_number = "", 0
+        self._listening = Listening(backend)
         self._waiting: deque[tuple[ProfilerAction, ProfilerAction, int]] = deque()
         self._passed = 0
         self._detail = self._told = FULL
@@ -78,6 +82,20 @@ class BoundSource(Source):
         return self._thread is not None and self._thread() is None
 
     @property
+    def thread(self) -> tuple[str, int]:
+        """Name and number of the bound thread, as the system numbers threads; of the latest one that it was."""
+        return self._thread_name, self._thread_number
+
+    @property
+    def may_miss_threads(self) -> bool:
+        """Whether the backend may record one thread only."""
+        return hasattr(self.backend, "one_thread")
+
+    def listened_alone(self, interval: Interval) -> bool:
+        """Whether the backend recorded its own thread only, in this time or a part of it; on any thread."""
+        return self._listening.during(interval)
+
+    @property
     def pending(self) -> bool:
         """Whether something waits for a call of `step()` on the bound thread."""
         return self.wanted or bool(self._waiting) or (self.open and self.tunable and self._told != self._detail)
@@ -85,7 +103,8 @@ class BoundSource(Source):
     def start(self) -> None:
         """Opens the backend here: this is its thread from now on."""
         self.wanted = False
-        self._thread, self._thread_name = weakref.ref(_here.token), _here.token.name
+        token = _here.token
+        self._thread, self._thread_name, self._thread_number = weakref.ref(token), token.name, token.number
         self._told = FULL
         super().start()
 
@@ -95,6 +114,7 @@ class BoundSource(Source):
         if self.lost:
             self._refuse(after, at)
         elif self.here and not self._waiting:
+            self._listening.change(before, after, at)
             super().transition(before, after, at)
         elif not self._waiting or self._waiting[-1] != (before, after, at):
             self._wait(before, after, at)
@@ -116,14 +136,17 @@ class BoundSource(Source):
             self.start()
             self._tell_detail()
             if action is not ProfilerAction.NONE:
+                self._listening.change(ProfilerAction.NONE, action, at)
                 super().transition(ProfilerAction.NONE, action, at)
         if not self.here:
             return
         self._tell_detail()
         while self._waiting:
+            change = self._waiting[0]
+            self._listening.change(*change)
             # Also after it was closed: what it began here nobody else can end. It waits until it is done: a signal handler
             # may raise.
-            self._guard("transition", partial(self.backend.transition, *self._waiting[0]))
+            self._guard("transition", partial(self.backend.transition, *change))
             self._waiting.popleft()
         self._settle()
 

@@ -14,6 +14,7 @@ import anyio.abc
 
 from stepscope.runtime import _core, clock, tracks
 from stepscope.runtime.aggregates import Aggregates
+from stepscope.runtime.attendance import Attendance
 from stepscope.runtime.bound import source_of
 from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.control.armed_facts import add_recorded
@@ -98,6 +99,7 @@ class Pipeline:
             self._windows.add_source(source.name)
         reducible = any(source.reducible for source in self.sources)
         self.overseer = Overseer(budget, self._windows.detail, reducible=reducible, transitions=transitions)
+        self._attendance = Attendance(self.sources, run.pid)
         self._bound = {source.name: source.backend.thread_bound for source in self.sources}
         self._wake, self._ask, self._routed_to = wake, ask, 0
         self._unsaid = False
@@ -221,11 +223,13 @@ class Pipeline:
         """Closes the windows that are ready."""
         start = clock.now()
         for window, batches in self._windows.finish(open_spans):
-            if window.empty:
-                continue
-            for batch in batches:
-                self.fanout.offer(batch)
-            self._finish(window)
+            if not window.empty:
+                for batch in batches:
+                    self.fanout.offer(batch)
+                    if batch.source == RECORDER:
+                        self._attendance.add(batch)
+                self._finish(window)
+            self._attendance.leave(window)
         self._loop_ns += clock.now() - start
 
         self.settle()
@@ -329,6 +333,7 @@ class Pipeline:
         for batch in batches:
             self.fanout.offer(batch)
             if batch.source == RECORDER:
+                self._attendance.add(batch)
                 if self.flight is None:
                     self.overseer.counted.add(batch.events)
                 self._derive(batch)
@@ -352,7 +357,10 @@ class Pipeline:
             notes.append(f"incomplete: the window ended after {len(steps)} steps, before its planned end")
         sources = window.ledger()
         if not window.events:
-            notes.append("empty: nothing but step marks was recorded; were spans, operators or a backend active?")
+            listeners = self._attendance.listeners(window, sources)
+            why = f"were spans, operators or a backend active?{' ' if listeners else ''}{listeners}"
+            notes.append(f"empty: nothing but step marks was recorded; {why}")
+        notes += self._attendance.notes(window, sources)
         self.overseer.refresh()
         notes += self.overseer.notes(window.interval)
         self.notes.extend(f"window {window.index}: {note}" for note in notes)

@@ -66,6 +66,11 @@ class StepMarks:
             new[ours] = events[theirs]
         self._count += len(events)
 
+    def tracks(self) -> set[int]:
+        """The rows of the threads and tasks that began the steps."""
+        rows: list[int] = np.unique(self._marks["track"][: self._count]).tolist()
+        return set(rows)
+
     def put(self, mark: StepMark, end: int) -> None:
         """Adds one mark if it is later than the last and earlier than `end`."""
         block = empty_block(1)

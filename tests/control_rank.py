@@ -137,6 +137,7 @@ def run_stage(settings: RankSettings, stage: str, steps: Steps | None, begin: in
         stepscope.trace(
             control=control,
             output_dir=directory / "out",
+            metadata={"stage": stage},
             on_trace_ready=writes_to(windows.write, stage),
             options=stepscope.Options(journal=False, drain_interval=0.05),
         ) as profiler,

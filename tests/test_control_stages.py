@@ -76,6 +76,26 @@ def test_what_is_asked_for_between_stages(tmp_path: Path) -> None:
         assert running.signalled(rank) == [] and set(running.windows(rank)) == {"between", "after"}
 
 
+@pytest.mark.checklist("F6", "F10")
+def test_what_is_asked_of_one_stage_waits_for_it(tmp_path: Path) -> None:
+    """The file names it: those before refuse, with the reason, and all ranks record it when it has begun."""
+    settings = rank_settings(tmp_path, RANKS, stages=[("fit", "validate")] * RANKS)
+    with job(tmp_path, settings) as running:
+        running.ask("later", steps=2, stage="validate")
+        running.until_answer("it is for the stage 'validate', and this is 'fit'")
+        running.ask("now", steps=2, stage="fit")
+        check(running, "now", "fit")
+        running.ask("later", steps=2, stage="validate")
+        running.until_answer("it is for the stage 'validate', and this is 'fit'")
+        running.tell("end-fit", [1])
+        running.tell("go-validate", [1])
+        running.tell("end-fit", [0, 2])
+        running.tell("go-validate", [0, 2])
+        check(running, "later", "validate")
+    for rank in range(RANKS):
+        assert set(running.windows(rank)) == {"now", "later"}
+
+
 @pytest.mark.checklist("A34", "F6", "F10")
 def test_what_a_stage_did_not_come_to_is_asked_for_in_the_next(tmp_path: Path) -> None:
     """It waits there for the same step, once on each rank, and can be aborted."""
@@ -119,7 +139,7 @@ def test_a_rank_has_one_stage_more(tmp_path: Path, behind: bool) -> None:
 
 @pytest.mark.checklist("B3", "F6", "F10")
 def test_the_stages_of_a_callback(tmp_path: Path) -> None:
-    """Lightning's own, two trainings among them, one rank always later than the other."""
+    """Lightning's own, two trainings among them, one rank always later than the other; each request names its stage."""
     require("lightning")
     stages = ("fit", "validate", "test", "fit2")
     settings = rank_settings(tmp_path, 2, stages=[stages] * 2)
@@ -131,7 +151,7 @@ def test_the_stages_of_a_callback(tmp_path: Path) -> None:
                 running.tell(f"go-{stage}", [number % 2])
                 running.tell(f"end-{stages[number - 1]}", [1 - number % 2])
                 running.tell(f"go-{stage}", [1 - number % 2])
-            running.ask(f"of-{stage}", steps=2)
+            running.ask(f"of-{stage}", steps=2, stage=stage.rstrip("2"))
             check(running, f"of-{stage}", stage, (0, 1))
             expected.add(f"of-{stage}")
     assert [set(running.windows(rank)) for rank in range(2)] == [expected] * 2

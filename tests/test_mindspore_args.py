@@ -113,7 +113,7 @@ def test_names_without_a_number(field: str, value: Any, meant: Any) -> None:
         ("profiler_level", -2, "the nearest is 0 (Level0)", "0"),
         ("activities", 5, "the nearest is 2", "0"),
         ("activities", ["CUP"], "did you mean 'CPU'?", "0"),
-        ("activities", [], "there are CPU, NPU, GPU", "0"),
+        ("activities", [], "known: CPU, GPU, NPU", "0"),
         ("analyse_mode", 2, "the nearest is 1", "-1"),
         ("start_step", "5", "did you mean 5?", "-1"),
         ("stop_step", 6.0, "did you mean 6?", "-1"),

@@ -197,14 +197,50 @@ def test_some_steps(tmp_path: Path) -> None:
     (directory,) = profiler.directories
     assert output.steps_of(directory) == [0, 2, 4]
     assert [row["Step"] for row in output.rows(directory, "step_trace_time.csv")] == ["0", "2", "4"]
-    wrong: list[Any] = ["2", 7, [1.5], [True], ["1"]]
-    for steps in wrong:
-        with pytest.raises(TypeError, match="step_list must be a list of whole numbers, got"):
+    wrong: list[tuple[Any, str]] = [
+        ("2", r"got '2'; the nearest is \[2\]"),
+        (7, r"got 7; the nearest is \[7\]"),
+        ([4, 1.5], r"got \[4, 1.5\]; item 1 is 1.5; the nearest is 2"),
+        ([True], r"got \[True\]; item 0 is True; the nearest is 1"),
+        (["1"], r"got \['1'\]; item 0 is '1'; the nearest is 1"),
+        ([[1]], r"got \[\[1\]\]; item 0 is \[1\]; the nearest is 1"),
+    ]
+    for steps, told in wrong:
+        with pytest.raises(TypeError, match=f"step_list must be a list of whole numbers, {told}"):
             profiler.analyse(step_list=steps)
+        with pytest.raises(TypeError, match=f"step_list must be a list of whole numbers, {told}"):
+            Profiler.offline_analyse(tmp_path, step_list=steps)
     with pytest.raises(ValueError, match="mode must be 'sync' or 'async', got 'later'"):
         profiler.analyse(mode="later")
     with pytest.raises(TypeError, match="pretty must be a bool, got int"):
         profiler.analyse(pretty=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.checklist("C20", "F12")
+def test_steps_that_were_not_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They are named with the nearest that was, whether some of the list are there or none; also offline and behind."""
+    profiler = output.recorded(tmp_path, steps=6, data_simplification=False)
+    some = profiler.analyse(step_list=[4, 99, -1])
+    assert some is not None and some.windows[0].steps == (4,) and some.complete
+    told = "step_list: -1, 99 were not recorded; the nearest to -1 is 0"
+    assert some.rejected == (told,) and f"passed over: {told}" in str(some) and told in caplog.text
+    none = Profiler.offline_analyse(tmp_path, step_list=range(90, 100), data_simplification=False)
+    (told,) = none.rejected
+    assert none.windows[0].steps == ()
+    assert told == "step_list: 90, 91, 92, 93, 94 and 5 more were not recorded; the nearest to 90 is 5"
+    caplog.clear()
+    assert profiler.analyse(step_list=[7], mode="async") is None
+    analyses.wait(60)
+    assert "step_list: 7 was not recorded; the nearest to 7 is 5" in caplog.text
+
+
+@pytest.mark.checklist("C20", "F12")
+def test_the_steps_to_analyse_are_no_option(tmp_path: Path) -> None:
+    """Whoever gives them to the profiler is told where they belong."""
+    with pytest.warns(
+        UserWarning, match=r"'step_list' is no option and has no effect; it is an argument of analyse\(\)"
+    ):
+        Profiler(output_path=tmp_path, start_profile=False, step_list=[1])
 
 
 @pytest.mark.checklist("A5", "C20", "F13")

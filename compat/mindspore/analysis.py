@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from stepscope.compat.mindspore.products.report_page import ReportPage
 from stepscope.compat.mindspore.products.step_memory import StepMemory
 from stepscope.compat.mindspore.products.step_times import StepTimes
 from stepscope.compat.mindspore.products.trace_view import TraceView
+from stepscope.compat.mindspore.step_list import not_recorded
 from stepscope.compat.mindspore.target import Target
 from stepscope.runtime import strings
 from stepscope.runtime.events import EventBatch
@@ -30,6 +32,8 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.run import Run
 from stepscope.runtime.table import human_count
 from stepscope.runtime.window import Window
+
+log = logging.getLogger("stepscope")
 
 PRODUCTS = "ASCEND_PROFILER_OUTPUT"
 """Directory of the products in that of a window, as MindSpore's tools look for it, whatever the device."""
@@ -64,6 +68,8 @@ class WindowAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     window: int
     steps: tuple[int, ...]
     """Those that were analysed."""
+    recorded: tuple[int, ...] = ()
+    """Those that the window has."""
     products: tuple[ProductStatus, ...]
     dropped: int = 0
     """Events that the size limit kept out of the timeline."""
@@ -88,7 +94,19 @@ class Analysis(msgspec.Struct, frozen=True):
 
     windows: tuple[WindowAnalysis, ...] = ()
     rejected: tuple[str, ...] = ()
-    """Directories that were passed over, with the reason, one sentence for each."""
+    """Directories that were passed over, and steps that were not recorded: one sentence for each, with the reason."""
+
+    @classmethod
+    def of(
+        cls, windows: Iterable[WindowAnalysis], steps: tuple[int, ...] | None, rejected: Iterable[str] = ()
+    ) -> Analysis:
+        """Of windows of which only some steps, or all, were to be analysed; what was passed over is logged."""
+        done = tuple(windows)
+        missing = not_recorded(steps, (step for window in done for step in window.recorded))
+        reasons = (*rejected, *([missing] if missing else []))
+        for reason in reasons:
+            log.warning("passed over in the analysis: %s", reason)
+        return cls(done, reasons)
 
     @property
     def complete(self) -> bool:
@@ -131,6 +149,7 @@ def analyse_window(
         directory=place,
         window=window.index if isinstance(window, Window) else window,
         steps=maker.steps,
+        recorded=maker.recorded,
         products=tuple(maker.status),
         dropped=sum(stage.dropped for stage in stages if isinstance(stage, TraceView)),
     )
@@ -202,6 +221,7 @@ class _Maker:
         self._request = request
         self.status: list[ProductStatus] = []
         self.steps: tuple[int, ...] = ()
+        self.recorded: tuple[int, ...] = ()
 
     async def open(self, run: Run) -> None:
         for stage in list(self._working):
@@ -220,6 +240,7 @@ class _Maker:
                     await self._failed(stage, error)
 
     async def close_window(self, window: Window) -> None:
+        self.recorded = tuple(step.number for step in window.steps)
         wanted = self._request.steps
         if wanted is not None:
             kept = tuple(step for step in window.steps if step.number in wanted)

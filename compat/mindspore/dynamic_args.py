@@ -19,13 +19,13 @@ from stepscope.compat.mindspore.enums import (
     ProfilerActivity,
     ProfilerLevel,
     member,
-    nearest,
     nearest_number,
 )
 from stepscope.compat.mindspore.options import ProfilerOptions, activities_of, boolean, read_options
 from stepscope.runtime.control.decoding import decode_json
 from stepscope.runtime.control.ranks import ranks_from
 from stepscope.runtime.errors import ControlError
+from stepscope.runtime.nearest import nearest
 
 log = logging.getLogger("stepscope")
 

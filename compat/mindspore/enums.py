@@ -6,10 +6,11 @@ constructor of `Profiler`, one of the file of `DynamicProfilerMonitor`. A member
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final, TypeVar
+
+from stepscope.runtime.nearest import nearest
 
 
 class ProfilerLevel(Enum):
@@ -130,13 +131,6 @@ def member(kind: type[E], value: object, numbers: Mapping[int, E] | None = None)
             raise ValueError(f"{value} stands for no {kind.__name__}; there are {allowed}; the nearest is {close}")
         return numbers[value]
     raise TypeError(f"a {kind.__name__} is wanted, got {type(value).__name__}: {value!r}")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean ...?`, or what names there are, to be put behind a message."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, 1, 0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"
 
 
 def nearest_number(number: int, known: Iterable[int]) -> int:

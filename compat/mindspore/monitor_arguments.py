@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from typing import Final, Literal
 
-from stepscope.compat.mindspore.enums import nearest
+from stepscope.runtime.nearest import nearest
 
 log = logging.getLogger("stepscope")
 

@@ -85,12 +85,12 @@ def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tup
             done += _analyse_run(raw, path, options, pretty, steps)
         except (ProfilerRawFileException, FormatError, ProfilerStateError, OSError) as error:
             rejected.append(f"{raw}: {error}")
-    for reason in rejected:
-        log.warning("passed over in the analysis: %s", reason)
     if not done:
+        for reason in rejected:
+            log.warning("passed over in the analysis: %s", reason)
         why = "; ".join(rejected) or "no directory in it holds raw data of a recording"
         raise NothingToAnalyse(f"nothing to analyse below {path}: {why}")
-    return Analysis(tuple(done), tuple(rejected))
+    return Analysis.of(done, steps, rejected)
 
 
 def _below(path: Path, depth: int = DEPTH) -> Iterator[Path]:

@@ -18,10 +18,10 @@ from stepscope.compat.mindspore.enums import (
     ProfilerActivity,
     ProfilerLevel,
     member,
-    nearest,
     nearest_number,
 )
 from stepscope.compat.mindspore.errors import ProfilerPathErrorException
+from stepscope.runtime.nearest import nearest
 from stepscope.runtime.warning import warn
 
 NEED_OP_TIME: Final = (
@@ -159,7 +159,8 @@ def read_options(given: Mapping[str, Any], who: str, *, metrics: Mapping[int, Ai
     for name, value in given.items():
         name = _ALIASES.get(name, name)
         if name not in known:
-            warn(f"{who}: {name!r} is no option and has no effect{nearest(name, known)}")
+            meant = "; it is an argument of analyse()" if name in _OF_ANALYSE else nearest(name, known)
+            warn(f"{who}: {name!r} is no option and has no effect{meant}")
             continue
         try:
             values[name] = _read(name, value, metrics or PROFILER_METRICS)
@@ -171,6 +172,8 @@ def read_options(given: Mapping[str, Any], who: str, *, metrics: Mapping[int, Ai
 
 _ALIASES = {"aic_metrics": "aicore_metrics", "host_stack": "with_stack", "prof_path": "output_path"}
 """Other names that versions of MindSpore have for an option."""
+
+_OF_ANALYSE = frozenset(("offline_path", "pretty", "step_list", "mode"))
 
 
 def _check_needs(values: dict[str, Any], who: str) -> None:

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from stepscope.compat.mindspore import offline
 from stepscope.compat.mindspore.analyses import analyses
 from stepscope.compat.mindspore.analysis import Analysis
@@ -16,6 +14,7 @@ from stepscope.compat.mindspore.options import read_options
 from stepscope.compat.mindspore.products.operator_table import OperatorRow, OperatorTable
 from stepscope.compat.mindspore.queries import find_operators, operators_as_json
 from stepscope.compat.mindspore.recording import Recording, log
+from stepscope.compat.mindspore.step_list import read_step_list
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ProfilerStateError
 
@@ -72,7 +71,8 @@ class Profiler(Recording):
         Args:
             offline_path: analyse what is below this path instead, as `offline_analyse` does.
             pretty: write JSON over several lines.
-            step_list: only these steps, in any order, with or without gaps.
+            step_list: only these steps, in any order, with or without gaps. Those that were not recorded are in
+                `Analysis.rejected` and in the log, with the nearest that was.
             mode: `sync` waits; `async` returns at once, and a background thread does the work.
 
         Returns:
@@ -81,7 +81,7 @@ class Profiler(Recording):
         Raises:
             TypeError, ValueError: if an argument is not what it should be.
         """
-        steps = _steps(step_list)
+        steps = read_step_list(step_list)
         _check_bool("pretty", pretty)
         if mode not in ("sync", "async"):
             raise ValueError(f"mode must be 'sync' or 'async', got {mode!r}")
@@ -96,10 +96,11 @@ class Profiler(Recording):
         ]
         ends = [take.simplify() for take in self._takes]
         if mode == "async":
+            analyses.submit(lambda: Analysis.of((each.result() for each in made if not each.exception()), steps))
             return None
         for end in ends:
             end.result()
-        return Analysis(tuple(future.result() for future in made))
+        return Analysis.of((each.result() for each in made), steps)
 
     @classmethod
     def offline_analyse(
@@ -127,7 +128,7 @@ class Profiler(Recording):
         _check_bool("pretty", pretty)
         _check_bool("data_simplification", data_simplification)
         options = read_options({"data_simplification": data_simplification}, "offline_analyse")
-        return offline.analyse_below(Path(path), options, pretty, _steps(step_list))
+        return offline.analyse_below(Path(path), options, pretty, read_step_list(step_list))
 
     def op_analyse(self, op_name: str | list[str], device_id: int | None = None) -> str:
         """How often operators ran and how long they took, for each shape of their inputs, as JSON.
@@ -172,21 +173,12 @@ class Profiler(Recording):
             RuntimeError: if no operator of that name was recorded.
             FileNotFoundError: if raw data are needed and were deleted.
         """
-        wanted, whole = _steps(steps), OperatorTable()
+        wanted, whole = read_step_list(steps), OperatorTable()
         if self._take is not None:
             raise ProfilerStateError("operators are known when recording has ended: call stop() or analyse() first")
         for window in self.windows:
             whole.merge(window.operators(wanted))
         return find_operators(whole.rows(), op_name, device_id, shape, self.target.device_id)
-
-
-def _steps(steps: Any) -> tuple[int, ...] | None:
-    if steps is None:
-        return None
-    try:
-        return msgspec.convert(sorted(set(steps)), tuple[int, ...])
-    except (TypeError, msgspec.ValidationError) as error:
-        raise TypeError(f"step_list must be a list of whole numbers, got {steps!r}") from error
 
 
 def _check_bool(name: str, value: object) -> None:

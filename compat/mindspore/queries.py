@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from stepscope.compat.mindspore.enums import nearest
 from stepscope.compat.mindspore.products.operator_table import OperatorRow
+from stepscope.runtime.nearest import nearest
 
 
 def find_operators(

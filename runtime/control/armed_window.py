@@ -98,6 +98,7 @@ class ArmedWindow:
             "steps": request.steps,
             "seconds": request.seconds,
             "granularity": request.granularity if request.granularity > 1 else None,
+            "stage": request.stage,
             "detail": None if request.detail is None else request.detail.text(),
         }
         return {name: value for name, value in facts.items() if value not in (None, "")}

@@ -49,6 +49,7 @@ def choose_steps(request: WindowRequest, ahead: int, least: int, too_near: int, 
         run_id=request.run_id,
         warmup=request.warmup,
         granularity=request.granularity,
+        stage=request.stage,
         detail=request.detail,
     )
     return ChosenSteps(chosen)

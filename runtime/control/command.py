@@ -54,6 +54,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: int = VERSION
     profiler: str = ""
     rank: int | None = None
+    stage: str = ""
+    """That it is of; empty if nobody says."""
     host: str = ""
     pid: int = 0
     step: int = 0

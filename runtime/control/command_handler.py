@@ -110,6 +110,7 @@ class CommandHandler:
         return Answer(
             profiler=self._profiler.name,
             rank=self._rank,
+            stage=self._profiler.stage,
             host=this_host(),
             pid=os.getpid(),
             step=self._profiler.step_num,

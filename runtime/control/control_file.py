@@ -12,7 +12,7 @@ from stepscope.runtime.control.decoding import decode_json
 from stepscope.runtime.control.end_change import EndRequest
 from stepscope.runtime.control.ranks import ranks_from
 from stepscope.runtime.control.window_detail import WindowDetail, detail_from
-from stepscope.runtime.control.window_request import Count, Rank, RunId, StepNumber, WindowRequest
+from stepscope.runtime.control.window_request import Count, Rank, RunId, Stage, StepNumber, WindowRequest
 
 NAME = "stepscope.json"
 """Of the file in a directory that is watched."""
@@ -49,6 +49,8 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What happens if the first step is past."""
     overlap: Literal["refuse", "queue"] = "refuse"
     """What happens if another window has some of its steps."""
+    stage: Stage = ""
+    """Only in the stage of this name, such as `fit`: others refuse, and when it begins it takes the request."""
     detail: str | WindowDetail | None = None
     """How much the window has: `"stacks,memory=off"` or `{"stacks": true, "memory": false}`."""
 
@@ -86,6 +88,7 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
             granularity=self.granularity,
             past=self.past,
             overlap=self.overlap,
+            stage=self.stage,
             detail=detail_from(self.detail),
         )
 

@@ -15,6 +15,7 @@ MAX_RUN_ID = 80
 
 StepNumber = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 Count = Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
+Stage = Annotated[str, msgspec.Meta(max_length=80)]
 RunId = Annotated[str, msgspec.Meta(max_length=MAX_RUN_ID, pattern=r"^[A-Za-z0-9._@:+-]*$")]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
@@ -48,6 +49,8 @@ class WindowRequest(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What happens if the first step has begun already: nothing is recorded, or what is left of the window."""
     overlap: Literal["refuse", "queue"] = "refuse"
     """What happens if another window is recorded in some of its steps: it is refused, or begins when that has ended."""
+    stage: Stage = ""
+    """Only in the stage of this name, such as `fit`, of profilers that follow each other; empty for whichever it is."""
     detail: WindowDetail | None = None
     """How much it has; default: as much as the program has set. What the profiler cannot do is refused."""
 

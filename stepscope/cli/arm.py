@@ -43,7 +43,7 @@ exit codes: 0 every process does as asked, 1 some or all do not, 2 wrong usage
 
 _WHERE = ("pid", "url")
 _GOES_WITH = (
-    (("start", "stop", "warmup", "granularity", "clip", "queue", "detail"), ("arm",), _WHERE, "a window"),
+    (("start", "stop", "warmup", "granularity", "clip", "queue", "stage", "detail"), ("arm",), _WHERE, "a window"),
     (("steps", "seconds"), ("arm", "extend"), _WHERE, "a window or --extend"),
     (("run_id",), ("arm", "abort"), _WHERE, "a window or --abort"),
     (("ranks",), ("arm",), ("pid",), "a window, or with --url"),
@@ -81,6 +81,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     what.add_argument("--granularity", type=int, default=1, metavar="N", help="whole groups of so many steps")
     what.add_argument("--clip", action="store_true", help="record what is left of a window that has begun already")
     what.add_argument("--queue", action="store_true", help="wait for another window instead of being refused")
+    what.add_argument("--stage", default="", metavar="NAME", help="only in the stage of this name, such as fit")
     what.add_argument(
         "--detail", metavar="TEXT", help="how much it has, such as stacks,shapes,memory=off,operators=off,every=10"
     )
@@ -122,6 +123,7 @@ def arm(given: argparse.Namespace) -> int:
                 granularity=given.granularity,
                 past="clip" if given.clip else "refuse",
                 overlap="queue" if given.queue else "refuse",
+                stage=given.stage,
                 detail=detail_from(given.detail),
             )
         elif command == "list":
@@ -172,7 +174,7 @@ def _list(given: argparse.Namespace) -> int:
         )
     for answer in () if given.json else found:
         rank = "" if answer.rank is None else f" rank {answer.rank}"
-        print(f"pid {answer.pid}: {answer.error or f'{answer.profiler}{rank}, step {answer.step}'}")
+        print(f"pid {answer.pid}: {answer.error or f'{answer.profiler}{rank}, {_where(answer)}'}")
     return 0 if any(not answer.error for answer in found) else 1
 
 
@@ -196,7 +198,7 @@ def _ask_process(given: argparse.Namespace, name: Any, request: WindowRequest | 
         print(msgspec.json.encode(answers).decode())
     for answer in () if given.json else answers:
         rank = "" if answer.rank is None else f" rank {answer.rank}"
-        print(f"{answer.profiler or 'process'}{rank} (pid {answer.pid}, step {answer.step}): {_text(name, answer)}")
+        print(f"{answer.profiler or 'process'}{rank} (pid {answer.pid}, {_where(answer)}): {_text(name, answer)}")
         for window in answer.windows:
             _show(window)
     return 0 if all(_obeys(answer) for answer in answers) else 1
@@ -220,6 +222,7 @@ def _ask_collector(given: argparse.Namespace, name: Any) -> int:
         "granularity": given.granularity,
         "past": "clip" if given.clip else "refuse",
         "overlap": "queue" if given.queue else "refuse",
+        "stage": given.stage,
         "detail": given.detail,
     }
     result = send_order(given, order)
@@ -233,10 +236,15 @@ def _ask_collector(given: argparse.Namespace, name: Any) -> int:
     )
     for rank in result.ranks:
         who = rank.id if rank.rank is None else f"rank {rank.rank}"
-        print(f"  {who} (pid {rank.pid} on {rank.host}, step {rank.step}): {rank.text}")
+        print(f"  {who} (pid {rank.pid} on {rank.host}, {_where(rank)}): {rank.text}")
         for window in rank.windows:
             _show(window)
     return 0 if result.outcome == "done" else 1
+
+
+def _where(said: Any) -> str:
+    """Where a loop is."""
+    return f"{said.stage}, step {said.step}" if said.stage else f"step {said.step}"
 
 
 def _obeys(answer: Answer) -> bool:

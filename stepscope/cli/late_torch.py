@@ -30,6 +30,11 @@ class LateTorch:
         self._thread = 0
         self._action = ProfilerAction.NONE
 
+    @property
+    def one_thread(self) -> bool:
+        """As for `TorchBackend`; false until torch is there."""
+        return self._opened and self._backend.one_thread
+
     def stream_only(self) -> None:
         """As for `TorchBackend`."""
         self._backend.stream_only()

@@ -31,6 +31,7 @@ class OrderedRank(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None
     obeys: bool
     text: str
+    stage: str = ""
     windows: tuple[ArmedStatus, ...] = ()
 
 

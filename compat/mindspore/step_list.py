@@ -1,0 +1,48 @@
+"""`step_list`: the steps that are to be analysed, and which of them there are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from stepscope.runtime.misfit import find_misfit
+
+MOST_NAMED = 5
+"""Steps that a sentence names; it counts the others."""
+
+
+def read_step_list(given: Any) -> tuple[int, ...] | None:
+    """The steps in ascending order, each once; `None`, for all, stays.
+
+    Args:
+        given: any iterable of whole numbers.
+
+    Raises:
+        TypeError: if it is something else; names what is wrong in it, and the nearest that is right.
+    """
+    if given is None:
+        return None
+    try:
+        steps: Any = given if isinstance(given, str | bytes) else list(given)
+    except TypeError:
+        steps = given
+    misfit = find_misfit(steps, list[int])
+    if misfit is not None:
+        item = f"; item {misfit.keys[0]} is {misfit.shown}" if misfit.keys else ""
+        raise TypeError(f"step_list must be a list of whole numbers, got {given!r}{item}{misfit.hint}")
+    return tuple(sorted(set(steps)))
+
+
+def not_recorded(asked: Sequence[int] | None, recorded: Iterable[int]) -> str:
+    """Says which of the steps asked for were not recorded, with the nearest that was; empty if all were."""
+    known = sorted(set(recorded))
+    missing = sorted(set(asked or ()) - set(known))
+    if not missing:
+        return ""
+    named = ", ".join(map(str, missing[:MOST_NAMED]))
+    more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
+    if not known:
+        return f"step_list: {named}{more}: no step was recorded"
+    nearest = min(known, key=lambda step: abs(step - missing[0]))
+    were = "was" if len(missing) == 1 else "were"
+    return f"step_list: {named}{more} {were} not recorded; the nearest to {missing[0]} is {nearest}"

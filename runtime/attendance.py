@@ -1,0 +1,110 @@
+"""Which threads recorded in each window, and what that says of backends that see one thread only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+from stepscope.runtime import tracks
+from stepscope.runtime.bound import BoundSource
+from stepscope.runtime.detail import are_operators
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.ledger import SourceLedger
+from stepscope.runtime.open_window import OpenWindow
+from stepscope.runtime.source import Source
+from stepscope.runtime.tracks import Track, TrackKind
+
+MOST_NAMED = 4
+"""Threads that a note names; it counts the others."""
+SYSTEM_NUMBERS = 1 << 30
+"""Numbers from here on are none of the system: threads beyond 65,536, tasks and rows of the runtime have them."""
+
+
+class _Present:
+    def __init__(self) -> None:
+        self.tracks: set[int] = set()
+        self.operators = False
+        """Whether operators arrived live."""
+
+
+class Attendance:
+    """Of one profiler; on the loop. It costs nothing where no backend sees one thread only."""
+
+    def __init__(self, sources: Iterable[Source], pid: int) -> None:
+        """Args: the profiler's; process whose threads are meant."""
+        self._sources = [source for source in sources if isinstance(source, BoundSource) and source.may_miss_threads]
+        self._pid = pid
+        self._present: dict[int, _Present] = {}
+
+    def add(self, batch: EventBatch) -> None:
+        """Takes what the recorder has of a window, or a part of it."""
+        if not self._sources or not len(batch):
+            return
+        present = self._present.setdefault(batch.window, _Present())
+        rows = batch.events["track"]
+        # Events come thread by thread: there are few places where the row changes.
+        heads = rows[np.flatnonzero(rows[1:] != rows[:-1]) + 1]
+        present.tracks.update([int(rows[0]), *np.unique(heads).tolist()])
+        present.operators = present.operators or bool(are_operators(batch.events).any())
+
+    def leave(self, window: OpenWindow) -> None:
+        """Nothing more is asked of this window."""
+        self._present.pop(window.index, None)
+
+    def notes(self, window: OpenWindow, ledger: Mapping[str, SourceLedger]) -> Iterator[str]:
+        """What is to be said of backends that met with nothing on their thread while others recorded, or called `step()`.
+
+        Nothing where a backend had another reason to see nothing: it did not record, or nobody else did either.
+
+        Args:
+            window: one that closes.
+            ledger: its accounts.
+        """
+        present = self._present.get(window.index, _Present())
+        for source in self._in_vain(window, ledger, present):
+            name, number = source.thread
+            others = [each for each in self._threads(present.tracks | window.marks.tracks()) if each.tid != number]
+            if others:
+                yield (
+                    f"backend {source.name!r} records only the thread that it is bound to, {name!r} ({number}), and saw no "
+                    f"events there, while {_named(others)} recorded; call start() and stop() on the thread whose work is "
+                    "wanted, or call step() there before start()"
+                )
+
+    def listeners(self, window: OpenWindow, ledger: Mapping[str, SourceLedger]) -> str:
+        """The same backends with their threads, to be said of a window that has nothing; empty if there are none."""
+        present = self._present.get(window.index, _Present())
+        texts: list[str] = []
+        for source in self._in_vain(window, ledger, present):
+            name, number = source.thread
+            texts.append(f"backend {source.name!r} records the thread {name!r} ({number}) only")
+        return "; ".join(texts)
+
+    def _in_vain(
+        self, window: OpenWindow, ledger: Mapping[str, SourceLedger], present: _Present
+    ) -> Iterator[BoundSource]:
+        for source in self._sources:
+            produced = ledger.get(source.name, SourceLedger()).produced
+            if not produced and not present.operators and source.listened_alone(window.interval):
+                yield source
+
+    def _threads(self, rows: set[int]) -> list[Track]:
+        """The threads of this process to which these rows belong, those of tasks included."""
+        found = {track.id: track for track in tracks.since(1)} if rows else {}
+        threads: dict[int, Track] = {}
+        for row in rows:
+            track = found.get(row)
+            while track is not None and track.kind is TrackKind.TASK:
+                track = found.get(track.parent)
+            if track is not None and track.kind is TrackKind.THREAD and track.pid == self._pid:
+                threads[track.id] = track
+        return sorted((each for each in threads.values() if each.tid < SYSTEM_NUMBERS), key=lambda each: each.tid)
+
+
+def _named(threads: list[Track]) -> str:
+    named = [f"{thread.name!r} ({thread.tid})" for thread in threads[:MOST_NAMED]]
+    more = len(threads) - len(named)
+    named += [f"{more} more"] if more else []
+    joined = " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+    return f"{'the thread' if len(threads) == 1 else 'the threads'} {joined}"
