@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 
 from benchmarks import shown
-from benchmarks.collecting import collecting, payload
+from benchmarks.collecting import Collecting, collecting, payload
 from benchmarks.ranks import SYNC
 from benchmarks.ranks import run as run_ranks
 from benchmarks.row import Contender, Round, Row, Sample, Tool
@@ -26,31 +26,30 @@ CHUNK = 25_000
 RANKS = 1000
 
 
+def _ingest(scale: Scale) -> AbstractContextManager[Round]:
+    # Processor time is counted in hundredths of a second: it takes many events.
+    return _taken(scale, 400, lambda collector: collector.processor_seconds)
+
+
+def _synced(scale: Scale) -> AbstractContextManager[Round]:
+    return _taken(scale, 20, lambda _: time.monotonic, "--fsync")
+
+
 @contextmanager
-def _ingest(scale: Scale) -> Generator[Round]:
+def _taken(
+    scale: Scale, times: int, clock: Callable[[Collecting], Callable[[], float]], *options: str
+) -> Generator[Round]:
+    """Millions of events that a collector takes in a second of a clock, so many times those of the scale."""
     count, flags, data = payload(min(CHUNK, scale.events))
-    frames = max(scale.events * 400 // count, 1)  # processor time is counted in hundredths of a second
+    frames = max(scale.events * times // count, 1)
 
     def once() -> Sample:
-        with scratch() as directory, collecting(directory) as collector:
-            before = collector.processor_seconds()
+        with scratch() as directory, collecting(directory, *options) as collector:
+            now = clock(collector)
+            began = now()
             asyncio.run(_send(collector.url, frames, flags, data))
-            spent = max(collector.processor_seconds() - before, 1e-3)
+            spent = max(now() - began, 1e-3)
             return Sample(frames * count / spent / 1e6, facts={"bytes per event": len(data) / count})
-
-    yield once
-
-
-@contextmanager
-def _synced(scale: Scale) -> Generator[Round]:
-    count, flags, data = payload(min(CHUNK, scale.events))
-    frames = max(scale.events * 20 // count, 1)
-
-    def once() -> Sample:
-        with scratch() as directory, collecting(directory, "--fsync") as collector:
-            began = time.monotonic()
-            asyncio.run(_send(collector.url, frames, flags, data))
-            return Sample(frames * count / (time.monotonic() - began) / 1e6)
 
     yield once
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -10,11 +11,12 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from stepscope.collector.errors import StuckError
+from stepscope.runtime.ending_tasks import finish
 
 T = TypeVar("T")
 
 PATIENCE = 5.0
-"""Seconds that `ask` waits."""
+"""Seconds that `ask` waits, and that who is cancelled waits for what has begun."""
 WAITING = 64
 """Calls that may wait for a thread when another one is made with `ask`."""
 
@@ -52,7 +54,8 @@ class Disk:
         return future
 
     async def run(self, work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
-        """What a thread made. One that is cancelled waits for it all the same, and it is undone.
+        """What a thread made. One that is cancelled, however often, waits for it all the same, unless the disk hangs, and it
+        is undone.
 
         Who calls bounds how many wait: each connection has one call, say.
         """
@@ -60,10 +63,8 @@ class Disk:
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            await asyncio.wait([future])
-            if not future.cancelled() and future.exception() is None:
-                made = future.result()
-                await self.run(lambda: undo(made))
+            with contextlib.suppress(TimeoutError):
+                await finish(self._undone(future, undo), PATIENCE)
             raise
 
     async def ask(self, work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
@@ -85,6 +86,12 @@ class Disk:
             if limit.expired():
                 raise StuckError("the disk does not answer; try again later") from None
             raise
+
+    async def _undone(self, future: asyncio.Future[T], undo: Callable[[T], object]) -> None:
+        await asyncio.wait({future})
+        if not future.cancelled() and future.exception() is None:
+            made = future.result()
+            await self.run(lambda: undo(made))
 
     def _work(self) -> None:
         while True:

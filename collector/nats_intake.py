@@ -85,8 +85,10 @@ class Intake:
                     while not file.ended:
                         await self._take(file, stream)
                 finally:
-                    await self._hand.give_back()
-                    self._messages.release()
+                    try:
+                        await self._hand.give_back()
+                    finally:
+                        self._messages.release()
         await self._consumer.delete()
 
     async def _take(self, file: StreamFile, stream: Stream) -> None:

@@ -31,7 +31,7 @@ from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.servers import Servers
-from stepscope.runtime.ending_tasks import end_tasks
+from stepscope.runtime.ending_tasks import end_tasks, finish
 
 log = logging.getLogger("stepscope.collector")
 
@@ -39,6 +39,8 @@ LOOK_SECONDS = 1.0
 """Between two looks for streams that nobody takes."""
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0
 """Seconds until it is begun anew, doubled each time."""
+ENDING = 15.0
+"""Seconds that streams have to end in, and NATS to take note that this collector goes."""
 MOST_ASKED = 64
 """Streams at a look of which JetStream is asked whether it has their beginning."""
 
@@ -138,8 +140,13 @@ class NatsSource:
                     self._troubles.add("", error)
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
+            await finish(self._end(client, place), ENDING)
+
+    async def _end(self, client: Client, place: Place | None) -> None:
+        try:
             ending = end_tasks(*(taking.task for taking in self._taken.values()))
             await asyncio.gather(ending, self._leave(place))
+        finally:
             self._taken.clear()
             await client.close()
 

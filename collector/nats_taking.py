@@ -17,10 +17,13 @@ from stepscope.collector.nats_place import Place
 from stepscope.collector.reference import Reference
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats import layout
-from stepscope.runtime.ending_tasks import end_tasks
+from stepscope.runtime.ending_tasks import end_tasks, finish
 from stepscope.runtime.errors import FormatError
 
 log = logging.getLogger("stepscope.collector")
+
+GIVE_BACK_SECONDS = 2.0
+"""That NATS has to take a lease back."""
 
 
 class Taking:
@@ -85,7 +88,8 @@ class Taking:
                 await layout.forget(self._place.jetstream, layout.HELLOS, self._stream)
         finally:
             self._ending = True
-            await self._place.leases.give_back(self._stream)
+            with contextlib.suppress(TimeoutError):  # it vanishes by itself
+                await finish(self._place.leases.give_back(self._stream), GIVE_BACK_SECONDS)
 
     async def _has_ended(self) -> bool:
         try:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 from stepscope.collector.store import Store
 from stepscope.collector.upload import PART_BYTES, Uploaded, Uploader
 from stepscope.collector.views import UploadView
+from stepscope.runtime.ending_tasks import finish
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.loop_thread import DaemonExecutor
 
@@ -78,10 +79,13 @@ class Uploading:
                 await asyncio.sleep(self._every)
         finally:
             self._uploader.stop()
-            if work is not None:
-                await _ended(work)
-            self._uploader.lock.release()
-            executor.shutdown()
+            try:
+                if work is not None:
+                    with contextlib.suppress(Exception):  # that it was stopped
+                        await finish(work, ENDING)
+            finally:
+                self._uploader.lock.release()
+                executor.shutdown()
 
     def _upload(self) -> Uploaded:
         self._uploader.lock.take()
@@ -99,13 +103,3 @@ class Uploading:
             at_ns=self._at,
             problem=f"nothing was heard of the store for {silence:.0f} s" if silence > SILENCE else self._problem,
         )
-
-
-async def _ended(work: asyncio.Future[Uploaded]) -> None:
-    """Waits for the end of an upload that was stopped, also when it is cancelled meanwhile, but not for ever."""
-    work.add_done_callback(lambda done: done.cancelled() or done.exception())  # that it was stopped
-    clock = asyncio.get_running_loop().time
-    end = clock() + ENDING
-    while not work.done() and (left := end - clock()) > 0:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([work], timeout=left)

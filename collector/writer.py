@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import threading
@@ -12,7 +13,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from stepscope.collector.disk import PATIENCE
 from stepscope.collector.stream_file import Addition, StreamFile
+from stepscope.runtime.ending_tasks import finish
 
 log = logging.getLogger("stepscope.collector")
 
@@ -63,7 +66,8 @@ class Writer:
     async def write(self, file: StreamFile, addition: Addition) -> None:
         """Appends to a file; returns when it is written. One call at a time for each file.
 
-        One that is cancelled is waited for all the same: the file is not to be closed under the thread's hands.
+        One that is cancelled, however often, is waited for all the same, unless the disk hangs: the file is not to be closed
+        under the thread's hands.
 
         Raises:
             OSError: if it cannot be written.
@@ -79,7 +83,8 @@ class Writer:
         try:
             await asyncio.shield(job.done)
         except asyncio.CancelledError:
-            await asyncio.wait([job.done])
+            with contextlib.suppress(TimeoutError):
+                await finish(job.done, PATIENCE)
             raise
         if job.error is not None:
             raise job.error

@@ -99,8 +99,9 @@ class Resumed(msgspec.Struct, frozen=True):
 
 
 class Flush(msgspec.Struct, frozen=True):
-    """Everything put before this is to reach the exporters; what is given then is whether it has."""
+    """Everything recorded by `at`, and put before this, is to reach the exporters; what is given then is whether it has."""
 
+    at: int
     done: Promise[bool]
 
 

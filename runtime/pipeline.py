@@ -111,7 +111,7 @@ class Pipeline:
         self._scope = anyio.CancelScope()
         self.notes: deque[str] = deque(maxlen=16)
         """What there was to say of windows, the latest."""
-        self._flushes: list[Promise[bool]] = []
+        self._flushes: list[Flush] = []
         self._delivered: deque[tuple[int, Message]] = deque()
         self._drained = self._routed = self._unrouted = 0
         self._loop_ns = 0
@@ -235,12 +235,16 @@ class Pipeline:
         self.settle()
 
     def settle(self) -> None:
-        """Answers flushes when no window waits any more: what came before them is with the exporters."""
+        """Answers flushes when no window waits any more: what came before them is with the exporters.
+
+        One that came while the recorder was drained may be of what was recorded after that: it waits for the next time.
+        """
         waiting = self._windows.waiting() or (self.flight is not None and self.flight.busy)
         if self._flushes and not waiting and not self._delivered:
-            for done in self._flushes:
-                self._spawn(partial(self._flushed, done))
-            self._flushes.clear()
+            for flush in self._flushes:
+                if flush.at <= self._routed_to:
+                    self._spawn(partial(self._flushed, flush.done))
+            self._flushes = [flush for flush in self._flushes if flush.at > self._routed_to]
 
     def busy(self) -> bool:
         """Whether the hub should look again soon."""
@@ -281,7 +285,7 @@ class Pipeline:
                 for batch in self._windows.resume(message.at):
                     self.fanout.offer(batch)
             case Flush():
-                self._flushes.append(message.done)
+                self._flushes.append(message)
             case Spawn():
                 self._spawn(partial(self._run_work, message))
 
@@ -425,8 +429,8 @@ class Pipeline:
         self.fanout.abandon()
         self._drop_rest(self.inbox.close())
         tracks.give_back(self._track, self.run_facts.pid, STEP_TRACK_TID, "steps")
-        for done in self._flushes:
-            done.give(False)
+        for flush in self._flushes:
+            flush.done.give(False)
 
     def _drop_rest(self, messages: list[Message]) -> None:
         """What backends delivered, and nobody sorts any more."""

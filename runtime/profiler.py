@@ -281,7 +281,7 @@ class Profiler(Reporting):
             return False
         done: Promise[bool] = Promise()
         try:
-            self._pipeline.inbox.put(Flush(done))
+            self._pipeline.inbox.put(Flush(clock.now(), done))
             return done.result(self.options.close_timeout if timeout is None else timeout)
         except (TimeoutError, ClosedError):
             return False

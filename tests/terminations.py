@@ -21,6 +21,20 @@ profiler.start()
 with sc.span("work"):
     pass
 """
+BOUND = """
+class Bound:
+    name, thread_bound = "bound", True
+    def open(self, sink):
+        self.sink = sink
+    def transition(self, before, after, at):
+        changing(after)
+        self.sink.watermark(at)
+    async def aclose(self):
+        self.sink.watermark((1 << 63) - 1)
+    def report(self):
+        return sc.BackendReport()
+"""
+"""A backend that changes on the thread of the program, which says in `changing` what happens then."""
 
 
 def run(script: str, place: Path, *, code: int, number: int | None = None) -> str:

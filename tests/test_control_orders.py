@@ -8,9 +8,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,7 @@ async def test_all_ranks_of_a_collector_record_the_same_steps(
                 assert code == 0 and shown.startswith("done: steps ") and "rank 1 (pid " in shown
                 code = await asyncio.to_thread(main, ["arm", *arguments, "--status"])
                 assert code == 0 and capsys.readouterr().out.count("recorded 'r0'") == 3
+                await _none_waits(running.url, token=token)
                 code = await asyncio.to_thread(main, ["arm", *arguments, "--extend", "--steps", "2"])
                 assert code == 1
                 code = await asyncio.to_thread(
@@ -166,12 +168,26 @@ def _lines(directory: Path, ranks: int, run: str) -> list[str]:
     return [line for line in lines if line.startswith(f"{run} ")]
 
 
+async def _until(url: str, wanted: Callable[[set[str]], bool], **fields: Any) -> None:
+    """Looks until the windows of all that can be asked are in such states; fails after a minute."""
+    states: set[str] = set()
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        _, told = await order(url, command="status", **fields)
+        states = {window["state"] for rank in told["ranks"] for window in rank["windows"]}
+        if wanted(states):
+            return
+    pytest.fail(f"after a minute windows are {sorted(states)}", pytrace=False)
+
+
 async def _all_record(url: str) -> None:
     """Looks until the windows of all that can be asked run."""
-    while True:
-        _, told = await order(url, command="status")
-        if {window["state"] for rank in told["ranks"] for window in rank["windows"]} == {"running"}:
-            return
+    await _until(url, lambda states: states == {"running"})
+
+
+async def _none_waits(url: str, **fields: Any) -> None:
+    """Looks until no window runs, or waits for its steps."""
+    await _until(url, lambda states: not states & {"queued", "running"}, **fields)
 
 
 @pytest.mark.checklist("A34", "F5", "F10")
@@ -300,7 +316,7 @@ async def test_windows_of_several_ranks_wait_for_others(tmp_path: Path) -> None:
         with ranks_at(running.url, tmp_path, 2):
             streams = running.collector.streams
             await poll(lambda: sum(one.connection is not None for one in streams.all.values()) == 2)
-            _, said = await order(running.url, steps=10_000, run_id="long")
+            _, said = await order(running.url, steps=1_000_000, run_id="long")
             assert said["outcome"] == "done", said
             last = said["last"]
             await _all_record(running.url)
@@ -314,6 +330,7 @@ async def test_windows_of_several_ranks_wait_for_others(tmp_path: Path) -> None:
             first = -(-(last + 3) // 4) * 4
             assert said["outcome"] == "done" and said["first"] == first, said
             await order(running.url, command="abort")
+            await _none_waits(running.url)
             _, said = await order(running.url, seconds=3600, run_id="timed")
             assert said["outcome"] == "done", said
             _, said = await order(running.url, steps=2, overlap="queue")

@@ -85,7 +85,7 @@ def test_what_rings_have_lost_is_kept(tmp_path: Path) -> None:
                 for _ in range(100): sc.instant("tick")
                 time.sleep(0.002)
         step(8, flood)
-        profiler.flush()
+        assert profiler.flush(50)
         die()
         """,
         slots=256,
@@ -126,7 +126,7 @@ def test_killed_while_a_window_is_saved(tmp_path: Path) -> None:
 
 def test_finished_windows_are_left_alone(tmp_path: Path) -> None:
     """What was saved before is complete, and is not touched."""
-    flight = Flight(tmp_path).of('step(20); profiler.save("mine"); profiler.flush(); step(3); die()')
+    flight = Flight(tmp_path).of('step(20); profiler.save("mine"); assert profiler.flush(50); step(3); die()')
     (path,) = (flight.run / "windows").iterdir()
     before = path.read_bytes()
     recovered = recover(flight.run)
@@ -138,7 +138,9 @@ def test_finished_windows_are_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("harm", ["truncated", "garbage", "link", "fifo", "directory", "empty", "flipped", "hole"])
 def test_damaged_files_of_what_was_kept(tmp_path: Path, harm: str) -> None:
     """Nothing in them is believed: what is damaged is passed over and said, the rest comes back."""
-    flight = Flight(tmp_path).of('step(200, lambda: [sc.instant("x") for _ in range(40)]); profiler.flush(); die()')
+    flight = Flight(tmp_path).of(
+        'step(200, lambda: [sc.instant("x") for _ in range(40)]); assert profiler.flush(50); die()'
+    )
     (path, *_) = flight.kept()
     data = path.read_bytes()
     path.unlink()
@@ -210,7 +212,7 @@ def test_session_of_two_profilers(tmp_path: Path) -> None:
 
 def test_removed_with_the_session(tmp_path: Path) -> None:
     """`--remove-session` frees what was kept as well."""
-    flight = Flight(tmp_path).of("step(20); profiler.flush(); die()")
+    flight = Flight(tmp_path).of("step(20); assert profiler.flush(50); die()")
     assert flight.kept()
     recover(flight.run, remove_session=True)
     assert not list(flight.session.iterdir())
@@ -218,7 +220,7 @@ def test_removed_with_the_session(tmp_path: Path) -> None:
 
 def test_nothing_is_left_after_a_normal_end(tmp_path: Path) -> None:
     """The files of what was kept go with the profiler, not only with the process."""
-    flight = Flight(tmp_path).of("step(50); profiler.flush(); profiler.close(); die()")
+    flight = Flight(tmp_path).of("step(50); assert profiler.flush(50); profiler.close(); die()")
     assert not flight.kept()
     assert list(flight.session.glob("*/strings"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,30 @@ async def test_what_one_does_not_take_others_take(
         await begun(publishers)
         async with running(be_there()), taking(tmp_path / "one", server.url) as one:
             await poll(lambda: len(one.kept()) == 4)
+
+
+async def test_who_is_told_to_end_many_times_leaves_nothing(server: NatsServer, tmp_path: Path) -> None:
+    """No socket, no lease, and no sign of itself, though it is cancelled again at each turn of the loop while it ends."""
+    async with jetstream(server.url) as context:
+        publishers = [Publisher(context) for _ in range(4)]
+        await begun(publishers)
+        await layout.bucket(context, layout.LEASES, 3600)
+        before = sockets()
+        source = Source(tmp_path / "one", server.url)
+        task = asyncio.create_task(source.nats.run())
+        await poll(lambda: sum(source.next(publisher.stream) == 5 for publisher in publishers) == 4)
+        assert len(await layout.keys(context, layout.LEASES)) == 5
+        assert sockets() == before + 1
+        while not task.done():
+            task.cancel()
+            await asyncio.sleep(0)
+        await poll(lambda: sockets() == before)
+        assert await layout.keys(context, layout.LEASES) == set()
+
+
+def sockets() -> int:
+    """How many this process has open."""
+    return sum(os.readlink(file).startswith("socket:") for file in Path("/proc/self/fd").iterdir() if file.is_symlink())
 
 
 async def test_beginnings(server: NatsServer) -> None:

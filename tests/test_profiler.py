@@ -498,3 +498,25 @@ def test_lives_of_profilers_leave_nothing_in_the_table_of_tracks(tmp_path: Path)
         with sc.trace(output_dir=tmp_path / str(number)) as profiler:
             profiler.step()
     assert len(_core.tracks(1)) == before
+
+
+def test_what_was_recorded_is_flushed(tmp_path: Path) -> None:
+    """All of it, also what was recorded while the rings were being emptied, as they are here for somebody else's flushes."""
+    memory = sc.MemoryExporter()
+    with sc.trace(output_dir=tmp_path, exporters=[memory], options=sc.Options(close_timeout=60)) as profiler:
+        over = threading.Event()
+
+        def flush() -> None:
+            while not over.is_set():
+                profiler.flush()
+
+        others = threading.Thread(target=flush)
+        others.start()
+        try:
+            for number in range(1, 201):
+                sc.instant("here")
+                assert profiler.flush()
+                assert memory.names(kind=Kind.INSTANT).count("here") == number
+        finally:
+            over.set()
+            others.join()

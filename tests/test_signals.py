@@ -8,7 +8,7 @@ from pathlib import Path
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.recover import recover
 from tests.crashes import names
-from tests.terminations import WORK, delivered, run
+from tests.terminations import BOUND, WORK, delivered, run
 
 WHO = """
 from stepscope.runtime.ending import before_close
@@ -136,19 +136,9 @@ except KeyboardInterrupt:
 
 
 FORKS = """
-from stepscope.runtime.sink import BackendReport
-class Forks:
-    name, thread_bound = "forks", True
-    def open(self, sink):
-        self.sink = sink
-    def transition(self, before, after, at):
-        if after.records and os.getpid() == parent:
-            fork()
-        self.sink.watermark(at)
-    async def aclose(self):
-        self.sink.watermark((1 << 63) - 1)
-    def report(self):
-        return BackendReport()
+def changing(after):
+    if after.records and os.getpid() == parent:
+        fork()
 parent = os.getpid()
 """
 
@@ -156,7 +146,8 @@ parent = os.getpid()
 def test_a_fork_while_the_main_thread_is_inside_of_a_change(tmp_path: Path) -> None:
     """Another thread forks: the child hears Ctrl-C and SIGTERM at once."""
     run(
-        FORKS
+        BOUND
+        + FORKS
         + """
 codes = []
 def child(number):
@@ -174,7 +165,7 @@ def fork():
     for number in (signal.SIGINT, signal.SIGTERM):
         thread = threading.Thread(target=child, args=(number,))
         thread.start(), thread.join()
-profiler = sc.trace(output_dir="run", backends=[Forks()])
+profiler = sc.trace(output_dir="run", backends=[Bound()])
 """
         + WORK
         + "profiler.close(); assert codes == [9, -signal.SIGTERM], codes",
@@ -188,13 +179,14 @@ def test_a_child_that_was_forked_inside_of_a_change(tmp_path: Path) -> None:
     """It returns from the change of its parent, and a trace of its own is delivered at SIGTERM."""
     (tmp_path / "child").mkdir()
     run(
-        FORKS
+        BOUND
+        + FORKS
         + """
 pid = None
 def fork():
     global pid
     pid = os.fork()
-profiler = sc.trace(output_dir="run", backends=[Forks()])
+profiler = sc.trace(output_dir="run", backends=[Bound()])
 """
         + WORK
         + """

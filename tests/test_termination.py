@@ -13,7 +13,7 @@ import pytest
 from stepscope.runtime.journal.reader import JournalReader
 from tests.crashes import names
 from tests.launch import launched
-from tests.terminations import START, WORK, delivered, run
+from tests.terminations import BOUND, START, WORK, delivered, run
 
 
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGHUP])
@@ -107,20 +107,10 @@ profiler = sc.trace(output_dir="run", exporters=[sc.MemoryExporter(hang_in="expo
 
 
 LEAVING = """
-class Bound:
-    name, thread_bound = "bound", True
-    def open(self, sink):
-        self.sink = sink
-    def transition(self, before, after, at):
-        if not after.records:
-            term()
-            time.sleep(0)  # the handler of the signal runs here, or waits
-        self.sink.watermark(at)
-    async def aclose(self):
-        self.sink.watermark((1 << 63) - 1)
-    def report(self):
-        return BackendReport()
-from stepscope.runtime.sink import BackendReport
+def changing(after):
+    if not after.records:
+        term()
+        time.sleep(0)  # the handler of the signal runs here, or waits
 def profiler():
     return sc.trace(output_dir="run", backends=[Bound()])
 async def main():
@@ -137,8 +127,21 @@ def sync():
 @pytest.mark.parametrize("leave", ["asyncio.run(main())", "sync()"])
 def test_sigterm_while_the_profiler_is_left(leave: str, tmp_path: Path) -> None:
     """It comes while a backend stops, as `with` or `async with` ends: everything is delivered before the process dies."""
-    run(LEAVING + leave, tmp_path, code=-signal.SIGTERM)
+    run(BOUND + LEAVING + leave, tmp_path, code=-signal.SIGTERM)
     assert delivered(tmp_path)
+
+
+WAITING = (
+    WORK
+    + """
+async def main():
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    print(0, flush=True)
+    await stop.wait()
+    sys.exit(5)
+"""
+)
 
 
 @pytest.mark.parametrize(
@@ -149,25 +152,10 @@ def test_sigterm_while_the_profiler_is_left(leave: str, tmp_path: Path) -> None:
         + "print(0, flush=True)\nfor _ in range(600): time.sleep(0.1)",
         WORK
         + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\nprint(0, flush=True)\nfor _ in range(600): time.sleep(0.1)",
-        WORK
-        + """
-async def main():
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    print(0, flush=True)
-    await stop.wait()
-    sys.exit(5)
-asyncio.run(main())
-""",
-        WORK
+        WAITING + "asyncio.run(main())",
+        WAITING
         + """
 import uvloop
-async def main():
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    print(0, flush=True)
-    await stop.wait()
-    sys.exit(5)
 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
     runner.run(main())
 """,

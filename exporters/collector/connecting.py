@@ -69,6 +69,7 @@ class Connecting(ABC):
         self._backlog, self._hello, self._synced, self._missed = backlog, hello, synced, missed
         self._news, self._changed = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._connected = self._refused = False
         self._connections = self._frames = 0
         self._last_error = ""
@@ -102,9 +103,10 @@ class Connecting(ABC):
             self._task = None
 
     def abort(self) -> None:
-        """Ends it at once. Idempotent."""
+        """Ends it at once; nobody waits for that. Idempotent."""
         if self._task is not None:
             self._task.cancel()
+            self._ending = asyncio.ensure_future(end_tasks(self._task))  # as that one may be swallowed
             self._task = None
 
     def statistics(self) -> LinkStatistics:
