@@ -346,8 +346,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         family=FAMILY,
-        name="DataLoader, programs with one spawned worker",
-        trial=partial(data_loader, "spawn", 1, 2),
+        name="DataLoader, programs with four spawned workers",
+        trial=partial(data_loader, "spawn", 4, 2),
         trials=10,
         short=0,
         least=3,
