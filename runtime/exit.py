@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures.thread as _workers  # registers its own exit hook: ours must run before it
-import sys
 import threading
 
-from stepscope.runtime import _core, profiler
+from stepscope.runtime import profiler
 from stepscope.runtime.profiler import close_all
 from stepscope.runtime.recorder import close_recorder
+from stepscope.runtime.threads import start_also_at_exit
 
 LOOK = 0.05
 """Seconds between two looks at whether the interpreter still waits."""
-
-STARTS_NONE = sys.version_info[:3] in ((3, 12, 0), (3, 12, 1))
-"""Whether CPython starts no thread any more when the main thread has ended, although it waits for others (gh-113964)."""
 
 _last: threading.Thread | None = None
 """Closes when the program's threads have ended."""
@@ -31,8 +28,7 @@ _at_once = threading.Event()
 def _close() -> None:
     """The main thread has done its work."""
     global _last
-    if STARTS_NONE:  # closing needs some, and so do the libraries that exporters write with
-        threading._start_new_thread = _core.start_thread  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    start_also_at_exit()
     if _used_here() or not _at_work():
         close_all()
         return

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import _thread
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
+from stepscope.runtime import _core
 from stepscope.runtime.promise import LOOK, Promise
 
 T = TypeVar("T")
+
+_start: Callable[[Callable[..., object], tuple[object, ...]], int] = _thread.start_new_thread
 
 
 def start(thread: threading.Thread) -> None:
@@ -35,8 +39,19 @@ def start(thread: threading.Thread) -> None:
         else:
             started.give(None)
 
-    _thread.start_new_thread(begin, ())
+    _start(begin, ())
     started.result()
+
+
+def start_also_at_exit() -> None:
+    """To be called when the main thread has ended, with work that needs threads yet to be done.
+
+    CPython waits for others then and starts further ones meanwhile; 3.12.0 and 3.12.1 start none (gh-113964).
+    """
+    global _start
+    if sys.version_info[:3] in ((3, 12, 0), (3, 12, 1)):
+        # Ours, and those of the libraries that exporters write with.
+        _start = threading._start_new_thread = _core.start_thread  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Work(Generic[T]):
