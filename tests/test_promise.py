@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
-import sys
 import threading
-from contextlib import suppress
 from types import FrameType
-from typing import Any
 
 import pytest
 
-from stepscope.runtime import promise as module
 from stepscope.runtime.promise import Promise
+from tests.interrupting import interrupting
 
 
 def test_a_value() -> None:
@@ -51,41 +49,24 @@ def test_nothing_in_time() -> None:
         promise.result(0)
 
 
+@pytest.mark.timeout(method="thread")
 def test_interrupted_anywhere() -> None:
-    """A handler that raises at any instruction of who waits holds up neither the giver nor others who wait."""
-    at, raised = 0, True
-    while raised:
-        at, raised = at + 1, False
-        left = at
-
-        def trace(frame: FrameType, event: str, _: object) -> Any:
-            nonlocal left, raised
-            if frame.f_code.co_filename != module.__file__:
-                return None
-            frame.f_trace_opcodes = True
-            left -= event == "opcode"
-            if not left and not raised:
-                raised = True
-                raise KeyboardInterrupt
-            return trace
-
-        promise: Promise[int] = Promise()
-        other = threading.Thread(target=promise.wait, daemon=True)
-        other.start()
-        giver = threading.Timer(0.002, promise.give, (at,))
-        giver.start()
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            with suppress(KeyboardInterrupt):
-                assert promise.wait(30)
-        finally:
-            sys.settrace(before)
-        giver.join(30)
-        other.join(30)
-        assert not giver.is_alive() and not other.is_alive()
-        assert promise.result(30) == at
-    assert at > 20
+    """A handler that raises at any point of who waits holds up neither the giver nor others who wait."""
+    with interrupting() as interrupt:
+        for point in itertools.count(1):
+            promise: Promise[int] = Promise()
+            other = threading.Thread(target=promise.wait, daemon=True)
+            other.start()
+            giver = threading.Timer(0.002, promise.give, (point,))
+            giver.start()
+            interrupted = interrupt(lambda: promise.wait(30), point)  # noqa: B023
+            giver.join(30)
+            other.join(30)
+            assert not giver.is_alive() and not other.is_alive(), interrupt.where
+            assert promise.result(30) == point
+            if not interrupted:
+                break
+    assert point > 3
 
 
 @pytest.mark.timeout(method="thread")
