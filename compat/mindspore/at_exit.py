@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 import stepscope.runtime.exit as _exit
+from stepscope.runtime.threads import start_also_at_exit
 
 assert _exit is not None
 # The hooks run in reverse order of registration: those of the runtime, which close profilers, come after ours.
@@ -14,5 +15,10 @@ assert _exit is not None
 
 def before_exit(function: Callable[[], object]) -> None:
     """Has a function called, the last one first, before profilers are closed and before Python refuses new threads."""
+
+    def call() -> None:
+        start_also_at_exit()
+        function()
+
     register: Callable[[Callable[[], object]], object] = getattr(threading, "_register_atexit", atexit.register)
-    register(function)
+    register(call)
