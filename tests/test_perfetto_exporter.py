@@ -23,6 +23,7 @@ from stepscope.runtime.errors import ClosedError, FormatError, OutputError
 from stepscope.runtime.events import Flag
 from stepscope.runtime.formats import exporter_for
 from tests import pftrace
+from tests.support import require
 from tests.test_chrome_exporter import listing, many, write
 from tests.viewers.scene import PID, START, Scene, make_run, make_window
 
@@ -66,6 +67,7 @@ async def test_a_file(tmp_path: Path, name: str) -> None:
 
 async def test_it_is_readable_at_any_time(tmp_path: Path) -> None:
     """What was exported is in the file, plain or compressed, while it is written."""
+    require("perfetto")
     for name in ("t.pftrace", "t.pftrace.gz"):
         exporter = PerfettoExporter(tmp_path / name)
         await exporter.open(make_run(tmp_path))
@@ -77,6 +79,7 @@ async def test_it_is_readable_at_any_time(tmp_path: Path) -> None:
 
 async def test_a_file_per_window(tmp_path: Path) -> None:
     """Each window's file stands alone, and goes when its window is discarded."""
+    require("perfetto")
     exporter = PerfettoExporter(tmp_path / "w{window}.pftrace")
     await exporter.open(make_run(tmp_path))
     for window in (0, 1):
