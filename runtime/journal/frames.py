@@ -12,11 +12,16 @@ import msgspec
 
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import given_up
 
 Frame = tuple[int, int, bytes]
 """Type, flags, payload."""
 
 _SCAN_BYTES = 1 << 20
+_MOST_SEARCHES = 8
+"""Times that a reader looks in vain for what was given up under its hands: damage looks alike."""
+_COUNT = slice(20, 24)
+"""Where the number of events stands in their payload."""
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +61,11 @@ class FrameReader:
         """What was passed over so far."""
         self._number = 0
         self._at = fmt.FILE_HEADER.size
+        self._events = 0
+        """That the last frame had."""
+        self._passed: int | None = 0
+        """Events of all frames so far; `None` if it began in the middle."""
+        self._searches = 0
         self.head = (0, 0, 0)
         """(where it begins, its number as it stands there, bytes of its payload) of the frame that `passed` is shown."""
         # Non-blocking, so that a FIFO of this name is refused below instead of waited for.
@@ -83,6 +93,7 @@ class FrameReader:
     def resume(self, number: int, at: int) -> None:
         """Goes on at a position that was one of this file before."""
         self._number, self._at = number, at
+        self._passed = 0 if at == fmt.FILE_HEADER.size else None
 
     @property
     def sync_word(self) -> bytes | None:
@@ -109,6 +120,13 @@ class FrameReader:
         """Goes past the next whole frame, unread if it has events; false at the end."""
         return self._advance(lambda _: True) is not None
 
+    def begins(self, at: int) -> bool:
+        """Whether a frame begins at a byte, whole or not, or the file ends there."""
+        head = os.pread(self._fd, fmt.FRAME_HEADER.size, at)
+        if self._sync is None or len(head) < fmt.FRAME_HEADER.size:
+            return True
+        return fmt.decode_frame_header(head, 0, self._sync) is not None
+
     def count_undecodable(self) -> None:
         """Notes that a whole frame made no sense."""
         self.damage = msgspec.structs.replace(self.damage, undecodable_frames=self.damage.undecodable_frames + 1)
@@ -119,9 +137,13 @@ class FrameReader:
         start = self._at
         while self._sync is not None:
             found = self._frame_at(self._at, passed)
+            if found is None and self._at == start:
+                found = self._given_up_around(start)
             if found is not None:
-                _, number, end = found
-                self._arrived(start, self._at, number, end)
+                frame, number, end = found
+                spans = frame is not None and frame[0] == fmt.FrameType.GIVEN_UP and bool(frame[1] & fmt.SPANS)
+                self._arrived(start, self._at, number, end, spans)
+                self._passed = None if self._passed is None else self._passed + self._events
                 return found
             if not self._find_header(self._at + 1):
                 break
@@ -166,17 +188,48 @@ class FrameReader:
         if body + length > os.fstat(self._fd).st_size:
             return None
         self.head = (at, number, length)
-        if kind == fmt.FrameType.DISCARDED:
+        self._events = 0
+        if kind in given_up.KINDS:
             # Nothing but its header is left; on disk it takes no room, and reading it would.
-            payload = os.pread(self._fd, min(length, fmt.MAX_EVENTS_HEADER), body)
+            payload = os.pread(self._fd, min(length, given_up.BEGINNING), body)
+            if kind == fmt.FrameType.GIVEN_UP and (needed := min(given_up.needed(payload), length)) > len(payload):
+                payload = os.pread(self._fd, needed, body)
+            self._events = _gone_in(kind, payload).total
             return (kind, flags, payload), number, body + length
         if passed is not None and kind == fmt.FrameType.EVENTS:
-            if passed(os.pread(self._fd, min(length, fmt.MAX_EVENTS_HEADER), body)):
+            beginning = os.pread(self._fd, min(length, fmt.MAX_EVENTS_HEADER), body)
+            if passed(beginning):
+                self._events = int.from_bytes(beginning[_COUNT], "little")
                 return None, number, body + length
         payload = os.pread(self._fd, length, body)
         if len(payload) != length or zlib.crc32(payload) != crc:
             return None
+        if kind == fmt.FrameType.EVENTS:
+            self._events = int.from_bytes(payload[_COUNT], "little")
         return (kind, flags, payload), number, body + length
+
+    def _given_up_around(self, at: int) -> tuple[Frame | None, int, int] | None:
+        """What stands there if a frame began at a byte that was given up meanwhile, together with frames before it: of what
+        was given up, that which was not read before."""
+        size = fmt.FRAME_HEADER.size
+        if self._sync is None or self._searches >= _MOST_SEARCHES or os.fstat(self._fd).st_size < at + size:
+            return None
+        head = fmt.decode_frame_header(os.pread(self._fd, size, at), 0, self._sync)
+        if head is not None and at + size + head[3] > os.fstat(self._fd).st_size:
+            return None  # it is being written
+        before, read, end = 0, self._passed, fmt.FILE_HEADER.size
+        while end <= at:
+            found = self._frame_at(end, lambda _: True)
+            if found is None:
+                break
+            frame, number, border = found
+            if border > at and frame is not None and frame[0] in given_up.KINDS:
+                gone = _gone_in(frame[0], frame[2]).beyond(0 if read is None else max(read - before, 0))
+                self._events = gone.total
+                return (int(fmt.FrameType.GIVEN_UP), fmt.SPANS, given_up.encode(gone)), number, border
+            before, end = before + self._events, border
+        self._searches += 1
+        return None
 
     def _find_header(self, at: int) -> bool:
         """Moves to the next bytes from `at` on that look like a frame's header."""
@@ -196,11 +249,13 @@ class FrameReader:
             # A header may lie across the border of two chunks.
             at += found if found > 0 else len(chunk) - len(self._sync) + 1
 
-    def _arrived(self, start: int, found: int, number: int, end: int) -> None:
+    def _arrived(self, start: int, found: int, number: int, end: int, spans: bool) -> None:
         lost = (number - self._number) & 0xFFFFFFFF
         if lost >= 1 << 31:
             # An older number: a file put together from parts.
             lost, self._number = 0, number
+        elif spans:
+            lost, self._number = 0, self._number + lost
         if found > start or lost or self.damage.torn_bytes:
             self.damage = msgspec.structs.replace(
                 self.damage,
@@ -210,3 +265,11 @@ class FrameReader:
             )
         self._number += lost + 1
         self._at = end
+
+
+def _gone_in(kind: int, payload: bytes) -> given_up.GivenUp:
+    """What a frame says that was given up; nothing if it makes no sense, as who reads it counts."""
+    try:
+        return given_up.decode(kind, payload)
+    except FormatError:
+        return given_up.GivenUp()
