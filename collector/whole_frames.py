@@ -18,7 +18,7 @@ _LARGEST = fmt.FRAME_HEADER.size + fmt.MAX_PAYLOAD
 def fitting(path: Path, at: int, end: int, most: int) -> tuple[int, bool]:
     """How many frames fit into so many bytes: one in any case.
 
-    Giving events up moves no frame, so what was found stays true.
+    Frames that are given up become one, so another process may make untrue what was found: `is_border` tells.
 
     Args:
         path: the journal.
