@@ -16,7 +16,7 @@ from stepscope.collector.windows import ClosedRecord, closed_record
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import given_up
-from stepscope.runtime.journal.discard import Discarded, EventsPlace, Place, events_place, places
+from stepscope.runtime.journal.discard import Discarded, EventsPlace, Made, Place, events_place, places
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.given_up import GivenUp
 from stepscope.runtime.journal.records import RunRecord, WindowRecord, decode_record
@@ -41,6 +41,8 @@ class Extent(msgspec.Struct):
     step_ns: float = 0.0
     """Mean duration of its steps; 0 if there is none."""
     steps: Steps | None = None
+    after: int = 0
+    """Where the last frame before its first ends that had events, or was given up."""
 
 
 class Records(msgspec.Struct, frozen=True):
@@ -82,9 +84,10 @@ class Inventory:
         self._opened: set[int] = set()
         self._latest_closed = -1
         self._gone: dict[int, int] = {}
-        self._made: list[tuple[int, int]] = []
+        self._made: list[Made] = []
         self._records_at = fmt.FILE_HEADER.size
         self._oldest_record: int | None = None
+        self._events_end = 0
         self._clocks: deque[int] = deque(maxlen=1)
         self._round_trips: deque[int] = deque(maxlen=ROUND_TRIPS)
 
@@ -140,7 +143,7 @@ class Inventory:
                 return True
 
             while (frame := reader.next(passed)) is not None:
-                self._record(frame[0], frame[2], reader.head[0], reader.position[1])
+                self._record(frame[0], frame[2], reader.head[0], reader.head[1], reader.position[1])
             if reader.position != self._position:
                 # What is given up changes the file's time, too.
                 self.grown_ns = time.time_ns() if self.position else about.st_mtime_ns
@@ -176,7 +179,7 @@ class Inventory:
         """
         self._merged(done)
         extent = self.windows[window]
-        extent.at = done.runs[-1][0] if done.runs else frames[-1].end
+        extent.at = done.made[-1].last if done.made else frames[-1].end
         extent.nbytes -= sum(place.end - place.at for place in frames)
         events = sum(place.header.count for place in frames)
         extent.events -= events
@@ -211,9 +214,9 @@ class Inventory:
             reader.resume(0, start)  # their numbers do not matter
             while len(found.places) < most and (frame := reader.next(lambda _: True)) is not None:
                 at, number, length = reader.head
-                if at >= self._records_end:
-                    break
-                gone = self._given_up(frame[0], frame[2], at)
+                if at >= self._records_end or number in self._round_trips or number in self._clocks:
+                    break  # what follows is looked at when these are no longer the newest
+                gone = self._given_up(frame[0], frame[2])
                 if gone is None:
                     continue
                 found.places.append(Place(at=at, number=number, length=length, gone=gone))
@@ -228,7 +231,7 @@ class Inventory:
     def records_discarded(self, records: Records, done: Discarded) -> None:
         """Notes that these records, the oldest, are gone."""
         self._merged(done)
-        self._records_at = done.runs[-1][0] if done.runs else records.places[-1].end
+        self._records_at = done.made[-1].last if done.made else records.places[-1].end
         self._oldest_record = None
         for window in records.ended:
             self._gone.pop(window, None)
@@ -246,13 +249,13 @@ class Inventory:
             while (frame := reader.next(lambda _: True)) is not None and reader.head[0] < self._records_end:
                 if frame[0] != fmt.FrameType.WINDOW_CLOSED:
                     continue
-                if self._given_up(frame[0], frame[2], reader.head[0]) is not None:
+                if self._given_up(frame[0], frame[2]) is not None:
                     return max(closed_record(frame[2]).end_ns, 0)
         finally:
             reader.close()
         return -1
 
-    def _given_up(self, kind: int, payload: bytes, at: int) -> GivenUp | None:
+    def _given_up(self, kind: int, payload: bytes) -> GivenUp | None:
         """What is said of a record when it is given up; `None` if it stays."""
         try:
             match kind:
@@ -265,10 +268,8 @@ class Inventory:
                         return None
                     record = decode_record(kind, payload)
                     return GivenUp(windows=1, ledger=record.ledger) if isinstance(record, WindowRecord) else None
-                case fmt.FrameType.CLOCK:
-                    return None if at in self._clocks else GivenUp()
-                case fmt.FrameType.CLOCK_SYNC:
-                    return None if at in self._round_trips else GivenUp()
+                case fmt.FrameType.CLOCK | fmt.FrameType.CLOCK_SYNC:
+                    return GivenUp()
                 case _:
                     return None
         except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -276,19 +277,21 @@ class Inventory:
 
     def _merged(self, done: Discarded) -> None:
         """Notes that frames have become one: no frame begins or ends within it."""
-        for start, end in done.runs:
+        for made in done.made:
             for extent in self.windows.values():
-                if start < extent.at <= end:
-                    extent.at = start
-                if start < extent.end < end:
-                    extent.end = end
-            if start < self._records_at <= end:
-                self._records_at = start
-        self._made += done.runs
+                if made.at < extent.at <= made.end or made.at < extent.after <= made.end:
+                    extent.at = made.last
+                if made.at < extent.end < made.end:
+                    extent.end = made.end
+            if made.at < self._records_at <= made.end:
+                self._records_at = made.at
+            if made.at < self._events_end < made.end:
+                self._events_end = made.end
+        self._made += done.made
 
     def _border(self, at: int) -> int:
         """Where a frame begins, of a byte where one began before this look."""
-        return next((end for start, end in reversed(self._made) if start < at < end), at)
+        return next((made.end for made in reversed(self._made) if made.at < at < made.end), at)
 
     def _events(self, place: EventsPlace) -> None:
         header = place.header
@@ -297,21 +300,22 @@ class Inventory:
             extent = self.windows[header.window] = Extent(place.at, place.end)
             # Its end was read, and it was forgotten.
             extent.closed = header.window not in self._opened and header.window <= self._latest_closed
-            extent.at = next((start for start, end in self.unfreed[-1:] if end == place.at), place.at)
-        extent.end = place.end
+            extent.after = self._events_end
+            extent.at = next((start for start, end in self.unfreed[-1:] if end == self._events_end), place.at)
+        extent.end = self._events_end = place.end
         extent.nbytes += place.end - place.at
         extent.events += header.count
         self.events += header.count
         self._until(extent, header.last_ns)
 
-    def _record(self, kind: int, payload: bytes, at: int, end: int) -> None:
+    def _record(self, kind: int, payload: bytes, at: int, number: int, end: int) -> None:
         match kind:
             case fmt.FrameType.RUN:
                 self.run = decode_record(kind, payload)
             case fmt.FrameType.CLOCK:
-                self._clocks.append(at)
+                self._clocks.append(number)
             case fmt.FrameType.CLOCK_SYNC:
-                self._round_trips.append(at)
+                self._round_trips.append(number)
             case fmt.FrameType.WINDOW_OPENED:
                 opened = decode_record(kind, payload)
                 if opened is not None:
@@ -328,6 +332,7 @@ class Inventory:
             case fmt.FrameType.DISCARDED | fmt.FrameType.GIVEN_UP:
                 self._was_given_up(kind, payload)
                 self.unfreed.append((at, end))
+                self._events_end = end
             case _:
                 pass
 

@@ -8,6 +8,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,21 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _UNABLE = (errno.EOPNOTSUPP, errno.ENOSYS)
 _ZEROS = bytes(1 << 20)
 _NUMBERS = 1 << 32
+_MOVED = frozenset(
+    {
+        fmt.FrameType.RUN,
+        fmt.FrameType.STRINGS,
+        fmt.FrameType.TRACKS,
+        fmt.FrameType.CLOCK,
+        fmt.FrameType.METADATA,
+        fmt.FrameType.WINDOW_OPENED,
+        fmt.FrameType.WINDOW_CLOSED,
+        fmt.FrameType.LEDGER,
+        fmt.FrameType.CAP,
+        fmt.FrameType.CLOCK_SYNC,
+    }
+)
+"""Records: where they are does not matter, but for events that follow."""
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
@@ -50,13 +66,21 @@ class EventsPlace(Place, frozen=True, kw_only=True):
     header: fmt.EventsHeader
 
 
+class Made(msgspec.Struct, frozen=True):
+    """A stretch of a journal in which other frames begin and end than before; no events are there."""
+
+    at: int
+    last: int
+    """Where the last frame begins that stands for what was given up."""
+    end: int
+
+
 class Discarded(msgspec.Struct, frozen=True):
     """What one call of `discard` did."""
 
     freed: int
     """Bytes that the file takes less on disk than before; of one that was written to meanwhile, fewer than were freed."""
-    runs: list[tuple[int, int]]
-    """Where the frames begin and end that took the place of those."""
+    made: list[Made]
 
 
 class _Found(msgspec.Struct, frozen=True, gc=False):
@@ -78,7 +102,7 @@ class _Found(msgspec.Struct, frozen=True, gc=False):
     @property
     def spans(self) -> bool:
         """Whether it stands for all frames since the one before it."""
-        return self.kind == fmt.FrameType.GIVEN_UP and bool(self.flags & fmt.SPANS)
+        return self.kind != fmt.FrameType.EVENTS and bool(self.flags & fmt.SPANS)
 
     @property
     def gone(self) -> GivenUp | None:
@@ -161,10 +185,10 @@ def discard(
     ended: Collection[int] = (),
 ) -> Discarded:
     """Gives up frames: those that lie next to each other, and next to others that were given up before, become one that
-    says what was in them, and all blocks are freed that no other frame touches.
+    says what was in them, and all blocks are freed that no other frame touches. Records between them move together.
 
-    The file keeps its length, other frames keep their places and numbers, so one that is being written may be given as well.
-    If the process is killed meanwhile, frames are whole, or given up; what is not freed yet then, `free` frees.
+    The file keeps its length, events their places, and all frames their order and numbers, so one that is being written may be
+    given as well. If the process is killed meanwhile, frames are whole, or given up; what is not freed yet then, `free` frees.
 
     Args:
         path: the journal.
@@ -185,21 +209,23 @@ def discard(
         before = os.fstat(fd).st_blocks
         last = max(wanted, default=-1)
         number = None if start > fmt.FILE_HEADER.size else -1
-        runs = _Runs(fd, sync, ended, number)
+        region = _Region(fd, sync, ended, number)
         for found in _walk(fd, sync, start or fmt.FILE_HEADER.size):
             place = wanted.get(found.at)
             gone = found.gone if place is None else place.gone
-            if found.at in borders:
-                runs.close(number)
-            number = found.number
-            if gone is None or any(found.at < border < found.end for border in borders):
-                runs.close(number)
-            else:
-                runs.add(found, gone, fresh=place is not None)
-            if found.at > last and not runs.open:
+            if found.at > last and (gone is None or not region.open):
                 break
-        runs.close(number)
-        return Discarded(max(before - os.fstat(fd).st_blocks, 0) * 512, runs.made)
+            if found.at in borders:
+                region.close(number)
+            number = found.number
+            if any(found.at < border < found.end for border in borders):
+                region.close(number)
+            elif gone is not None or found.kind in _MOVED:
+                region.add(found, gone, fresh=place is not None)
+            else:
+                region.close(number)
+        region.close(number)
+        return Discarded(max(before - os.fstat(fd).st_blocks, 0) * 512, region.made)
     finally:
         os.close(fd)
 
@@ -231,61 +257,138 @@ def free(path: Path, given: Iterable[tuple[int, int]]) -> int:
         os.close(fd)
 
 
-class _Runs:
-    """Makes one frame of each run of frames that are given up; who walks adds them, and says where a run ends."""
+class _Run(msgspec.Struct):
+    """Frames next to each other of which nothing is left but what they were."""
+
+    at: int
+    end: int
+    number: int
+    """Of the last one."""
+    gone: GivenUp
+    spans: bool
+    """Whether it stands for all frames since the one before it."""
+    fresh: bool
+    """Whether it is not written as one frame yet."""
+    records: list[_Found] = []
+    """That follow it."""
+
+    @property
+    def size(self) -> int:
+        """Bytes from one frame to the next."""
+        return self.end - self.at
+
+
+class _Region:
+    """Gives up what lies between two frames that stay where they are: runs, and records between them.
+
+    The records move to the beginning, so that the runs around them become one. Where they go is nothing any more, and what is
+    written there counts only when the run before is said to be shorter, which is one small write: who is killed leaves the
+    one or the other.
+    """
 
     def __init__(self, fd: int, sync: bytes, ended: Collection[int], before: int | None) -> None:
         """Args: the file; the mark of its frames; as of `discard`; number of the frame before, `None` if it is not known."""
-        self._fd, self._sync, self._ended = fd, sync, ended
-        self.made: list[tuple[int, int]] = []
-        self._frames: list[_Found] = []
-        self._gone = GivenUp()
-        self._fresh = False
-        self._before = before
+        self._fd, self._sync, self._ended, self._before = fd, sync, ended, before
+        self.made: list[Made] = []
+        self._runs: list[_Run] = []
 
     @property
     def open(self) -> bool:
-        """Whether there is one."""
-        return bool(self._frames)
+        """Whether there is a run."""
+        return bool(self._runs)
 
-    def add(self, found: _Found, gone: GivenUp, *, fresh: bool) -> None:
-        """The next frame of a run, or the first of the next one, as is right."""
-        if self._frames:
-            first, last = self._frames[0], self._frames[-1]
-            # A number that is missing before the first shows by its own.
-            whole = first.spans or self._before is not None and first.number == (self._before + 1) % _NUMBERS
-            follows = found.spans or found.number == (last.number + 1) % _NUMBERS
-            if not whole or not follows or found.end - first.at > LONGEST:
-                self.close(last.number)
-        self._frames.append(found)
-        self._gone = self._gone + gone
-        self._fresh = self._fresh or fresh
+    def add(self, found: _Found, gone: GivenUp | None, *, fresh: bool = False) -> None:
+        """The next frame: gone, or a record, which stays, if nothing is said of it."""
+        follows = found.spans or self._before is not None and found.number == (self._before + 1) % _NUMBERS
+        if not follows:
+            self.close(None)  # the number that is missing is to show
+        self._before = found.number
+        run = self._runs[-1] if self._runs else None
+        if gone is None:
+            if run is not None:
+                run.records.append(found)
+        elif run is None or run.records or not follows or found.end - run.at > LONGEST:
+            # One that shows a missing number is alone: those after it are the next run.
+            self._runs.append(_Run(found.at, found.end, found.number, gone, found.spans, fresh, []))
+            if not follows:
+                self.close(found.number)
+        else:
+            run.end, run.number, run.gone, run.spans, run.fresh = found.end, found.number, run.gone + gone, True, True
 
     def close(self, number: int | None) -> None:
-        """The run ends here; the frame before the next one has this number."""
-        frames, gone, fresh = self._frames, self._gone.without(self._ended), self._fresh
-        self._frames, self._gone, self._fresh, self._before = [], GivenUp(), False, number
-        if len(frames) > 1 or fresh:
-            self._write(frames, gone)
+        """The region ends here; the frame before the next one has this number."""
+        runs, self._runs, self._before = self._runs, [], number
+        if len(runs) < 2 and not any(run.fresh for run in runs):
+            return
+        start = runs[0].at
+        while runs:
+            run = runs.pop(0)
+            beginning = given_up.encode(run.gone.without(self._ended))
+            if fmt.FRAME_HEADER.size + len(beginning) > run.size:
+                start = run.end  # it would say no less than it holds
+                continue
+            if run.fresh:
+                os.pwrite(self._fd, self._frame(run, beginning, run.size), run.at)
+            if (following := self._drawn_in(run, runs)) is not None:
+                runs.insert(0, following)
+                continue
+            self.made.append(Made(start, run.at, run.end))
+            start = run.end
+            self._punch(run.at + fmt.FRAME_HEADER.size + len(beginning), run.end)
 
-    def _write(self, frames: list[_Found], gone: GivenUp) -> None:
-        first, last = frames[0], frames[-1]
-        length = last.end - first.at - fmt.FRAME_HEADER.size
-        beginning = given_up.encode(gone)
-        rest = length - len(beginning)
-        if rest < 0:
-            return  # it would say no less than it holds
-        flags = fmt.SPANS if len(frames) > 1 or first.spans else 0
-        crc = _crc_of_zeros(rest, zlib.crc32(beginning))
-        head = fmt.FRAME_HEADER.pack(self._sync, fmt.FrameType.GIVEN_UP, flags, 0, last.number, length, crc, 0)[:-4]
-        head += zlib.crc32(head).to_bytes(4, "little") + beginning
-        os.pwrite(self._fd, head, first.at)
-        self.made.append((first.at, last.end))
+    def _drawn_in(self, run: _Run, runs: list[_Run]) -> _Run | None:
+        """Moves records behind a run into it, as many as have room there, and takes what lies behind and between them away.
+
+        Returns:
+            The run that follows the records then; `None` if none could be moved.
+        """
+        size = fmt.FRAME_HEADER.size
+        tail = given_up.encode(GivenUp())
+        count, nbytes, gone, beginning = 0, 0, run.gone, b""
+        records: list[_Found] = []
+        for before, after in pairwise([run, *runs]):
+            more = sum(record.end - record.at for record in before.records)
+            both = gone + after.gone
+            said = given_up.encode(both.without(self._ended))
+            room = run.size - (size + len(said) + nbytes + more + size + len(tail))
+            if room < 0 or not before.records or after.end - run.at > LONGEST:
+                break
+            count, nbytes, gone, beginning = count + 1, nbytes + more, both, said
+            records += before.records
+        if not count:
+            return None
+        last = runs[count - 1]
+        at = run.at + size + len(beginning)
+        made = _Run(at + nbytes, last.end, last.number, GivenUp(), spans=True, fresh=False, records=last.records)
+        moved = [self._moved(record) for record in records]
+        os.pwrite(self._fd, b"".join([*moved, self._frame(made, tail, made.size)]), at)
+        os.pwrite(self._fd, self._frame(run, beginning, at - run.at), run.at)
+        del runs[:count]
+        return made
+
+    def _moved(self, record: _Found) -> bytes:
+        """A record as it stands where frames before it are gone."""
+        frame = os.pread(self._fd, record.end - record.at, record.at)
+        _, kind, flags, _, number, length, crc, _ = fmt.FRAME_HEADER.unpack_from(frame)
+        return self._header(kind, flags | fmt.SPANS, number, length, crc) + frame[fmt.FRAME_HEADER.size :]
+
+    def _frame(self, run: _Run, beginning: bytes, size: int) -> bytes:
+        """What stands for a run, of so many bytes, without the zeros at its end."""
+        length = size - fmt.FRAME_HEADER.size
+        crc = _crc_of_zeros(length - len(beginning), zlib.crc32(beginning))
+        flags = fmt.SPANS if run.spans else 0
+        return self._header(fmt.FrameType.GIVEN_UP, flags, run.number, length, crc) + beginning
+
+    def _header(self, kind: int, flags: int, number: int, length: int, crc: int) -> bytes:
+        head = fmt.FRAME_HEADER.pack(self._sync, kind, flags, 0, number, length, crc, 0)[:-4]
+        return head + zlib.crc32(head).to_bytes(4, "little")
+
+    def _punch(self, at: int, end: int) -> None:
         try:
-            _punch(self._fd, first.at + len(head), rest)
+            _punch(self._fd, at, end - at)
         except OSError as error:
             if error.errno in _UNABLE:
-                _clear(self._fd, first.at + len(head), rest)  # the frame says that it is empty
+                _clear(self._fd, at, end - at)  # the frame says that it is empty
             raise
 
 

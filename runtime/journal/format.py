@@ -45,7 +45,7 @@ COMPRESSED = 1
 ZSTD = 2
 """Frame flag: what follows the source's name is one zstd frame that says how long its content is."""
 SPANS = 4
-"""Frame flag of `GIVEN_UP`: it stands for all frames since the one before it in the file, whose numbers are not missing."""
+"""Frame flag, but of events: numbers between that of the frame before and its own are not missing, but given up."""
 Compression = Literal["", "zlib", "zstd"]
 MAX_PAYLOAD = 64 << 20
 """Longer frames are neither written nor believed."""

@@ -137,11 +137,11 @@ class FrameReader:
         start = self._at
         while self._sync is not None:
             found = self._frame_at(self._at, passed)
-            if found is None and self._at == start:
-                found = self._given_up_around(start)
+            if found is None and self._at == start and (gone := self._given_up_around(start)) is not None:
+                return gone
             if found is not None:
                 frame, number, end = found
-                spans = frame is not None and frame[0] == fmt.FrameType.GIVEN_UP and bool(frame[1] & fmt.SPANS)
+                spans = frame is not None and frame[0] != fmt.FrameType.EVENTS and bool(frame[1] & fmt.SPANS)
                 self._arrived(start, self._at, number, end, spans)
                 self._passed = None if self._passed is None else self._passed + self._events
                 return found
@@ -209,25 +209,35 @@ class FrameReader:
         return (kind, flags, payload), number, body + length
 
     def _given_up_around(self, at: int) -> tuple[Frame | None, int, int] | None:
-        """What stands there if a frame began at a byte that was given up meanwhile, together with frames before it: of what
-        was given up, that which was not read before."""
+        """Finds out whether a frame began at a byte that was given up meanwhile, together with what is around it.
+
+        Returns:
+            What was given up there and not read before; it goes on with the first record from around there that was not.
+        """
         size = fmt.FRAME_HEADER.size
         if self._sync is None or self._searches >= _MOST_SEARCHES or os.fstat(self._fd).st_size < at + size:
             return None
         head = fmt.decode_frame_header(os.pread(self._fd, size, at), 0, self._sync)
         if head is not None and at + size + head[3] > os.fstat(self._fd).st_size:
             return None  # it is being written
-        before, read, end = 0, self._passed, fmt.FILE_HEADER.size
-        while end <= at:
-            found = self._frame_at(end, lambda _: True)
+        before, border, on = 0, fmt.FILE_HEADER.size, -1
+        gone = given_up.GivenUp()
+        while border <= at:
+            found = self._frame_at(border, lambda _: True)
             if found is None:
                 break
-            frame, number, border = found
-            if border > at and frame is not None and frame[0] in given_up.KINDS:
-                gone = _gone_in(frame[0], frame[2]).beyond(0 if read is None else max(read - before, 0))
-                self._events = gone.total
-                return (int(fmt.FrameType.GIVEN_UP), fmt.SPANS, given_up.encode(gone)), number, border
-            before, end = before + self._events, border
+            frame, number, end = found
+            if frame is not None and frame[0] in given_up.KINDS:
+                said = _gone_in(frame[0], frame[2])
+                if self._passed is not None and before + said.total > self._passed:
+                    gone += said.beyond(max(self._passed - before, 0))
+                if end > at:
+                    self._at, self._passed = on if on >= 0 else end, before + said.total
+                    self._number += 0 if on >= 0 else ((number - self._number) & 0xFFFFFFFF) + 1
+                    return (int(fmt.FrameType.GIVEN_UP), fmt.SPANS, given_up.encode(gone)), number, end
+            elif frame is not None and on < 0 and (number - self._number) & 0xFFFFFFFF < 1 << 31:
+                on = border
+            before, border = before + self._events, end
         self._searches += 1
         return None
 
