@@ -65,6 +65,8 @@ class FrameReader:
         """That the last frame had."""
         self._passed: int | None = 0
         """Events of all frames so far; `None` if it began in the middle."""
+        self._ahead = 0
+        """Events of those that were read before they were given up, and that are counted from here on again."""
         self._searches = 0
         self.head = (0, 0, 0)
         """(where it begins, its number as it stands there, bytes of its payload) of the frame that `passed` is shown."""
@@ -93,7 +95,7 @@ class FrameReader:
     def resume(self, number: int, at: int) -> None:
         """Goes on at a position that was one of this file before."""
         self._number, self._at = number, at
-        self._passed = 0 if at == fmt.FILE_HEADER.size else None
+        self._passed, self._ahead = 0 if at == fmt.FILE_HEADER.size else None, 0
 
     @property
     def sync_word(self) -> bytes | None:
@@ -144,7 +146,7 @@ class FrameReader:
                 spans = frame is not None and frame[0] != fmt.FrameType.EVENTS and bool(frame[1] & fmt.SPANS)
                 self._arrived(start, self._at, number, end, spans)
                 self._passed = None if self._passed is None else self._passed + self._events
-                return found
+                return self._less(found) if self._ahead else found
             if not self._find_header(self._at + 1):
                 break
         # Nothing whole follows. What is left may be a frame that is being written: it is looked at again next time.
@@ -177,7 +179,9 @@ class FrameReader:
 
     def _frame_at(self, at: int, passed: Callable[[bytes], bool] | None = None) -> tuple[Frame | None, int, int] | None:
         """(frame, its number, where it ends) if a whole one is there; without the frame if it is passed over."""
-        head = os.pread(self._fd, fmt.FRAME_HEADER.size, at)
+        # Together, as something of it may be given up meanwhile.
+        both = os.pread(self._fd, fmt.FRAME_HEADER.size + (0 if passed is None else fmt.MAX_EVENTS_HEADER), at)
+        head = both[: fmt.FRAME_HEADER.size]
         if self._sync is None or len(head) < fmt.FRAME_HEADER.size:
             return None
         found = fmt.decode_frame_header(head, 0, self._sync)
@@ -197,7 +201,7 @@ class FrameReader:
             self._events = _gone_in(kind, payload).total
             return (kind, flags, payload), number, body + length
         if passed is not None and kind == fmt.FrameType.EVENTS:
-            beginning = os.pread(self._fd, min(length, fmt.MAX_EVENTS_HEADER), body)
+            beginning = both[len(head) : len(head) + length]
             if passed(beginning):
                 self._events = int.from_bytes(beginning[_COUNT], "little")
                 return None, number, body + length
@@ -220,26 +224,42 @@ class FrameReader:
         head = fmt.decode_frame_header(os.pread(self._fd, size, at), 0, self._sync)
         if head is not None and at + size + head[3] > os.fstat(self._fd).st_size:
             return None  # it is being written
-        before, border, on = 0, fmt.FILE_HEADER.size, -1
+        before, border = 0, fmt.FILE_HEADER.size
+        record: tuple[int, int] | None = None
         gone = given_up.GivenUp()
         while border <= at:
             found = self._frame_at(border, lambda _: True)
             if found is None:
                 break
             frame, number, end = found
-            if frame is not None and frame[0] in given_up.KINDS:
-                said = _gone_in(frame[0], frame[2])
-                if self._passed is not None and before + said.total > self._passed:
-                    gone += said.beyond(max(self._passed - before, 0))
-                if end > at:
-                    self._at, self._passed = on if on >= 0 else end, before + said.total
-                    self._number += 0 if on >= 0 else ((number - self._number) & 0xFFFFFFFF) + 1
-                    return (int(fmt.FrameType.GIVEN_UP), fmt.SPANS, given_up.encode(gone)), number, end
-            elif frame is not None and on < 0 and (number - self._number) & 0xFFFFFFFF < 1 << 31:
-                on = border
+            over = frame is not None and frame[0] in given_up.KINDS
+            ahead = (number - self._number) & 0xFFFFFFFF
+            if frame is not None and record is None:
+                if over:
+                    gone += _beyond(_gone_in(frame[0], frame[2]), before, self._passed)
+                elif ahead < 1 << 31:
+                    record = border, before
+            if end > at and frame is not None and (over or border < at):
+                self._at, total = record or (end, before + self._events)
+                if record is None and ahead < 1 << 31:
+                    self._number += ahead + 1
+                if self._passed is not None:
+                    self._ahead = max(self._passed - total, 0)
+                    self._passed = total
+                return (int(fmt.FrameType.GIVEN_UP), fmt.SPANS, given_up.encode(gone)), number, end
             before, border = before + self._events, end
         self._searches += 1
         return None
+
+    def _less(self, found: tuple[Frame | None, int, int]) -> tuple[Frame | None, int, int]:
+        """The same, without events that were read before they were given up."""
+        frame, number, end = found
+        if frame is None or frame[0] not in given_up.KINDS:
+            return found
+        gone = _gone_in(frame[0], frame[2])
+        read = min(self._ahead, gone.total)
+        self._ahead -= read
+        return (int(fmt.FrameType.GIVEN_UP), frame[1], given_up.encode(gone.beyond(read))), number, end
 
     def _find_header(self, at: int) -> bool:
         """Moves to the next bytes from `at` on that look like a frame's header."""
@@ -283,3 +303,10 @@ def _gone_in(kind: int, payload: bytes) -> given_up.GivenUp:
         return given_up.decode(kind, payload)
     except FormatError:
         return given_up.GivenUp()
+
+
+def _beyond(gone: given_up.GivenUp, before: int, passed: int | None) -> given_up.GivenUp:
+    """What of it was not read before, if so many events come before it and so many were read; nothing if that is not known."""
+    if passed is None or before + gone.total <= passed:
+        return given_up.GivenUp()
+    return gone.beyond(max(passed - before, 0))
