@@ -62,7 +62,8 @@ class Store:
         self._seats: dict[str, _Seat] = {}
         self._open: set[str] = set()
         self._stuck: set[str] = set()
-        """Streams whose files hold what the disk has lost."""
+        """Streams whose files hold what the disk has lost, and could not be cut. That is not noted on the disk, which refuses
+        even that: the next start reads these files from the disk itself, and takes them as far as they are there."""
         self._removing: set[str] = set()
         self._opening = threading.Lock()
         """Guards which files are open, and which are being deleted; never held while the disk is waited for."""
