@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ async def test_it_is_kept_once_it_cannot_change(journal: Path) -> None:
     tables = Tables()
     found = await tables.get(journal, 0, closed=True)
     assert json.loads(found)["left_out"] == 0
-    journal.unlink()
+    os.unlink(journal)
     assert await tables.get(journal, 0, closed=True) == found
     with pytest.raises(ProblemError, match="could not be read"):
         await tables.get(journal, 1, closed=True)

@@ -197,7 +197,7 @@ def test_whoever_is_killed_leaves_a_whole_journal(drawn: Drawn, when: int) -> No
             left -= 1
             if left < 0:
                 raise KeyboardInterrupt
-            return real_write(*arguments) if isinstance(arguments[1], bytes) else real_punch(*arguments)
+            return int(real_write(*arguments) if isinstance(arguments[1], bytes) else real_punch(*arguments))
 
         real_write, real_punch = os.pwrite, discarding._fallocate
         with pytest.MonkeyPatch.context() as patch:

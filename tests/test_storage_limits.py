@@ -186,7 +186,7 @@ def test_what_has_nothing_left_is_forgotten(store: Store) -> None:
     storage.enforce()
     inventory = Inventory(path)
     inventory.look()
-    assert set(inventory.windows) == set(kept(path)) and len(inventory.windows) < 8
+    assert set(inventory.windows) == set(kept(path)) and len(inventory.windows) < 12
 
 
 def test_more_is_freed_than_must_be(store: Store) -> None:
@@ -244,11 +244,11 @@ def test_a_file_system_that_frees_no_parts_is_refused(tmp_path: Path, capsys: py
         assert main(["collect", "--dir", str(disk / "c"), "--port", "0", "--disk", "1000000"]) == 1
         assert "--max-bytes" in capsys.readouterr().err
         assert Storage(store, StoragePolicy()).enforce().used > 512 * KIB
-        # Whoever tries all the same loses no more than one run of frames, and the file is whole.
+        # Whoever tries all the same loses what was chosen at most, and the file is whole.
         before = kept(path).total()
         with pytest.raises(OSError, match="not supported"):
-            discard(path, places(path))
-        assert kept(path).total() == before - 128 * KIB // 64
+            discard(path, [place for place in places(path) if place.header.window < 2])
+        assert kept(path).total() == before - 2 * 128 * KIB // 64
     assert block_bytes(tmp_path) > 0
 
 

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from stepscope.collector.app import Collector
+from stepscope.collector.archive import Archive
 from stepscope.collector.disk_use import disk_use
 from stepscope.collector.merge.recording import Recording
 from stepscope.collector.settings import CollectorSettings
@@ -21,6 +22,7 @@ from stepscope.exporters.specimens import batch_of, spans
 from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.window import Step
+from tests.archives import restored
 from tests.collectors import Process, free_port
 from tests.support import poll
 from tests.viewers.scene import START, make_run, make_window
@@ -108,9 +110,16 @@ def held(path: Path) -> tuple[Counter[int], int]:
         return found, reader.discarded
 
 
-def settings(directory: Path, limit: int, **others: int) -> CollectorSettings:
+def settings(directory: Path, limit: int, max_kept_streams: int = 100) -> CollectorSettings:
     """Those of a collector whose disk is soon full."""
-    return CollectorSettings(directory=directory, port=0, disk_bytes=limit, keep_newest=2, keep_slowest=1, **others)
+    return CollectorSettings(
+        directory=directory,
+        port=0,
+        disk_bytes=limit,
+        keep_newest=2,
+        keep_slowest=1,
+        max_kept_streams=max_kept_streams,
+    )
 
 
 async def test_nobody_is_refused_and_what_is_dear_stays(tmp_path: Path) -> None:
@@ -209,6 +218,38 @@ async def test_runs_that_are_over_make_room(tmp_path: Path) -> None:
         shown = view.view()
         assert shown is not None and shown.deleted_streams == runs - len(there)
         assert shown.deleted_events == (runs - len(there)) * 3 * FRAMES * 100
+
+
+async def test_what_is_copied_elsewhere_is_whole(tmp_path: Path) -> None:
+    """In small parts, while what is around them is given up; a run that is over is deleted only when all of it was copied."""
+    directory, limit = tmp_path / "c", MIB
+    made = msgspec.structs.replace(
+        settings(directory, limit),
+        upload=f"file://{tmp_path / 'remote'}",
+        upload_seconds=0.01,
+        upload_part_bytes=20_000,
+    )
+    collector = Collector(made)
+    ranks = [Training("ws://127.0.0.1:1", tmp_path, 0, began=number * 1000, tasks=True) for number in range(3)]
+    async with collector.serving() as url:
+        for rank in ranks:
+            rank.exporter = CollectorExporter(url, settings=QUICK)
+            await rank.exporter.open(rank.run)
+            for window in range(100):
+                await rank.window(window)
+            await rank.exporter.aclose()
+            await poll(lambda: Archive(made.upload).manifest(rank.exporter.stream).complete)  # noqa: B023
+        assert disk_use(directory).total <= limit
+    copied = Archive(made.upload)
+    for rank in ranks:
+        back = tmp_path / "back"
+        manifest = copied.manifest(rank.exporter.stream)
+        back.write_bytes(restored(copied, rank.exporter.stream))
+        there, gone = held(back)
+        assert manifest.complete and there.total() + gone == rank.sent.total()
+        kept = rank.journal(directory)
+        assert not kept.exists() or held(kept)[0] <= there
+    assert not ranks[0].journal(directory).exists() and ranks[2].journal(directory).exists()
 
 
 async def test_a_collector_that_is_killed_while_it_gives_up(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def discard(
         ended: windows whose ends are among what is given up, or were: nobody asks how many events each of them had.
 
     Raises:
-        OSError: if the file cannot be written, or its file system cannot free a part of it; that costs one run of frames at
+        OSError: if the file cannot be written, or its file system cannot free a part of it; that costs what was chosen at
             most.
         FormatError: if it is no journal.
     """
