@@ -151,7 +151,7 @@ class Inventory:
         finally:
             reader.close()
         self._made.clear()
-        self._forget()
+        self._forget(*self.windows)
 
     def frames(self, window: int, after: int, most: int) -> list[EventsPlace]:
         """The first frames of a window that have events.
@@ -184,7 +184,7 @@ class Inventory:
         events = sum(place.header.count for place in frames)
         extent.events -= events
         self._gone[window] = gone = self._gone.get(window, 0) + events
-        self._forget()
+        self._forget(window)
         return gone
 
     @property
@@ -279,6 +279,8 @@ class Inventory:
         """Notes that frames have become one: no frame begins or ends within it."""
         for made in done.made:
             for extent in self.windows.values():
+                if min(extent.at, extent.after) > made.end:
+                    break  # they are in the order of their first frames
                 if made.at < extent.at <= made.end or made.at < extent.after <= made.end:
                     extent.at = made.last
                 if made.at < extent.end < made.end:
@@ -359,8 +361,10 @@ class Inventory:
         extent.last_ns = max(extent.last_ns, time)
         self.last_ns = max(self.last_ns, time)
 
-    def _forget(self) -> None:
-        for window in [window for window, extent in self.windows.items() if extent.closed and extent.nbytes <= 0]:
-            del self.windows[window]
-            self._gone.pop(window, None)
-            self._oldest_record = None
+    def _forget(self, *windows: int) -> None:
+        for window in windows:
+            extent = self.windows[window]
+            if extent.closed and extent.nbytes <= 0:
+                del self.windows[window]
+                self._gone.pop(window, None)
+                self._oldest_record = None

@@ -249,5 +249,6 @@ def test_only_blocks_that_something_else_touches_stay(tmp_path: Path, size: int)
         done = discard(path, chosen[at : at + 50], start=start)
         start = done.made[-1].last
     left = path.stat().st_blocks * 512
-    assert left <= 2 * records + 8 * block, (left, records)
+    # And one for each frame that may grow no longer.
+    assert left <= 2 * records + (8 + path.stat().st_size // discarding.LONGEST) * block, (left, records)
     assert content(path).events == {1: 1}

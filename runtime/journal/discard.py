@@ -18,7 +18,7 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import given_up
 from stepscope.runtime.journal.given_up import GivenUp
 
-LONGEST = 4 << 20
+LONGEST = 1 << 20
 """Bytes up to which frames that are given up become one; each such frame leaves a header behind."""
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
