@@ -28,7 +28,7 @@ from tests.collectors import answer, connected
 from tests.disks import disk_without_holes
 from tests.streams import frames, hello
 from tests.support import poll
-from tests.windowed import END, encoded, events, run_of, stored, windows
+from tests.windowed import END, closed, encoded, events, run_of, stored, windows
 
 ONE, TWO, THREE = "1" * 32, "2" * 32, "3" * 32
 KIB, MIB = 1 << 10, 1 << 20
@@ -153,6 +153,37 @@ def test_blocks_that_small_frames_share_are_freed(store: Store) -> None:
     assert freed == (blocks - large.stat().st_blocks) * 512
     # A file of many pieces takes blocks for where they are.
     assert 10 * 100_000 * 3 // 4 < freed <= 10 * 100_000
+
+
+def test_a_run_that_is_over_goes_when_its_time_comes(store: Store) -> None:
+    """Whole, the oldest first: not one with a window that is among the slowest, nor one that was not copied whole."""
+    streams = [f"{number:032x}" for number in range(1, 7)]
+    for at, stream in enumerate(streams):
+        made = list(windows(range(3), 256 * KIB, began=100 * at, first=100 * at, packed="zstd"))
+        if at == 1:
+            made[4] = closed(0, 100, 100, seconds=50.0)
+        stored(store, stream, [run_of(began=100 * at), *made, END])
+    copied = {stream: store.path(stream).stat().st_size - (at == 2) for at, stream in enumerate(streams)}
+    limit = disk_use(store.directory).total * 5 // 8
+    policy = StoragePolicy(max_bytes=limit, newest=3, slowest=1)
+    storage = Storage(store, policy, copied=lambda stream: copied[stream])
+    done = storage.enforce()
+    assert streams[0] in done.deleted and not {streams[1], streams[2], streams[5]} & set(done.deleted)
+    assert done.used <= limit and kept(store.path(streams[1]))[0] and kept(store.path(streams[5])).total() == 3 * 4096
+    assert not any(store.path(stream).parent.exists() for stream in done.deleted)
+    assert done.removed_bytes == sum(copied[stream] for stream in done.deleted)
+
+
+def test_one_that_has_no_end_goes_when_nothing_was_heard_of_it(store: Store) -> None:
+    """Its process was killed, and might deliver the rest: after an hour it is not waited for any longer."""
+    died, again = stored(store, ONE, [run_of(), *windows(range(4), 256 * KIB)]), TWO
+    stored(store, again, [run_of(began=100), *windows(range(4), 256 * KIB, began=100, first=100), END])
+    policy = StoragePolicy(max_bytes=disk_use(store.directory).total * 3 // 5, newest=4, slowest=0)
+    assert not Storage(store, policy).enforce().deleted and died.exists()
+    stored_at = died.stat().st_mtime - 7200
+    os.utime(died, (stored_at, stored_at))
+    policy = StoragePolicy(max_bytes=disk_use(store.directory).total * 9 // 10, newest=1, slowest=0)
+    assert Storage(store, policy).enforce().deleted == [ONE] and not died.exists()
 
 
 # what a look costs
