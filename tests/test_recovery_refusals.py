@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -108,11 +110,12 @@ def test_a_full_disk(crash: Crash, small_disk: Path, tmp_path: Path, capfd: pyte
 
 
 @pytest.fixture(scope="module")
-def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A crashed run with its session directory, to be damaged in copies."""
-    place = tmp_path_factory.mktemp("left")
-    Crash(place).of(BODY.format(between="number == 7 and profiler.flush()"), drain_interval=1000.0)
-    return place
+def left_behind() -> Iterator[Path]:
+    """A crashed run with its session directory, to be damaged; in memory, as a busy disk would make each time a long one."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        place = Path(name)
+        Crash(place).of(BODY.format(between="number == 7 and profiler.flush()"), drain_interval=1000.0)
+        yield place
 
 
 @given(
