@@ -27,6 +27,8 @@ Self = TypeVar("Self")
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 _close_all: Callable[[str], None] | None = None
+_ends_by = 0
+"""The signal for which the profilers are being closed, and of which the process is going to die; 0: none."""
 
 
 def watch(close_all: Callable[[str], None], seconds: float) -> None:
@@ -52,6 +54,13 @@ def unwatch() -> None:
     for number in _ENDING if _on_main_thread() else ():
         if signal.getsignal(number) is _terminate:
             signal.signal(number, signal.SIG_DFL)
+
+
+def die_if_asked() -> None:
+    """To be called when the program has ended by itself and the profilers are closed: if a signal has asked for that meanwhile,
+    which another thread is yet to obey, the process dies of it now."""
+    if _ends_by:
+        _core.die_of_signal(_ends_by)
 
 
 def uninterrupted(method: Callable[Concatenate[Self, P], R]) -> Callable[Concatenate[Self, P], R]:
@@ -92,8 +101,10 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 def _end(number: int) -> None:
     """Closes the profilers and has the process die, unless that is being done."""
+    global _ends_by
     if not _core.begin_ending():
         return
+    _ends_by = number
     try:
         if _close_all is not None:
             _held(_close_all, signal.Signals(number).name)
@@ -104,8 +115,8 @@ def _end(number: int) -> None:
 
 def _forked() -> None:
     """A child has nothing to deliver of its parent's: who terminates it does not wait."""
-    global _close_all
-    _close_all = None
+    global _close_all, _ends_by
+    _close_all, _ends_by = None, 0
     unwatch()
 
 
