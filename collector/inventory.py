@@ -76,6 +76,8 @@ class Inventory:
         """Of all its windows, with those that were given up."""
         self.last_ns = 0
         """Of its latest window, or event."""
+        self.size = 0
+        """Bytes of the file, as of the last look."""
         self.grown_ns = 0
         """Unix time at which it was seen to have grown."""
         self.unfreed: list[tuple[int, int]] = []
@@ -134,6 +136,7 @@ class Inventory:
             if (about.st_dev, about.st_ino) != self._file or about.st_size < self.position:
                 self._start_anew()
                 self._file = (about.st_dev, about.st_ino)
+            self.size = about.st_size
             if self.position:
                 reader.resume(*self._position)
 
