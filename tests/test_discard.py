@@ -29,6 +29,7 @@ from tests.windowed import Frame, closed, encoded, run_of
 
 BLOCK = 4096
 HEADER = fmt.FRAME_HEADER.size
+FALLOCATE: Callable[..., int] = vars(holes)["_fallocate"]
 
 
 def batch(window: int, size: int) -> Frame:
@@ -193,17 +194,19 @@ def test_whoever_is_killed_leaves_a_whole_journal(drawn: Drawn, when: int) -> No
         before = content(path)
         left = when
 
-        def dying(*arguments: int) -> int:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-            return int(real_write(*arguments) if isinstance(arguments[1], bytes) else real_punch(*arguments))
+        def dying(real: Callable[..., int]) -> Callable[..., int]:
+            def work(*arguments: int | bytes) -> int:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise KeyboardInterrupt
+                return real(*arguments)
 
-        real_write, real_punch = os.pwrite, holes._fallocate
+            return work
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(os, "pwrite", dying)
-            patch.setattr(holes, "_fallocate", dying)
+            patch.setattr(os, "pwrite", dying(os.pwrite))
+            patch.setattr("stepscope.runtime.journal.holes._fallocate", dying(FALLOCATE))
             try:
                 for numbers in drawn.rounds:
                     discard(path, chosen_of(path, numbers))
