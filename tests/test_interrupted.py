@@ -40,6 +40,7 @@ def test_a_pause(name: str, depth: int, output_dir: Path) -> None:
     memory = sc.MemoryExporter()
     with sc.trace(exporters=[memory], output_dir=output_dir) as profiler, interrupting() as interrupt:
         after = depth + 1 if name == "pause" else max(depth - 1, 0)
+        point = 0
         for point in itertools.count(1):
             for _ in range(depth):
                 profiler.pause()
@@ -70,6 +71,7 @@ def test_a_step(output_dir: Path) -> None:
         interrupting() as interrupt,
     ):
         for change in range(3):
+            point = 0
             for point in itertools.count(1):
                 while profiler.step_num % 3 != change:
                     profiler.step()
@@ -93,8 +95,11 @@ def test_a_step(output_dir: Path) -> None:
 def test_an_inbox() -> None:
     """An item is in it and counted, or neither."""
     with interrupting() as interrupt:
+        point = 0
+        inbox: Inbox[int] = Inbox(100, lambda: None)
+        known = inbox.statistics()
         for point in itertools.count(1):
-            inbox: Inbox[int] = Inbox(100, lambda: None)
+            inbox = Inbox(100, lambda: None)
             interrupted = interrupt(lambda: inbox.put(1, 10), point)  # noqa: B023
             assert not locks.held_here()
             known = inbox.statistics()
@@ -109,6 +114,7 @@ def test_work() -> None:
     """It is done once, and whoever waits next gets its result; no thread is left that waits for a lock."""
     done: list[int] = []
     with interrupting() as interrupt:
+        point = 0
         for point in itertools.count(1):
             work = Work(done.append, point, name="interrupted work")
             interrupted = interrupt(lambda: work.finish(lambda: None), point)  # noqa: B023
@@ -123,8 +129,10 @@ def test_work() -> None:
 def test_callbacks() -> None:
     """What was put is called, once and in order, whatever is interrupted; and the wait for it ends."""
     with interrupting() as interrupt:
+        point = 0
+        made: list[int] = []
         for point in itertools.count(1):
-            made: list[int] = []
+            made = []
             callbacks = Callbacks(made.append)
             interrupted = interrupt(lambda: callbacks.put(1), point)  # noqa: B023
             callbacks.put(2)
@@ -186,6 +194,7 @@ def test_a_handler_makes_the_call_that_it_interrupts(make: Callable[[], Callable
     """Anywhere: it does not wait for a lock that its own thread holds."""
     call = make()
     with interrupting() as interrupt:
+        point = 0
         for point in itertools.count(1):
             if not interrupt(call, point, call):
                 break
@@ -197,6 +206,7 @@ def test_a_lock_that_is_taken_if_it_is_free() -> None:
     """It is given back wherever that is interrupted, and the call is not made while another thread has it."""
     lock, made = locks.reentrant(), list[int]()
     with interrupting() as interrupt:
+        point = 0
         for point in itertools.count(1):
             interrupted = interrupt(lambda: locks.if_free(lock, lambda: made.append(point)), point)  # noqa: B023
             assert not locks.held_here(), interrupt.where
@@ -214,6 +224,7 @@ def test_a_lock_that_is_given_back_for_a_call() -> None:
     """It is held again afterwards, wherever that is interrupted."""
     lock, held = locks.reentrant(), list[bool]()
     with interrupting() as interrupt:
+        point = 0
         for point in itertools.count(1):
             with lock:
                 interrupted = interrupt(lambda: locks.without(lock, lambda: held.append(locks.held_here())), point)

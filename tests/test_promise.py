@@ -53,6 +53,7 @@ def test_nothing_in_time() -> None:
 def test_interrupted_anywhere() -> None:
     """A handler that raises at any point of who waits holds up neither the giver nor others who wait."""
     with interrupting() as interrupt:
+        point = 0
         for point in itertools.count(1):
             promise: Promise[int] = Promise()
             other = threading.Thread(target=promise.wait, daemon=True)
