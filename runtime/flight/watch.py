@@ -102,7 +102,7 @@ class Watch:
             self._note(self._calls.popleft())
 
     def look(self, news: News) -> list[Fired]:
-        """What has fired by now, in the order of its times."""
+        """What has fired, in the order of its times, up to when all triggers know everything."""
         for name, evaluator in self._evaluators:
             self._take(name, ask(evaluator, news), news.now)
         for beside in self._beside:
@@ -112,8 +112,9 @@ class Watch:
                 beside.look(news)
             except RuntimeError as error:  # there is no thread for it
                 self._keep(beside.name, "look", error)
-        due = sorted((fired for fired in self._waiting if fired.finding.at <= news.now), key=lambda f: f.finding.at)
-        self._waiting = [fired for fired in self._waiting if fired.finding.at > news.now]
+        until = self.seen(news.now)
+        due = sorted((fired for fired in self._waiting if fired.finding.at <= until), key=lambda f: f.finding.at)
+        self._waiting = [fired for fired in self._waiting if fired.finding.at > until]
         return due
 
     def seen(self, until: int) -> int:
