@@ -71,9 +71,8 @@ Stack *stack_new(Thread *owner, uint32_t track) {
     atomic_fetch_add_explicit(&s->pushes, 1, memory_order_relaxed);
     atomic_store_explicit(&s->depth, 0, memory_order_release);
     atomic_store_explicit(&s->gone, 0, memory_order_relaxed);
-    stack_hang(s, (Parent){0});
     atomic_store_explicit(&s->owner, owner->serial, memory_order_relaxed);
-    s->track = track;
+    stack_hang(s, (Parent){0}), s->track = track;
     atomic_store_explicit(&s->used, 1, memory_order_release);
     return s;
 }
@@ -237,12 +236,13 @@ static uint32_t copy_stable(const Stack *s, Frame *frames) {
     for (int tries = 0; tries < 1000; tries++) {
         uint64_t before = atomic_load_explicit(&s->pushes, memory_order_acquire);
         uint32_t depth = atomic_load_explicit(&s->depth, memory_order_acquire) % DEEP, kept = 0;
-        for (uint32_t i = 0; i < depth && i < STACK_FRAMES; i++) {
-            frames[kept] = s->frames[i];
-            kept += !dead(&frames[kept]) && (!kept || frames[kept].id != frames[kept - 1].id); /* make_room copies some */
-        }
+        if (depth > STACK_FRAMES) depth = STACK_FRAMES;
+        memcpy(frames, s->frames, depth * sizeof *frames);
         atomic_thread_fence(memory_order_acquire);
-        if (atomic_load_explicit(&s->pushes, memory_order_relaxed) == before) return kept;
+        if (atomic_load_explicit(&s->pushes, memory_order_relaxed) != before) continue;
+        for (uint32_t i = 0; i < depth; i++) /* what make_room moves is there twice */
+            if (!dead(&frames[i]) && (!kept || frames[i].id != frames[kept - 1].id)) frames[kept++] = frames[i];
+        return kept;
     }
     return 0; /* so busy that its spans end within the reading */
 }
