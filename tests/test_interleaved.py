@@ -266,7 +266,7 @@ def test_left_by_another_thread_after_it_was_moved() -> None:
     with recording() as log, closing(loader("left")) as left, closing(loader("right")) as right:
         kept = [span(f"kept {number}").__enter__() for number in range(4)]
         for _ in range(KEPT_FRAMES):
-            next(left), next(right)
+            assert [next(left), next(right)] == ["left", "right"]
             kept.append(kept.pop(0))
             kept[-1].__exit__(None, None, None)
             kept[-1].__enter__()
