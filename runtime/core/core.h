@@ -138,7 +138,7 @@ PyObject *control_py_take_refused(PyObject *self, PyObject *pid);
 
 /* stack.c: the open spans of a thread or task, in a mapped file, so that a killed process leaves them. */
 enum {
-    FRAME_DEAD = 1 /* left out of order: popped when it comes to the top */, FRAME_ITT = 2,
+    FRAME_DEAD = 1 /* left out of order: taken out when it comes to the top, or room is needed */, FRAME_ITT = 2,
     FRAME_SUSPENDED = 4 /* stands for the time in which a task does not run: nobody's parent */
 };
 typedef struct {
@@ -150,21 +150,23 @@ typedef struct {
 typedef struct {
     _Atomic uint32_t used;
     uint32_t track;
-    _Atomic uint32_t depth;  /* may exceed STACK_FRAMES; frames above are not kept */
+    _Atomic uint32_t depth;  /* frames in use, and DEEP for each open span that has none */
     uint32_t index;
     _Atomic uint64_t pushes; /* changes before a frame is overwritten: readers check it */
     uint64_t parent;         /* parent of the outermost span (of another task or thread) */
     _Atomic uint64_t owner;  /* serial of the Thread that pushes and pops here */
     _Atomic uint64_t gone;   /* spans without a frame that another thread left */
-    uint32_t parent_track, zero[3];
+    uint32_t parent_track, level; /* level: of the last span without a frame that may be open */
+    int64_t deep_ts;         /* when the latest span without a frame was entered */
     Frame frames[STACK_FRAMES];
 } Stack;
+enum { DEEP = STACK_FRAMES + 2 }; /* a power of 2 */
 _Static_assert(sizeof(Stack) == 4096, "a stack is one page");
 typedef struct {             /* an entered span; all that its record needs, whatever became of the stack */
     Stack *stack;
     uint64_t id, parent;
     int64_t ts;
-    uint32_t depth, name, track;
+    uint32_t level, name, track; /* level: 0 if it has a frame, else one that no other open span has */
     uint16_t category;
 } Open;
 struct Thread;

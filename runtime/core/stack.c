@@ -1,9 +1,9 @@
 /* Stacks of open spans: parents, exact self time, and what recovery finds of spans that never ended.
  *
  * A stack belongs to one thread or one task and is changed by its owner only; the exceptions are a frame that
- * another thread marks dead, and the count of spans without a frame that others left. Stacks live in pages of a
- * mapped file and are reused, never unmapped: a span that outlives its stack finds other ids there and leaves them
- * alone. In a forked child the parent's pages are replaced by empty ones, without a track: no stack at all. */
+ * another thread marks dead, with the lock held, and the count of spans without a frame that others left. Stacks live
+ * in pages of a mapped file and are reused, never unmapped: a span that outlives its stack finds other ids there and
+ * leaves them alone. In a forked child the parent's pages are replaced by empty ones, without a track: no stack at all. */
 #include "core.h"
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -71,23 +71,27 @@ Stack *stack_new(Thread *owner, uint32_t track) {
     atomic_fetch_add_explicit(&s->pushes, 1, memory_order_relaxed);
     atomic_store_explicit(&s->depth, 0, memory_order_release);
     atomic_store_explicit(&s->gone, 0, memory_order_relaxed);
-    stack_hang(s, (Parent){0});
     atomic_store_explicit(&s->owner, owner->serial, memory_order_relaxed);
-    s->track = track;
+    stack_hang(s, (Parent){0}), s->track = track;
     atomic_store_explicit(&s->used, 1, memory_order_release);
     return s;
 }
 
 /* Another thread may leave a span of this stack. */
 static uint32_t flags_of(const Frame *f) { return __atomic_load_n(&f->flags, __ATOMIC_RELAXED); }
+static bool dead(const Frame *f) { return flags_of(f) & FRAME_DEAD; }
+
+static uint32_t set_depth(Stack *s, uint32_t depth) {
+    atomic_store_explicit(&s->depth, depth, memory_order_release);
+    return depth;
+}
 
 void stack_free(Stack *s) {
     if (!s->track) return; /* of the process that this one was forked from */
-    uint32_t depth = atomic_load_explicit(&s->depth, memory_order_relaxed);
-    for (uint32_t i = 0; i < depth && i < STACK_FRAMES; i++)
-        if (!(flags_of(&s->frames[i]) & FRAME_DEAD)) count_one(&g_counts.spans_abandoned);
+    for (uint32_t i = atomic_load_explicit(&s->depth, memory_order_relaxed) % DEEP; i-- > 0;)
+        if (!dead(&s->frames[i])) count_one(&g_counts.spans_abandoned);
     pthread_mutex_lock(&lock);
-    atomic_store_explicit(&s->depth, 0, memory_order_release);
+    set_depth(s, 0);
     atomic_store_explicit(&s->used, 0, memory_order_relaxed);
     atomic_store_explicit(&s->owner, 0, memory_order_relaxed);
     spare[spares++] = s;
@@ -96,48 +100,65 @@ void stack_free(Stack *s) {
 
 /* The depth, without what other threads have left at the top. For the owner. */
 static uint32_t settle(Stack *s) {
-    uint32_t depth = atomic_load_explicit(&s->depth, memory_order_relaxed);
-    if (depth > STACK_FRAMES && atomic_load_explicit(&s->gone, memory_order_relaxed)) {
+    uint32_t was = atomic_load_explicit(&s->depth, memory_order_relaxed), depth = was;
+    if (depth >= DEEP && atomic_load_explicit(&s->gone, memory_order_relaxed)) {
         uint64_t gone = atomic_exchange_explicit(&s->gone, 0, memory_order_relaxed);
-        depth -= gone < depth - STACK_FRAMES ? (uint32_t)gone : depth - STACK_FRAMES;
+        depth -= (gone < depth / DEEP ? (uint32_t)gone : depth / DEEP) * DEEP;
     }
-    while (depth > 0 && depth <= STACK_FRAMES && flags_of(&s->frames[depth - 1]) & FRAME_DEAD) depth--;
-    return depth;
+    while (depth % DEEP && dead(&s->frames[depth % DEEP - 1])) depth--;
+    return depth == was ? depth : set_depth(s, depth);
+}
+
+static inline void changing(Stack *s) { /* readers that began before copy again */
+    atomic_store_explicit(&s->pushes, atomic_load_explicit(&s->pushes, memory_order_relaxed) + 1, memory_order_release);
+    atomic_thread_fence(memory_order_release);
+}
+
+/* Takes the dead frames out. Whenever the process is killed, and for readers between two changes, each open span is
+ * whole in one frame or in two: a frame is dead while it is overwritten, and what was copied dies after the copy lives. */
+static uint32_t __attribute__((noinline)) make_room(Stack *s, uint32_t depth) {
+    uint32_t kept = 0;
+    pthread_mutex_lock(&lock);
+    for (uint32_t i = 0; i < depth % DEEP; i++) {
+        Frame *from = &s->frames[i], *to = &s->frames[kept];
+        uint16_t flags = (uint16_t)flags_of(from);
+        if (flags & FRAME_DEAD || kept++ == i) continue;
+        changing(s);
+        to->ts = from->ts, to->child = from->child, to->id = from->id, to->name = from->name, to->category = from->category;
+        changing(s);
+        __atomic_store_n(&to->flags, flags, __ATOMIC_RELEASE);
+        changing(s);
+        __atomic_store_n(&from->flags, flags | FRAME_DEAD, __ATOMIC_RELAXED);
+    }
+    pthread_mutex_unlock(&lock);
+    return set_depth(s, depth / DEEP * DEEP + kept);
 }
 
 void span_open(Thread *thread, Stack *s, Open *open, uint32_t name, uint16_t category, uint16_t frame_flags) {
     uint32_t depth = settle(s);
-    uint32_t kept = depth < STACK_FRAMES ? depth : STACK_FRAMES;
-    open->stack = s;
-    open->id = thread->next_id++;
-    open->parent = kept ? s->frames[kept - 1].id : s->parent;
-    open->depth = depth;
-    open->name = name;
-    open->track = s->track;
-    open->category = category;
-    if (depth < STACK_FRAMES) {
-        Frame *f = &s->frames[depth];
-        atomic_store_explicit(&s->pushes, atomic_load_explicit(&s->pushes, memory_order_relaxed) + 1, memory_order_release);
-        atomic_thread_fence(memory_order_release);
-        f->child = 0;
-        f->id = open->id;
-        f->name = name;
-        f->category = category;
-        f->flags = frame_flags;
+    if (depth % DEEP == STACK_FRAMES) depth = make_room(s, depth);
+    uint32_t kept = depth % DEEP;
+    *open = (Open){.stack = s, .id = thread->next_id++, .parent = kept ? s->frames[kept - 1].id : s->parent,
+                   .name = name, .track = s->track, .category = category};
+    if (kept < STACK_FRAMES) {
+        Frame *f = &s->frames[kept];
+        changing(s);
+        f->child = 0, f->id = open->id, f->name = name, f->category = category, f->flags = frame_flags;
         f->ts = open->ts = clock_now();
+        set_depth(s, depth + 1);
     } else {
         count_one(&g_counts.deep_spans);
-        open->ts = clock_now();
+        open->level = s->level = depth < DEEP ? 1 : s->level + 1;
+        s->deep_ts = open->ts = clock_now();
+        set_depth(s, depth + DEEP);
     }
-    atomic_store_explicit(&s->depth, depth + 1, memory_order_release);
 }
 
 bool stack_in_use(Stack *s) { return settle(s) > 0; }
 
 /* How many frames there are up to the topmost that may be a parent. */
 static uint32_t parents(const Stack *s) {
-    uint32_t depth = atomic_load_explicit(&s->depth, memory_order_acquire);
-    if (depth > STACK_FRAMES) depth = STACK_FRAMES;
+    uint32_t depth = atomic_load_explicit(&s->depth, memory_order_acquire) % DEEP;
     while (depth > 0 && flags_of(&s->frames[depth - 1]) & (FRAME_DEAD | FRAME_SUSPENDED)) depth--;
     return depth;
 }
@@ -149,71 +170,79 @@ Parent stack_parent(const Stack *s) {
     return depth ? (Parent){s->frames[depth - 1].id, s->track} : (Parent){s->parent, s->parent_track};
 }
 
-/* Pops the top frame, gives its time to the frame below, and drops dead frames that come to the top. */
-static void pop(Stack *s, uint32_t depth, int64_t dur) {
-    while (depth > 0 && depth <= STACK_FRAMES && flags_of(&s->frames[depth - 1]) & FRAME_DEAD) depth--;
-    if (depth > 0 && depth <= STACK_FRAMES) s->frames[depth - 1].child += dur;
-    atomic_store_explicit(&s->depth, depth, memory_order_release);
+/* Gives time to the topmost frame of `depth` that lives; returns the depth without the dead ones above it. */
+static uint32_t give(Stack *s, uint32_t depth, int64_t dur) {
+    while (depth % DEEP && dead(&s->frames[depth % DEEP - 1])) depth--;
+    if (depth % DEEP) s->frames[depth % DEEP - 1].child += dur;
+    return depth;
 }
 
 /* Index of the frame with this id, or STACK_FRAMES. */
 static uint32_t find(const Stack *s, uint64_t id) {
-    uint32_t depth = atomic_load_explicit(&s->depth, memory_order_acquire);
-    for (uint32_t i = depth < STACK_FRAMES ? depth : STACK_FRAMES; i-- > 0;)
+    for (uint32_t i = atomic_load_explicit(&s->depth, memory_order_acquire) % DEEP; i-- > 0;)
         if (s->frames[i].id == id) return i;
     return STACK_FRAMES;
+}
+
+/* Whether a span is the top, whose frame, if it has one, is not; and how long others were the innermost. What was opened
+ * after it must have ended for certain: of spans without a frame, levels tell, as no two that are open have the same. */
+static bool __attribute__((noinline)) is_top(const Stack *s, const Open *open, uint32_t depth, int64_t end, int64_t *inner) {
+    uint32_t at = find(s, open->id), kept = depth % DEEP, above = at + 1;
+    if (at == STACK_FRAMES)
+        return depth >= DEEP && open->level && open->level == s->level && (!kept || s->frames[kept - 1].id == open->parent);
+    while (above < kept && dead(&s->frames[above])) above++;
+    *inner = s->frames[at].child + (above < kept ? end - s->frames[above].ts : 0);
+    return above == kept && (depth < DEEP || open->ts > s->deep_ts);
+}
+
+/* Takes off a span that is not the top. What it took until the next one began, the owner gives to the one around it. */
+static void __attribute__((noinline)) take_off(Stack *s, const Open *open, bool mine, int64_t self) {
+    if (!mine) pthread_mutex_lock(&lock);
+    uint32_t at = find(s, open->id), depth = mine ? settle(s) : 0;
+    if (at < STACK_FRAMES) {
+        __atomic_fetch_or(&s->frames[at].flags, FRAME_DEAD, __ATOMIC_RELAXED);
+        if (mine) give(s, at, s->frames[at].child + self);
+    } else if (open->level && !mine) atomic_fetch_add_explicit(&s->gone, 1, memory_order_relaxed);
+    else if (open->level && depth >= DEEP) set_depth(s, depth - DEEP);
+    if (!mine) pthread_mutex_unlock(&lock);
 }
 
 void span_close(Thread *thread, const Open *open, int64_t end, uint8_t flags, uint32_t inline_key, uint32_t inline_value,
                 const char *args, uint32_t args_len) {
     Stack *s = open->stack;
     if (!s->track) return; /* opened before this process was forked: it is its parent's */
-    int64_t dur = end - open->ts, child = 0;
+    int64_t dur = end - open->ts, inner = 0;
     uint32_t depth = atomic_load_explicit(&s->depth, memory_order_relaxed);
     bool mine = stack_owner(s) == thread->serial;
-    bool kept = open->depth < STACK_FRAMES;
-    bool top = mine && depth == open->depth + 1 && (!kept || s->frames[open->depth].id == open->id);
-    uint32_t at = top ? open->depth : STACK_FRAMES;
-    if (!top) {
-        at = find(s, open->id);
-        flags |= FLAG_ASYNC;
-    }
-    if (at < STACK_FRAMES) child = s->frames[at].child;
-    Event event = {.ts = open->ts, .dur = dur, .self = dur > child ? dur - child : 0, .id = open->id, .parent = open->parent,
+    bool top = mine && depth - 1 < STACK_FRAMES && s->frames[depth - 1].id == open->id;
+    if (top) inner = s->frames[depth - 1].child;
+    else if (!(top = is_top(s, open, depth = mine ? settle(s) : depth, end, &inner) && mine)) flags |= FLAG_ASYNC;
+    Event event = {.ts = open->ts, .dur = dur, .self = dur > inner ? dur - inner : 0, .id = open->id, .parent = open->parent,
                    .name = open->name, .track = open->track, .category = open->category, .kind = KIND_SPAN, .flags = flags};
-    if (inline_key) {
-        event.flags |= FLAG_ARG_INLINE;
-        event.args_at = inline_key;
-        event.args_len = inline_value;
-    }
+    if (inline_key) event.flags |= FLAG_ARG_INLINE, event.args_at = inline_key, event.args_len = inline_value;
     /* Recorded before it is popped: whoever looks in between sees the span twice, never not at all. */
     ring_write(thread, &event, args, args_len);
-    if (top) pop(s, open->depth, dur);
-    else if (at < STACK_FRAMES) {
-        __atomic_fetch_or(&s->frames[at].flags, FRAME_DEAD, __ATOMIC_RELAXED);
-    } else if (!kept && mine && depth > STACK_FRAMES) {
-        atomic_store_explicit(&s->depth, depth - 1, memory_order_release);
-    } else if (!kept && !mine) {
-        atomic_fetch_add_explicit(&s->gone, 1, memory_order_relaxed);
-    }
+    if (!top) take_off(s, open, mine, event.self);
+    else if (!open->level) set_depth(s, give(s, depth - 1, dur));
+    else s->level--, set_depth(s, depth < 2 * DEEP ? give(s, depth - DEEP, dur) : depth - DEEP);
 }
 
 void span_abandon(const Open *open) {
-    Stack *s = open->stack;
-    uint32_t at = find(s, open->id);
     count_one(&g_counts.spans_abandoned);
-    if (at < STACK_FRAMES) __atomic_fetch_or(&s->frames[at].flags, FRAME_DEAD, __ATOMIC_RELAXED);
-    else if (open->depth >= STACK_FRAMES) atomic_fetch_add_explicit(&s->gone, 1, memory_order_relaxed);
+    take_off(open->stack, open, false, 0);
 }
 
 static uint32_t copy_stable(const Stack *s, Frame *frames) {
     for (int tries = 0; tries < 1000; tries++) {
         uint64_t before = atomic_load_explicit(&s->pushes, memory_order_acquire);
-        uint32_t depth = atomic_load_explicit(&s->depth, memory_order_acquire);
+        uint32_t depth = atomic_load_explicit(&s->depth, memory_order_acquire) % DEEP, kept = 0;
         if (depth > STACK_FRAMES) depth = STACK_FRAMES;
         memcpy(frames, s->frames, depth * sizeof *frames);
         atomic_thread_fence(memory_order_acquire);
-        if (atomic_load_explicit(&s->pushes, memory_order_relaxed) == before) return depth;
+        if (atomic_load_explicit(&s->pushes, memory_order_relaxed) != before) continue;
+        for (uint32_t i = 0; i < depth; i++) /* what make_room moves is there twice */
+            if (!dead(&frames[i]) && (!kept || frames[i].id != frames[kept - 1].id)) frames[kept++] = frames[i];
+        return kept;
     }
     return 0; /* so busy that its spans end within the reading */
 }
@@ -224,7 +253,7 @@ uint32_t stack_open_spans(const Stack *s, int64_t now, Event *events) {
     uint32_t depth = copy_stable(s, frames), count = 0;
     for (uint32_t d = 0; d < depth; d++) {
         const Frame *f = &frames[d];
-        if (f->flags & FRAME_DEAD || f->ts > now) continue;
+        if (f->ts > now) continue;
         int64_t running = f->child + (d + 1 < depth && frames[d + 1].ts < now ? now - frames[d + 1].ts : 0);
         events[count++] = (Event){.ts = f->ts, .dur = now - f->ts, .self = now - f->ts > running ? now - f->ts - running : 0,
                                   .id = f->id, .parent = d ? frames[d - 1].id : s->parent, .name = f->name, .track = s->track,
@@ -235,15 +264,12 @@ uint32_t stack_open_spans(const Stack *s, int64_t now, Event *events) {
 
 PyObject *stack_py_open_spans(PyObject *self, PyObject *unused) {
     int64_t now = clock_now();
-    PyObject *all = PyByteArray_FromStringAndSize(NULL, 0);
+    PyObject *all = PyBytes_FromStringAndSize(NULL, 0);
     Event events[STACK_FRAMES];
     for (uint32_t i = 0, n = atomic_load_explicit(&total, memory_order_acquire); all && i < n; i++) {
         uint32_t count = stack_open_spans(&chunks[i / CHUNK][i % CHUNK], now, events);
-        Py_ssize_t size = PyByteArray_GET_SIZE(all);
-        if (count && PyByteArray_Resize(all, size + (Py_ssize_t)(count * sizeof *events)) < 0) Py_CLEAR(all);
-        else if (count) memcpy(PyByteArray_AS_STRING(all) + size, events, count * sizeof *events);
+        Py_ssize_t size = PyBytes_GET_SIZE(all), more = (Py_ssize_t)(count * sizeof *events);
+        if (count && !_PyBytes_Resize(&all, size + more)) memcpy(PyBytes_AS_STRING(all) + size, events, (size_t)more);
     }
-    PyObject *bytes = all ? PyBytes_FromStringAndSize(PyByteArray_AS_STRING(all), PyByteArray_GET_SIZE(all)) : NULL;
-    Py_XDECREF(all);
-    return bytes;
+    return all;
 }

@@ -52,6 +52,8 @@ _SPOOL_MAGIC = b"SSSPOOL\0"
 _TRACK = struct.Struct("<qqIIII")
 _STRING = struct.Struct("<II")
 _STACK_FRAMES = 126
+_DEEP = 128
+"""A stack's depth is the frames in use, and this for each open span that has none."""
 _FRAME_DEAD = 1
 _FRAME_DTYPE = np.dtype(
     [("ts", "<i8"), ("child", "<i8"), ("id", "<u8"), ("name", "<u4"), ("category", "<u2"), ("flags", "<u2")]
@@ -213,21 +215,22 @@ class SessionFiles:
         stacks = np.frombuffer(data[: len(data) // _STACK_DTYPE.itemsize * _STACK_DTYPE.itemsize], _STACK_DTYPE)
         rows: list[Block] = []
         for stack in stacks[(stacks["used"] != 0) & (stacks["depth"] > 0)]:
-            depth = min(int(stack["depth"]), _STACK_FRAMES)
-            frames: Any = stack["frames"][:depth]
+            frames: Any = stack["frames"][: min(int(stack["depth"]) % _DEEP, _STACK_FRAMES)]
+            begin = frames["ts"]
+            frames = frames[(frames["flags"] & _FRAME_DEAD == 0) & (begin > 0) & (begin <= until) & (frames["id"] != 0)]
+            # A frame that was being moved when the process was killed is there twice.
+            frames = frames[np.append(True, frames["id"][1:] != frames["id"][:-1])[: len(frames)]]
             begin = frames["ts"]
             # What runs in a frame is what ended in it and the frame above it.
             above = np.append(begin[1:], until)
-            row = empty_block(depth)
+            row = empty_block(len(frames))
             row["ts"], row["dur"] = begin, until - begin
-            row["self_dur"] = np.clip(until - begin - frames["child"] - np.maximum(until - above, 0), 0, None)
+            row["self_dur"] = np.clip(until - begin - frames["child"] - (until - above), 0, None)
             row["id"] = frames["id"]
-            row["parent"] = np.concatenate(([stack["parent"]], frames["id"][:-1]))
+            row["parent"] = np.append(stack["parent"], frames["id"])[: len(frames)]
             row["name"], row["category"], row["track"] = frames["name"], frames["category"], stack["track"]
             row["kind"], row["flags"] = int(Kind.SPAN), int(Flag.OPEN)
-            rows.append(
-                row[(frames["flags"] & _FRAME_DEAD == 0) & (begin > 0) & (begin <= until) & (frames["id"] != 0)]
-            )
+            rows.append(row)
         return join_blocks(rows)
 
     def last_begin(self) -> int:
