@@ -77,5 +77,7 @@ def _give_up_waiting() -> None:
 # hook that concurrent.futures uses for that runs in reverse order of registration, and ours was registered later.
 # A forked child closes what it has opened itself; nothing of its parent's is left in it.
 getattr(threading, "_register_atexit", atexit.register)(_close)
+# Last: a signal that came meanwhile, and of which another thread has the process die, is what it ends of.
+atexit.register(_core.die_of_signal, 0)
 atexit.register(close_recorder)
 atexit.register(_give_up_waiting)
