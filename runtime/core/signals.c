@@ -203,7 +203,7 @@ PyObject *signals_py_watch(PyObject *self, PyObject *args) {
     }
     void *now = holder(signal_of(number)); /* Python sets no handler meanwhile, for the GIL is held */
     if (handled && !python && now != (void *)SIG_DFL) python = now; /* the first time, Python has just set it */
-    if (now == (void *)SIG_DFL || (handled && now == python)) take(signal_of(number));
+    if (!atomic_load(&asked) && (now == (void *)SIG_DFL || (handled && now == python))) take(signal_of(number));
     Py_RETURN_NONE;
 }
 
