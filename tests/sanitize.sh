@@ -13,11 +13,11 @@ nouns=(span span_order strings arguments argument_bounds instant ring attach ses
   task_tracks parents held_spans many_threads programs decorate
   decorate_generators step_counter signal aggregates chrome_encoder perfetto_encoder perfetto_nesting overflow shedding spool
   events overhead crowded reentrance serial python_tasks itt signals signal_handlers signal_threads
-  locks)
+  termination locks)
 library() { "$cc" -print-file-name="lib$1.so"; }
 # The interpreter is not instrumented, so the sanitizer's library must be loaded before it.
 if [ "$kind" = address ]; then
-  nouns+=(termination interrupted exit fork fork_storms joining workers worker_accounts recovery recovery_gaps fuzz)
+  nouns+=(interrupted exit fork fork_storms joining workers worker_accounts recovery recovery_gaps fuzz)
   flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
   preload="$(library asan) $(library ubsan)"
   # Python's own allocator hides what was freed; what the interpreter never frees is no leak of ours.
@@ -42,7 +42,8 @@ else
     --deselect tests/test_signal_threads.py::test_the_main_thread_is_in_native_code "$@"
   # These fork.
   set -- --deselect tests/test_signals.py::test_a_fork_while --deselect tests/test_signals.py::test_a_child_that \
-    --deselect tests/test_signal_threads.py::test_children_have_it "$@"
+    --deselect tests/test_signal_threads.py::test_children_have_it \
+    --deselect tests/test_termination.py::test_a_forked_child "$@"
 fi
 
 # In a copy, so that the core that is in use stays as it is.
