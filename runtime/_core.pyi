@@ -170,17 +170,20 @@ def hold_signals(interrupts: bool, function: Callable[..., _T], /, *args: Any, *
     """Calls a function; SIGTERM and SIGHUP, while they are watched, wait for its end, and SIGINT too if `interrupts`. Of the
     main thread."""
 
-def put_off_signal(number: int, locked: bool, /) -> bool:
-    """Whether the main thread is inside of `hold_signals`, or `locked`: then the signal comes again, at the end of that or of
-    the next at the latest."""
+def put_off_signal(number: int, locked: bool, handled: bool, /) -> bool:
+    """Whether the main thread is inside of `hold_signals`, or `locked`: then the signal comes again, at the end of that or in
+    a moment; or, if not `handled`, which is whether Python's handler is ours, `late` is called, as `watch_signal` says."""
 
 def signal_held() -> bool:
     """Whether one has come that waits for the end of `hold_signals`."""
 
-def watch_signal(number: int, seconds: float, late: Callable[[int], None], /) -> None:
-    """From now on the main thread is woken until Python's handler of this signal, SIGTERM or SIGHUP, has called
-    `begin_ending`. If it does not, `late` is called after a second with the number, on another thread, and without that too
-    the process dies `seconds` later. Of the main thread, which has just set the handler."""
+def watch_signal(number: int, handled: bool, seconds: float, late: Callable[[int], None], /) -> None:
+    """Takes a signal, SIGTERM or SIGHUP, natively, and starts what watches over it; for those that have it already, too.
+
+    If Python's handler is ours (`handled`; the first time, that has just been set), and nobody has put a native one over
+    it: the main thread is woken until the handler has called `begin_ending`; after a second without that, `late` is called
+    with the number, on another thread. If the signal has no handler, `late` is called at once. If nothing calls
+    `begin_ending`, the process dies after a second and `seconds`."""
 
 def unwatch_signals() -> bool:
     """Ends that, from any thread: the signals do what they do without a handler, unless the program has taken them.
@@ -197,7 +200,8 @@ def begin_ending() -> bool:
     """Whether the caller is the first to close the profilers for a signal."""
 
 def die_of_signal(number: int, /) -> None:
-    """Has the system do what it does without a handler; it returns if that spares the process."""
+    """Has the system do what it does without a handler; it returns if that spares the process. 0: for the signal that has come
+    and is to end the process, if one has."""
 
 class StepCounter:
     """Base of Profiler: counts steps, writes step marks (`id` = `_serial`), calls `_transition(step, ts)` when

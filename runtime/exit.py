@@ -12,7 +12,7 @@ import atexit
 import concurrent.futures.thread as _workers  # registers its own exit hook: ours must run before it
 import threading
 
-from stepscope.runtime import profiler, signals
+from stepscope.runtime import _core, profiler
 from stepscope.runtime.profiler import close_all
 from stepscope.runtime.recorder import close_recorder
 from stepscope.runtime.threads import start_also_at_exit
@@ -30,14 +30,14 @@ def _close() -> None:
     global _last
     start_also_at_exit()
     if _used_here() or not _at_work():
-        _close_here()
+        close_all()
         return
     _last = threading.Thread(target=_close_last, name="stepscope exit", daemon=False)
     try:
         _last.start()
     except RuntimeError:
         _last = None
-        _close_here()
+        close_all()
 
 
 def _used_here() -> bool:
@@ -59,12 +59,7 @@ def _at_work() -> list[threading.Thread]:
 def _close_last() -> None:
     while not _at_once.is_set() and (others := _at_work()):
         others[0].join(LOOK)
-    _close_here()
-
-
-def _close_here() -> None:
     close_all()
-    signals.die_if_asked()
 
 
 def _give_up_waiting() -> None:
@@ -78,5 +73,7 @@ def _give_up_waiting() -> None:
 # hook that concurrent.futures uses for that runs in reverse order of registration, and ours was registered later.
 # A forked child closes what it has opened itself; nothing of its parent's is left in it.
 getattr(threading, "_register_atexit", atexit.register)(_close)
+# Last: a signal that came meanwhile, and of which another thread has the process die, is what it ends of.
+atexit.register(_core.die_of_signal, 0)
 atexit.register(close_recorder)
 atexit.register(_give_up_waiting)

@@ -16,7 +16,7 @@ import anyio
 import anyio.from_thread
 import anyio.lowlevel
 
-from stepscope.runtime import _core
+from stepscope.runtime import _core, signals
 from stepscope.runtime.events import EVENT_DTYPE, Block, Kind, join_blocks, split_block, without_ids
 from stepscope.runtime.loop_thread import loop_name
 from stepscope.runtime.meter import register_loop
@@ -65,9 +65,15 @@ class Hub:
     async def _start(self) -> tuple[asyncio.Event, anyio.Lock]:
         self._loop = asyncio.get_running_loop()
         register_loop(self._loop)
+        self._look()
         wake = asyncio.Event()
         self._loop.add_reader(self._recorder.wake_fd, wake.set)
         return wake, anyio.Lock()
+
+    def _look(self) -> None:
+        """Again and again, as nothing tells that the program has put a signal's handler back."""
+        signals.look()
+        self._looking = self._loop.call_later(signals.LOOKS, self._look)
 
     # from any thread
 
@@ -152,6 +158,7 @@ class Hub:
 
         async def remove() -> None:
             self._loop.remove_reader(self._recorder.wake_fd)
+            self._looking.cancel()
 
         self._portal.call(remove)
         self._stack.close()

@@ -61,7 +61,7 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Deadline for flushing and closing everything at the end."""
     handle_sigterm: bool = True
     """Whether SIGTERM and SIGHUP, if the program does not handle them, let the profilers deliver what they recorded before
-    the process dies of them. For profilers that are started on the main thread."""
+    the process dies of them."""
     journal: bool = True
     """Whether the run is journaled to its output directory (crash safety, `Window.export`)."""
     journal_max_bytes: Annotated[int, msgspec.Meta(ge=1 << 16)] = 8 << 30

@@ -315,8 +315,7 @@ class Profiler(Reporting):
             except TimeoutError:
                 log.error("profiler %r did not close in time: something blocks its loop", self.name)
             self._took.waited(clock.now() - began)
-        if not _alive:
-            signals.unwatch()
+        signals.unwatch(_alive)
 
     @property
     def _timeout_ns(self) -> int:
@@ -419,8 +418,7 @@ class Profiler(Reporting):
         self._end_here()
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self.close)
-        if not _alive:
-            signals.unwatch()
+        signals.unwatch(_alive)
 
     @uninterrupted
     def _end_here(self) -> None:

@@ -6,6 +6,10 @@ the process dies of the signal, as who sent it expects. `SIGINT` raises `Keyboar
 ours it waits for its end. Both are done on the main thread, where Python runs handlers. While that does not run Python for
 longer than a second, the profilers are closed on another thread, and where none can run Python, the process dies after
 their deadline without that (`core/signals.c`): what is left then, as by `SIGKILL`, is for `stepscope recover`.
+
+Only the main thread may set Python's handlers. What is started elsewhere has the signals without them: `signal.getsignal`
+says `SIG_DFL`, and another thread closes at once. A program may set handlers of its own and put back what it found, ours
+or `SIG_DFL`: so it is looked now and then whose they are (`look`).
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import functools
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -26,41 +30,52 @@ Self = TypeVar("Self")
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
+LOOKS = 0.25
+"""Seconds between two calls of `look`."""
+
 _close_all: Callable[[str], None] | None = None
-_ends_by = 0
-"""The signal for which the profilers are being closed, and of which the process is going to die; 0: none."""
+_seconds = 0.0
+"""For closing; 0: the signals are not watched."""
+_lock = locks.reentrant()
+"""Held while it changes whether they are."""
 
 
 def watch(close_all: Callable[[str], None], seconds: float) -> None:
-    """Handles SIGTERM and SIGHUP from now on, each unless the program does, or has it ignored, as `nohup` has. Of the main thread; from another one it changes nothing.
+    """Handles SIGTERM and SIGHUP from now on, each unless the program does, or has it ignored, as `nohup` has.
 
     Args:
         close_all: delivers what was recorded; it is given the signal's name, mostly on the main thread.
         seconds: its deadline; the longest that was given counts.
     """
-    global _close_all
-    _close_all = close_all
-    for number in _ENDING if _on_main_thread() else ():
-        # Ours is left, without effect, where another thread has given the signal back.
-        if signal.getsignal(number) in (signal.SIG_DFL, _terminate):
-            signal.signal(number, _terminate)
-            _core.watch_signal(number, seconds, _end)
+    global _close_all, _seconds
+    with _lock:
+        _close_all, _seconds = close_all, max(_seconds, seconds)
+        for number in _ENDING if _on_main_thread() else ():
+            # Ours is left, without effect, where another thread has given the signal back.
+            if signal.getsignal(number) in (signal.SIG_DFL, _terminate):
+                signal.signal(number, _terminate)
+        look()
 
 
-def unwatch() -> None:
-    """Gives them back, unless the program has taken them since, or one came, which ends the process."""
-    if not _core.unwatch_signals():
-        return
-    for number in _ENDING if _on_main_thread() else ():
-        if signal.getsignal(number) is _terminate:
-            signal.signal(number, signal.SIG_DFL)
+def look() -> None:
+    """Takes the signals that are watched again, where the program had them and has given them back since."""
+    with _lock:
+        for number in _ENDING if _seconds else ():
+            handler = signal.getsignal(number)
+            if handler in (signal.SIG_DFL, _terminate):
+                _core.watch_signal(number, handler is _terminate, _seconds, _end)
 
 
-def die_if_asked() -> None:
-    """To be called when the program has ended by itself and the profilers are closed: if a signal has asked for that meanwhile,
-    which another thread is yet to obey, the process dies of it now."""
-    if _ends_by:
-        _core.die_of_signal(_ends_by)
+def unwatch(profilers: Collection[object] = ()) -> None:
+    """Gives them back, unless profilers are open, the program has taken them since, or one came, which ends the process."""
+    global _seconds
+    with _lock:
+        if profilers or not _core.unwatch_signals():
+            return
+        _seconds = 0.0
+        for number in _ENDING if _on_main_thread() else ():
+            if signal.getsignal(number) is _terminate:
+                signal.signal(number, signal.SIG_DFL)
 
 
 def uninterrupted(method: Callable[Concatenate[Self, P], R]) -> Callable[Concatenate[Self, P], R]:
@@ -94,17 +109,17 @@ def _on_main_thread() -> bool:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     """The handler of SIGTERM and SIGHUP."""
-    # Whom the closing would wait for may wait for a lock of this thread's: the watcher calls again in a moment.
-    if not _core.put_off_signal(number, locks.held_here()):
+    look()  # the program may have put it back just now, and what watches over the signal does so natively
+    # Whom the closing would wait for may wait for a lock of this thread's: it is called again in a moment. A handler of the
+    # program's that has called it is not, for it may do more than that: another thread closes then.
+    if not _core.put_off_signal(number, locks.held_here(), signal.getsignal(number) is _terminate):
         _end(number)
 
 
 def _end(number: int) -> None:
     """Closes the profilers and has the process die, unless that is being done."""
-    global _ends_by
     if not _core.begin_ending():
         return
-    _ends_by = number
     try:
         if _close_all is not None:
             _held(_close_all, signal.Signals(number).name)
@@ -115,8 +130,8 @@ def _end(number: int) -> None:
 
 def _forked() -> None:
     """A child has nothing to deliver of its parent's: who terminates it does not wait."""
-    global _close_all, _ends_by
-    _close_all, _ends_by = None, 0
+    global _close_all
+    _close_all = None
     unwatch()
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests of the native core with a sanitizer compiled into it.
 # usage: tests/sanitize.sh [address|thread] [pytest arguments]
-#   address: AddressSanitizer and UndefinedBehaviorSanitizer (a minute); thread: ThreadSanitizer (two minutes)
+#   address: AddressSanitizer and UndefinedBehaviorSanitizer (six minutes); thread: ThreadSanitizer (four minutes)
 #   PYTHON: interpreter with what the tests need, .venv's if not given; CC: gcc
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -12,11 +12,12 @@ case "${1:-}" in address | thread) kind=$1 && shift ;; esac
 nouns=(span span_order strings arguments argument_bounds instant ring attach session stack tasks contexts suspended task_factory
   task_tracks parents held_spans interleaved many_threads programs decorate
   decorate_generators step_counter signal aggregates chrome_encoder perfetto_encoder perfetto_nesting overflow shedding spool
-  events overhead crowded reentrance serial python_tasks itt)
+  events overhead crowded reentrance serial python_tasks itt signals signal_handlers signal_threads
+  termination locks)
 library() { "$cc" -print-file-name="lib$1.so"; }
 # The interpreter is not instrumented, so the sanitizer's library must be loaded before it.
 if [ "$kind" = address ]; then
-  nouns+=(fork fork_storms joining workers worker_accounts recovery recovery_gaps fuzz)
+  nouns+=(interrupted exit fork fork_storms joining workers worker_accounts recovery recovery_gaps fuzz)
   flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
   preload="$(library asan) $(library ubsan)"
   # Python's own allocator hides what was freed; what the interpreter never frees is no leak of ours.
@@ -32,6 +33,17 @@ else
   set -- --deselect tests/test_itt.py::test_many_names_neither_leak_nor_slow_down \
     --deselect tests/test_session.py::test_a_million_spans_need_no_memory \
     --deselect tests/test_session.py::test_a_session_that_cannot_be_opened "$@"
+  # It holds a signal back while the main thread is in a call that it does not watch, as native code and read() are.
+  set -- --deselect tests/test_signals.py::test_sigterm_while_ \
+    --deselect tests/test_signals.py::test_a_trace_that_another_thread_closed \
+    --deselect tests/test_signal_handlers.py::test_a_handler_that_was_put_back_is_heard_in_native_code \
+    --deselect tests/test_signal_handlers.py::test_a_handler_that_faulthandler_calls_on \
+    --deselect tests/test_signal_threads.py::test_whatever_the_main_thread_does \
+    --deselect tests/test_signal_threads.py::test_the_main_thread_is_in_native_code "$@"
+  # These fork.
+  set -- --deselect tests/test_signals.py::test_a_fork_while --deselect tests/test_signals.py::test_a_child_that \
+    --deselect tests/test_signal_threads.py::test_children_have_it \
+    --deselect tests/test_termination.py::test_a_forked_child "$@"
 fi
 
 # In a copy, so that the core that is in use stays as it is.

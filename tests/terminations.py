@@ -35,6 +35,27 @@ class Bound:
         return sc.BackendReport()
 """
 """A backend that changes on the thread of the program, which says in `changing` what happens then."""
+DEAF = """
+import ctypes, subprocess
+def deaf(library):
+    lock = library(None).pthread_mutex_lock
+    mutex = ctypes.create_string_buffer(64)
+    subprocess.Popen(["sh", "-c", "sleep 0.5; kill $PPID"])
+    lock(mutex), lock(mutex)  # as a collective waits for a peer that is gone
+"""
+"""Terminated while the main thread is in native code, to stay there."""
+HOLDER = """
+import ctypes
+def holder():
+    action = ctypes.create_string_buffer(256)
+    ctypes.CDLL(None).sigaction(int(signal.SIGTERM), None, action)
+    return action.raw[:8]
+def until(condition):
+    while not condition():
+        time.sleep(0.01)
+DEFAULT = bytes(8)
+"""
+"""The function that the system calls at SIGTERM, whatever Python says."""
 
 
 def run(script: str, place: Path, *, code: int, number: int | None = None) -> str:

@@ -15,7 +15,6 @@ CALLS = re.compile(r"\b_core\.(?!pyi\b)\w+|\bNative\(\)")
 EXCUSED = {
     "profiler": "asks how many tracks there are; all that it records, `span` and `step_counter` do",
     "scripted": "decodes what it recorded, as `arguments` does",
-    "termination": "programs that are ended by signals, whose handlers a sanitizer replaces",
 }
 """Tests that call the core and are not tried, and why."""
 

@@ -8,22 +8,13 @@ from pathlib import Path
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.recover import recover
 from tests.crashes import names
-from tests.terminations import BOUND, WORK, delivered, run
+from tests.terminations import BOUND, DEAF, WORK, delivered, run
 
 WHO = """
 from stepscope.runtime.ending import before_close
 before_close(lambda: print(threading.current_thread() is threading.main_thread(), flush=True))
 """
 """Says whether the main thread closes."""
-DEAF = """
-import ctypes, subprocess
-def deaf(library):
-    lock = library(None).pthread_mutex_lock
-    mutex = ctypes.create_string_buffer(64)
-    subprocess.Popen(["sh", "-c", "sleep 0.5; kill $PPID"])
-    lock(mutex), lock(mutex)  # as a collective waits for a peer that is gone
-"""
-"""Terminated while the main thread is in native code, to stay there."""
 
 
 def test_sigterm_that_does_not_wake_the_main_thread(tmp_path: Path) -> None:

@@ -195,8 +195,8 @@ term()
     )
 
 
-def test_a_thread_that_starts_a_profiler_installs_nothing(tmp_path: Path) -> None:
-    """Python sets handlers on the main thread only; elsewhere starting works all the same."""
+def test_a_thread_that_starts_a_profiler_sets_no_handler(tmp_path: Path) -> None:
+    """Python sets them on the main thread only; elsewhere starting works all the same."""
     run(
         """
 thread = threading.Thread(target=profiler.start)

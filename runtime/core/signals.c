@@ -9,7 +9,7 @@
 
 typedef struct {
     int number;
-    struct sigaction before; /* Python's own, which it is passed on to */
+    struct sigaction before; /* Python's own, which it is passed on to; SIG_DFL where Python has no handler for it */
     atomic_bool held;        /* it came inside of a change */
 } Signal;
 
@@ -24,11 +24,14 @@ static Signal ending[] = {{.number = SIGTERM}, {.number = SIGHUP}};
 static atomic_int depth;    /* changes that the main thread is inside of */
 static unsigned forks;
 static atomic_int asked;    /* signal that is to end the process, 0 = none */
+static atomic_bool alone;   /* it is not the main thread's: Python calls no handler of ours for it */
 static atomic_bool begun;   /* somebody closes the profilers for it */
 static atomic_bool watching, quitting;
 static atomic_llong patience; /* ns that closing may take */
 static sem_t wake;
-static pthread_t watcher, main_thread;
+static pthread_t watcher;
+static _Atomic(pthread_t) main_thread;
+static _Atomic(void *) python; /* its C handler, for all that have one in Python */
 static sigset_t usual;      /* the main thread's mask */
 static PyObject *late;      /* called with the number, on a thread of its own */
 
@@ -56,29 +59,39 @@ static void pass_on(const Signal *s, siginfo_t *info, void *context) {
     else if (s->before.sa_handler != SIG_IGN) s->before.sa_handler(s->number);
 }
 
+/* Has the watcher see to it. */
+static void ask(int number, bool at_once) {
+    int none = 0;
+    if (!atomic_load(&watching)) return;
+    if (at_once) atomic_store(&alone, true);
+    if (atomic_compare_exchange_strong(&asked, &none, number)) sem_post(&wake);
+}
+
 static void on_signal(int number, siginfo_t *info, void *context) {
     int error = errno;
     Signal *s = signal_of(number);
-    bool now = atomic_load(&depth) == 0;
-    if (!now) {
+    bool heard = s == &interrupt || s->before.sa_handler != SIG_DFL || !atomic_load(&watching), now = heard && !atomic_load(&depth);
+    if (heard && !now) {
         atomic_store(&s->held, true);
         now = atomic_load(&depth) == 0 && atomic_exchange(&s->held, false); /* the change ended meanwhile, and did not see it */
     }
     if (now) pass_on(s, info, context);
-    int none = 0;
-    if (s != &interrupt && atomic_load(&watching) && atomic_compare_exchange_strong(&asked, &none, number)) sem_post(&wake);
+    if (s != &interrupt) ask(number, !heard);
     errno = error;
 }
 
-static bool is_ours(const Signal *s) {
+static void *holder(const Signal *s) {
     struct sigaction now;
-    return sigaction(s->number, NULL, &now) == 0 && now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_signal;
+    return sigaction(s->number, NULL, &now) == 0 ? (void *)now.sa_handler : (void *)SIG_ERR;
 }
+
+static bool is_ours(const Signal *s) { return holder(s) == (void *)on_signal; }
 
 static void take(Signal *s) {
     if (is_ours(s) || sigaction(s->number, NULL, &s->before) < 0) return;
     struct sigaction ours = {.sa_sigaction = on_signal, .sa_mask = s->before.sa_mask};
-    ours.sa_flags = SA_SIGINFO | (s->before.sa_flags & (SA_ONSTACK | SA_RESTART));
+    bool quiet = s->before.sa_handler == SIG_DFL; /* system calls have nobody to make way for */
+    ours.sa_flags = SA_SIGINFO | SA_ONSTACK | (quiet ? SA_RESTART : s->before.sa_flags & SA_RESTART);
     sigaction(s->number, &ours, NULL);
 }
 
@@ -87,9 +100,8 @@ static void give_back(const Signal *s) {
 }
 
 static bool deliver(Signal *s) {
-    struct sigaction now;
     if (!atomic_exchange(&s->held, false)) return false;
-    if (sigaction(s->number, NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL) die_of(s->number);
+    if (holder(s) == (void *)SIG_DFL) die_of(s->number);
     else PyErr_SetInterruptEx(s->number);
     return true;
 }
@@ -98,6 +110,7 @@ static bool deliver(Signal *s) {
 PyObject *signals_py_hold(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys) {
     if (n < 2) return PyErr_Format(PyExc_TypeError, "hold_signals() takes whether SIGINT is held, and a function");
     unsigned before = forks;
+    main_thread = pthread_self();
     if (args[0] == Py_True) take(&interrupt);
     atomic_fetch_add(&depth, 1);
     /* What came before belongs before it. */
@@ -119,11 +132,12 @@ PyObject *signals_py_hold(PyObject *self, PyObject *const *args, Py_ssize_t n, P
 }
 
 PyObject *signals_py_put_off(PyObject *self, PyObject *args) {
-    int number, locked;
-    if (!PyArg_ParseTuple(args, "ip", &number, &locked)) return NULL;
-    if (!atomic_load(&depth) && !locked) Py_RETURN_FALSE;
-    atomic_store(&signal_of(number)->held, true);
-    Py_RETURN_TRUE;
+    int number, locked, handled;
+    if (!PyArg_ParseTuple(args, "ipp", &number, &locked, &handled)) return NULL;
+    bool off = atomic_load(&depth) || (locked && atomic_load(&watching));
+    if (off && (handled || !atomic_load(&watching))) atomic_store(&signal_of(number)->held, true);
+    ask(number, off && !handled); /* who has it in Python is not to be called again */
+    return PyBool_FromLong(off);
 }
 
 PyObject *signals_py_held(PyObject *self, PyObject *unused) {
@@ -137,10 +151,9 @@ static void *tell(void *number) {
     pthread_sigmask(SIG_SETMASK, &usual, NULL);
     if (!Py_IsInitialized()) return die_of((int)(intptr_t)number), NULL;
     PyGILState_STATE state = PyGILState_Ensure();
-    PyObject *function = Py_XNewRef(late), *done = function ? PyObject_CallFunction(function, "i", (int)(intptr_t)number) : NULL;
-    if (function && !done) PyErr_WriteUnraisable(function);
+    PyObject *done = PyObject_CallFunction(late, "i", (int)(intptr_t)number);
+    if (!done) PyErr_WriteUnraisable(late);
     Py_XDECREF(done);
-    Py_XDECREF(function);
     PyGILState_Release(state);
     return NULL;
 }
@@ -152,15 +165,18 @@ static void attend(int number) {
     /* Counted, for while the whole process is stopped, nobody in it is late. */
     for (int64_t waited = KICKS; atomic_load(&asked) && !atomic_load(&quitting); waited += KICKS) {
         nanosleep(&(struct timespec){.tv_nsec = KICKS}, NULL);
-        bool closing = atomic_load(&begun);
+        bool closing = atomic_load(&begun), now = atomic_load(&alone);
         if (waited > LATE + atomic_load(&patience) + (closing ? SPARE : 0)) die_of(number);
         if (closing) continue;
-        if (!is_ours(signal_of(number))) atomic_store(&asked, 0); /* the program has taken it meanwhile */
-        else if (!atomic_load(&depth)) pthread_kill(main_thread, number);
+        void *held_by = holder(signal_of(number)); /* others pass it on to us, as faulthandler */
+        if (!now && (held_by == python || held_by == (void *)SIG_DFL || held_by == (void *)SIG_IGN))
+            atomic_store(&asked, 0); /* the program has taken it meanwhile */
+        else if (!now && held_by == (void *)on_signal && !atomic_load(&depth)) pthread_kill(main_thread, number);
         pthread_t thread;
-        if (waited > LATE && !told && pthread_create(&thread, NULL, tell, (void *)(intptr_t)number) == 0)
+        if ((now || waited > LATE) && !told && pthread_create(&thread, NULL, tell, (void *)(intptr_t)number) == 0)
             told = true, pthread_detach(thread);
     }
+    atomic_store(&alone, false);
 }
 
 static void *watch(void *unused) {
@@ -170,41 +186,40 @@ static void *watch(void *unused) {
 }
 
 PyObject *signals_py_watch(PyObject *self, PyObject *args) {
-    int number;
+    int number, handled;
     double seconds;
     PyObject *function;
-    if (!PyArg_ParseTuple(args, "idO", &number, &seconds, &function)) return NULL;
+    if (!PyArg_ParseTuple(args, "ipdO", &number, &handled, &seconds, &function)) return NULL;
     Py_XSETREF(late, Py_NewRef(function));
-    if (seconds > 1e6) seconds = 1e6;
-    if (seconds * 1e9 > (double)atomic_load(&patience)) atomic_store(&patience, (long long)(seconds * 1e9));
+    atomic_store(&patience, (long long)((seconds < 1e6 ? seconds : 1e6) * 1e9));
     if (!atomic_load(&watching)) {
         sigset_t all;
         sigfillset(&all);
-        main_thread = pthread_self();
         sem_init(&wake, 0, 0);
         pthread_sigmask(SIG_SETMASK, &all, &usual); /* the watcher's: signals come to others */
         atomic_store(&watching, pthread_create(&watcher, NULL, watch, NULL) == 0);
         pthread_sigmask(SIG_SETMASK, &usual, NULL);
         if (watching) pthread_setname_np(watcher, "scope signals");
     }
-    take(signal_of(number));
+    void *now = holder(signal_of(number)); /* Python sets no handler meanwhile, for the GIL is held */
+    if (handled && !python && now != (void *)SIG_DFL) python = now; /* the first time, Python has just set it */
+    if (!atomic_load(&asked) && (now == (void *)SIG_DFL || (handled && now == python))) take(signal_of(number));
     Py_RETURN_NONE;
 }
 
 PyObject *signals_py_unwatch(PyObject *self, PyObject *unused) {
     if (atomic_load(&asked)) Py_RETURN_FALSE; /* the watcher is the last resort until the process has died */
     for (size_t i = 0; i < ENDING; i++)
-        if (is_ours(&ending[i])) sigaction(ending[i].number, &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
+        ending[i].before = (struct sigaction){.sa_handler = SIG_DFL}, give_back(&ending[i]);
     atomic_store(&begun, false);
-    atomic_store(&patience, 0);
     if (atomic_exchange(&watching, false)) {
         atomic_store(&quitting, true);
         sem_post(&wake);
         pthread_join(watcher, NULL);
         atomic_store(&quitting, false);
-        atomic_store(&asked, 0); /* one that came since does what Python's handler says */
+        int came = atomic_exchange(&asked, 0); /* since: it does what Python's handler says */
+        if (came && atomic_exchange(&alone, false)) die_of(came);
     }
-    Py_CLEAR(late);
     Py_RETURN_TRUE;
 }
 
@@ -213,20 +228,17 @@ PyObject *signals_py_begin_ending(PyObject *self, PyObject *unused) { return PyB
 PyObject *signals_py_die_of(PyObject *self, PyObject *arg) {
     int number = (int)PyLong_AsLong(arg);
     if (PyErr_Occurred()) return NULL;
-    die_of(number);
+    if (number || (number = atomic_load(&asked))) die_of(number);
     Py_RETURN_NONE;
 }
 
 /* The child has no watcher, is inside of no change, and is asked nothing that its parent was. */
 void signals_after_fork(void) {
-    forks++;
+    atomic_bool *no[] = {&alone, &begun, &watching, &quitting, &interrupt.held, &ending[0].held, &ending[1].held};
+    for (size_t i = 0; i < sizeof no / sizeof *no; i++) atomic_store(no[i], false);
     atomic_store(&depth, 0);
     atomic_store(&asked, 0);
-    atomic_store(&begun, false);
-    atomic_store(&watching, false);
-    atomic_store(&quitting, false);
-    atomic_store(&patience, 0);
+    forks++;
     give_back(&interrupt);
-    atomic_store(&interrupt.held, false);
-    for (size_t i = 0; i < ENDING; i++) give_back(&ending[i]), atomic_store(&ending[i].held, false);
+    for (size_t i = 0; i < ENDING; i++) give_back(&ending[i]);
 }
