@@ -228,7 +228,7 @@ class Profiler(Reporting):
             thread.ident == stepper for thread in threading.enumerate()
         )
         if stepper == 0 and isinstance(self.schedule, PlannedSchedule):
-            elsewhere = self.schedule(self._step) is ProfilerAction.NONE
+            elsewhere = self._scheduled(self._step)[0] is ProfilerAction.NONE
         for source in self._pipeline.sources:
             if source.open:
                 continue
