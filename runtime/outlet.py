@@ -21,7 +21,7 @@ from stepscope.runtime.loop_thread import LoopThread
 from stepscope.runtime.options import Options
 from stepscope.runtime.outcome import Kept, counted, remedy
 from stepscope.runtime.outlet_statistics import OutletStatistics
-from stepscope.runtime.outside import cancels
+from stepscope.runtime.outside import GRACE, cancels
 from stepscope.runtime.run import Run
 from stepscope.runtime.shedding import SPARE, Shedding
 from stepscope.runtime.window import Window
@@ -30,10 +30,6 @@ log = logging.getLogger("stepscope")
 
 PATIENCE = 0.25
 """Seconds that the loop waits at most for one batch of an exporter that is behind."""
-
-GRACE = 0.2
-"""Seconds that an exporter which was cancelled has left to close its output."""
-
 
 WINDOWS_WAITING = 1000
 """Windows that wait in a queue to be closed, from which on an exporter is not given further ones."""

@@ -10,11 +10,15 @@ import asyncio
 import signal
 import threading
 import traceback
+from collections.abc import Awaitable, Callable
 from functools import partial
 from types import FrameType, FunctionType, MethodType
 from typing import Any, cast
 
 import anyio
+
+GRACE = 0.2
+"""Seconds that a part which was cancelled has left to end."""
 
 
 def interrupts(error: BaseException) -> bool:
@@ -65,6 +69,44 @@ def cancels(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
     if isinstance(error, asyncio.CancelledError):
         return anyio.get_current_task().has_pending_cancellation()
     return isinstance(error, GeneratorExit) and _current() is not task
+
+
+async def contain(call: Callable[[], Awaitable[None]], keep: Callable[[BaseException], object]) -> bool:
+    """Awaits a coroutine function of a part in a task of its own, out of which nothing comes but what ends the caller.
+
+    A part that cancels its task cancels nobody else, and what is raised by a task that it waits for cannot pass it by, as
+    `GeneratorExit` would: that closes whatever the part was awaited by.
+
+    Args:
+        keep: is given what it raises, also after the caller was cancelled.
+
+    Returns:
+        Whether it came to its end.
+
+    Raises:
+        asyncio.CancelledError: if the caller is cancelled; the part has then been cancelled, and had `GRACE` seconds to end.
+    """
+    failed = cancelled = False
+
+    async def own() -> None:
+        nonlocal failed
+        try:
+            await call()
+        except BaseException as error:
+            if not (cancelled and isinstance(error, asyncio.CancelledError)):
+                failed = True
+                keep(error)
+
+    task = asyncio.create_task(own())
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        cancelled = True
+        task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait({task}, timeout=GRACE)
+        raise
+    return not failed
 
 
 def _current() -> asyncio.Task[Any] | None:

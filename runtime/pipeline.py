@@ -42,7 +42,8 @@ from stepscope.runtime.messages import (
 )
 from stepscope.runtime.open_window import OpenWindow
 from stepscope.runtime.options import Options
-from stepscope.runtime.outlet import GRACE, Outlet
+from stepscope.runtime.outlet import Outlet
+from stepscope.runtime.outside import GRACE
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.overseer import OVERHEAD, Overseer
 from stepscope.runtime.promise import Promise

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from stepscope.runtime import clock
 from stepscope.runtime.audit import audit
+from stepscope.runtime.closing import Closing
 from stepscope.runtime.diagnostics import explain
 from stepscope.runtime.error_text import error_text
 from stepscope.runtime.flight.settings import FlightRecorder
@@ -33,6 +34,7 @@ class Reporting(Saving):
         self.output = output
         self._accounts: RecorderAccounts | None = None
         self._anchor: clock.ClockAnchor | None = None
+        self._ending: Closing | None = None
 
     @property
     def control(self) -> Controller | None:
@@ -75,6 +77,7 @@ class Reporting(Saving):
         return ProfilerStatistics(
             state=self._state,
             steps=self._steps_before + (self._step - self._first_step if self._live else 0),
+            given_up=self._ending is not None and self._ending.given_up,
             steps_ignored=self._ignored,
             windows=self._windows if flight is None else flight.windows.statistics().opened,
             windows_left_out=self._windows_left_out,
@@ -97,6 +100,8 @@ class Reporting(Saving):
             notes += tuple(self._pipeline.notes)
             notes += tuple(error_notes(self._pipeline))
             notes += self._flight_notes(self._pipeline)
+        if self._ending is not None and self._ending.given_up:
+            notes += (self._ending.note,)
         notes += self._armed_notes()
         notes += () if self.control is None else tuple(f"control: {note}" for note in self.control.notes)
         notes += tuple(self._accounts.statistics().notes()) if self._accounts else ()

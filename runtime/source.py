@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Protocol, cast
 
 from stepscope.runtime.action import ProfilerAction
@@ -15,7 +15,7 @@ from stepscope.runtime.events import EVENT_DTYPE, Block, EventBatch
 from stepscope.runtime.inbox import Inbox
 from stepscope.runtime.messages import Delivery, Dropped, Message, Spawn, Watermark
 from stepscope.runtime.options import Options
-from stepscope.runtime.outside import cancels, interrupts
+from stepscope.runtime.outside import contain, interrupts
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.sink import BackendReport, Sink
@@ -145,24 +145,13 @@ class Source:
         if not self.open:
             return
         try:
-            await self._guard_coroutine("aclose", self.backend.aclose)
+            await contain(self.backend.aclose, partial(self._take, "aclose"))
         finally:
             self.open = False  # not before: until then what it delivers is waited for
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> bool:
         """Runs a coroutine function of the backend; returns whether it came to its end."""
-        return await self._guard_coroutine("run_soon", work)
-
-    async def _guard_coroutine(self, what: str, call: Callable[[], Awaitable[None]]) -> bool:
-        task = asyncio.current_task()
-        try:
-            await call()
-        except BaseException as error:
-            if cancels(error, task):
-                raise
-            self._take(what, error)
-            return False
-        return True
+        return await contain(work, partial(self._take, "run_soon"))
 
     def _guard(self, what: str, call: Callable[[], None]) -> bool:
         try:
