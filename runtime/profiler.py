@@ -311,7 +311,7 @@ class Profiler(Reporting):
             try:
                 closing.result(max(self._closes_by - began, 0) / 1e9 + LATEST)
             except TimeoutError:
-                log.error("profiler %r did not close in time: something blocks its loop", self.name)
+                log.error("profiler %r did not close in time: what closes it does not answer", self.name)
             self._took.waited(clock.now() - began)
         if not _alive:
             signals.unwatch()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from types import TracebackType
 from typing import Protocol, cast
 
 from stepscope.runtime.action import ProfilerAction
@@ -81,6 +82,8 @@ class Source:
         self.backend = backend
         self.name = backend.name
         self.errors: list[BaseException] = []
+        self._raised: dict[int, TracebackType | None] = {}
+        """Where they came from, by their ids."""
         self.error_count = 0
         self.first_error = ""
         """Where, and what; empty if it raised nothing."""
@@ -157,7 +160,7 @@ class Source:
         try:
             call()
         except BaseException as error:
-            if interrupts(error):
+            if id(error) not in self._raised and interrupts(error):
                 raise
             self._take(what, error)
             return False
@@ -174,7 +177,10 @@ class Source:
         """Stores what the backend raised, or what it could not do."""
         self.error_count += 1
         self.first_error = self.first_error or f"{what}(): {error_text(error)}"
-        if len(self.errors) < 16:
+        if id(error) in self._raised:  # raised anew: what it came through then is not kept with it, over and over
+            error.__traceback__ = self._raised[id(error)]
+        elif len(self.errors) < 16:
+            self._raised[id(error)] = error.__traceback__
             error.add_note(f"raised by backend {self.name!r} in {what}()")
             self.errors.append(error)
 

@@ -16,7 +16,7 @@ from stepscope.runtime.error_text import error_text
 from stepscope.runtime.errors import ClosedError, ProfilerStateError
 from stepscope.runtime.messages import ActionChanged, DetailChanged, Paused, Resumed, WindowBegins, WindowEnds
 from stepscope.runtime.outside import interrupts
-from stepscope.runtime.schedule import Always, Never, PlannedSchedule, Schedule, ScheduleFunction
+from stepscope.runtime.schedule import NEVER, Always, Never, PlannedSchedule, Schedule, ScheduleFunction
 from stepscope.runtime.serial import PATIENCE, Serial
 from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.step_marks import StepMark
@@ -360,21 +360,22 @@ class Stepping(_core.StepCounter):
         return action
 
     def _scheduled(self, step: int) -> tuple[ProfilerAction, int]:
-        """The schedule's answer, and when it changes; a schedule that fails records nothing more, and its error is kept.
+        """The schedule's answer, and when it changes; a schedule that fails is not asked again, and its error is kept.
 
         One of ours does not fail: what comes out of it, a signal handler has raised.
         """
         schedule = self.schedule
+        if self.schedule_error is not None:
+            return ProfilerAction.NONE, NEVER
         try:
             action = checked_action(schedule(step), step)
             return action, schedule.next_change(step) if isinstance(schedule, PlannedSchedule) else step + 1
         except BaseException as error:
             if isinstance(schedule, Schedule | Always | Never) or interrupts(error):
                 raise
-            if self.schedule_error is None:
-                self.schedule_error = error
-                log.error("the schedule failed at step %d, nothing more is recorded: %s", step, error_text(error))
-            return ProfilerAction.NONE, step + 1
+            self.schedule_error = error
+            log.error("the schedule failed at step %d, nothing more is recorded: %s", step, error_text(error))
+            return ProfilerAction.NONE, NEVER
 
     @uninterrupted
     def _change(

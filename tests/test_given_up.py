@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 import stepscope as sc
-from stepscope.runtime import hub
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.session_note import read_note
 from tests.blocking import BlockingBackend
@@ -81,7 +81,7 @@ async def test_closing_is_completed_when_the_loop_goes_on(
     finally:
         backend.free.set()
     await poll(lambda: not profiler.statistics().given_up)
-    await poll(lambda: hub._hub is None)
+    await poll(lambda: not any(thread.name == "stepscope" for thread in threading.enumerate()))
     assert not (tmp_path / "session").exists() and not profiler.audit()
     report = str(profiler.report())
     assert "work" in memory.names() or "recorder closed" in report

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -159,6 +160,11 @@ def ring(number: int, frame: FrameType | None) -> None:
     raise Bell
 
 
+def ring_loosely(*_: Any) -> None:
+    """One that names nothing that it is given."""
+    raise Bell
+
+
 class Interrupted(ScriptedBackend):
     """In which a signal comes when the action changes."""
 
@@ -167,7 +173,7 @@ class Interrupted(ScriptedBackend):
         signal.raise_signal(signal.SIGUSR2)
 
 
-@pytest.mark.parametrize("handler", [ring, lambda *_: ring(*_), signal.default_int_handler], ids=["def", "lambda", "C"])
+@pytest.mark.parametrize("handler", [ring, ring_loosely, signal.default_int_handler], ids=["def", "of any", "C"])
 def test_what_a_handler_raises_in_a_part_goes_on(
     handler: Callable[[int, FrameType | None], None], tmp_path: Path
 ) -> None:
@@ -180,8 +186,10 @@ def test_what_a_handler_raises_in_a_part_goes_on(
 
     before = signal.signal(signal.SIGUSR2, handler)
     try:
-        for more in ({"backends": [Interrupted(thread_bound=True)]}, {"schedule": planned}):
-            profiler = sc.trace(output_dir=tmp_path / str(len(list(tmp_path.iterdir()))), **more)
+        for profiler in (
+            sc.trace(backends=[Interrupted(thread_bound=True)], output_dir=tmp_path / "backend"),
+            sc.trace(schedule=planned, output_dir=tmp_path / "schedule"),
+        ):
             raised = 0
             for call in (profiler.start, *[profiler.step] * 5, profiler.close):
                 try:
@@ -201,7 +209,7 @@ def test_an_exception_of_a_handler_in_a_schedule_of_ours(tmp_path: Path) -> None
     def bell() -> None:
         raise Bell
 
-    memory = sc.MemoryExporter()
+    memory, point = sc.MemoryExporter(), 0
     schedule = sc.schedule(wait=0, warmup=0, active=1)
     with (
         sc.trace(schedule=schedule, exporters=[memory], output_dir=tmp_path) as profiler,
