@@ -90,7 +90,7 @@ class Closing:
             if self._accounts is not None:
                 self._hub.do(self._accounts.close)
             self._output.finish()
-            self._recorder.undelivered.discard(self._output.path)
+            self._recorder.undelivered.pop(self._pipeline, None)
             self.given_up = False
         except BaseException as error:  # a fault of ours, or the end of the loop
             log.error("profiler %r could not be closed", self._name, exc_info=error)

@@ -212,7 +212,7 @@ class Profiler(Reporting):
             )
 
         self._pipeline = self._hub.add(make)
-        source.undelivered.add(self.output.path)
+        source.undelivered[self._pipeline] = self.output.path
         self.output.pipeline = self._pipeline
         _alive.add(self)
         if self._state == "closed":  # start() gave this up, and nobody waits any more

@@ -58,8 +58,8 @@ class Recorder:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise OutputError(error.errno, f"cannot open a session in {self.directory}: {error.strerror}") from error
         self.workers = Workers(self.directory, options.worker_ring_bytes)
-        self.undelivered: set[Path] = set()
-        """Directories of the runs of which it may hold something that nobody has yet."""
+        self.undelivered: dict[object, Path] = {}
+        """Directories of the runs of which it may hold something that nobody has yet, by their pipelines."""
         self._looked, self._gone = -LOOK_EVERY, False
         self._outer_session = os.environ.get(ENVIRONMENT)
         os.environ[ENVIRONMENT] = str(self.directory)
@@ -129,7 +129,7 @@ class Recorder:
             os.environ.update({} if self._outer_session is None else {ENVIRONMENT: self._outer_session})
         if self.undelivered:
             end_session(self.directory)
-            runs = " ".join(shlex.quote(str(run)) for run in sorted(self.undelivered))
+            runs = " ".join(shlex.quote(str(run)) for run in sorted(set(self.undelivered.values())))
             log.error(
                 "what was recorded and not delivered is left in %s: `stepscope recover %s` brings it back",
                 self.directory,
