@@ -95,8 +95,10 @@ class Closing:
         except BaseException as error:  # a fault of ours, or the end of the loop
             log.error("profiler %r could not be closed", self._name, exc_info=error)
             self._give_up("it failed: please report it")
-        finally:
+        try:
             hub.release()
+        except BaseException as error:
+            log.error("the runtime's loop could not be ended", exc_info=error)
 
     def _give_up(self, why: str) -> None:
         self.given_up = True

@@ -252,6 +252,7 @@ def test_metadata_that_is_not_json_is_kept_as_text(output_dir: Path, caplog: pyt
         profiler.add_metadata_json("broken", "{not json")
         profiler.add_metadata_json("deep", "[" * 100_000)
     assert memory.windows[0].metadata["broken"] == "{not json"
+    assert memory.windows[0].metadata["deep"] == "[" * 100_000
     assert "broken" in caplog.text
 
 
