@@ -105,7 +105,7 @@ class SamplingBackend(ABC):
                 sink.watermark(self._delivered_until(now))
         except ClosedError:
             return
-        except Exception as error:  # the program's other sources go on
+        except BaseException as error:  # the program's other sources go on
             self._problem = f"sampling ended: {type(error).__name__}: {error}"
             sink.watermark((1 << 63) - 1)
 

@@ -87,7 +87,7 @@ class Lose(msgspec.Struct, frozen=True):
 class Raise(msgspec.Struct, frozen=True):
     """Raises out of `open` (on="open"), `transition` ("warmup", "start", "stop") or `aclose`."""
 
-    error: Exception
+    error: BaseException
     on: Moment
     recording: int | None = None
 

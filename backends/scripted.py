@@ -90,7 +90,7 @@ class ScriptedBackend:
         self._sink = sink
         try:
             self._play("open", sink)
-        except Exception:
+        except BaseException:
             self._sink = None
             raise
 

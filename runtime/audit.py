@@ -22,7 +22,7 @@ def audit(statistics: ProfilerStatistics) -> tuple[str, ...]:
     if statistics.recorder is not None:
         found += _rings(statistics.recorder)
     if statistics.pipeline is not None:
-        found += _pipeline(statistics.pipeline, closed=statistics.state == "closed")
+        found += _pipeline(statistics.pipeline, closed=statistics.state == "closed" and not statistics.given_up)
     return tuple(found)
 
 

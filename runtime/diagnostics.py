@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepscope.runtime.action import step_text
-from stepscope.runtime.schedule import NEVER, Always, Never, PlannedSchedule, Schedule, ScheduleFunction
+from stepscope.runtime.schedule import NEVER, Always, Never, Schedule, ScheduleFunction
 from stepscope.runtime.table import human_count
 
 _HOW_TO_STEP = "call step() at the end of each iteration"
@@ -66,7 +66,7 @@ def schedule_text(schedule: ScheduleFunction) -> str:
 
 def _never_stepped(schedule: ScheduleFunction, first: int) -> str:
     text = "never stepped: step() was never called, so the whole run is one step"
-    if isinstance(schedule, PlannedSchedule) and not schedule(first).records:
+    if isinstance(schedule, Schedule) and not schedule(first).records:
         text += f", {step_text(first)}, which {schedule_text(schedule)} does not record"
     return f"{text}; {_HOW_TO_STEP}"
 

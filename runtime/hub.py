@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ import anyio.lowlevel
 
 from stepscope.runtime import _core, signals
 from stepscope.runtime.events import EVENT_DTYPE, Block, Kind, join_blocks, split_block, without_ids
+from stepscope.runtime.lasting_loop import lasting_loop
 from stepscope.runtime.loop_thread import loop_name
 from stepscope.runtime.meter import register_loop
 from stepscope.runtime.pipeline import Pipeline
@@ -51,9 +52,7 @@ class Hub:
         self._stack = ExitStack()
         self.loop_name = loop_name()
         self._portal = self._stack.enter_context(
-            anyio.from_thread.start_blocking_portal(
-                "asyncio", {"use_uvloop": self.loop_name == "uvloop"}, name="stepscope"
-            )
+            anyio.from_thread.start_blocking_portal("asyncio", {"loop_factory": lasting_loop}, name="stepscope")
         )
         self._wake, self._draining = self._portal.call(self._start)
         self._stopping = False
@@ -87,8 +86,26 @@ class Hub:
         return self._portal.call(work, *args)
 
     def start(self, work: Callable[..., Awaitable[T]], *args: Any) -> Future[T]:
-        """Runs a coroutine function on the loop."""
-        return self._portal.start_task_soon(work, *args)
+        """Runs a coroutine function on the loop, when that comes to it: the caller does not wait.
+
+        Raises:
+            RuntimeError: if the loop has ended.
+        """
+        done: Future[T] = Future()
+
+        async def run() -> None:
+            try:
+                done.set_result(await work(*args))
+            except BaseException as error:  # the loop goes on
+                done.set_exception(error)
+
+        self._loop.call_soon_threadsafe(lambda: self._keep(run(), "stepscope call"))
+        return done
+
+    def _keep(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = self._loop.create_task(work, name=name)
+        self._tasks.add(task)  # the loop itself does not keep it
+        task.add_done_callback(self._tasks.discard)
 
     def do(self, work: Callable[[], None]) -> None:
         """Calls a function on the loop and waits for it; from anywhere."""
@@ -96,7 +113,7 @@ class Hub:
         async def call() -> None:
             work()
 
-        work() if self.on_loop() else self._portal.call(call)
+        work() if self.on_loop() else self.start(call).result()
 
     def open(self, source: Source) -> Promise[None]:
         """Opens the backend of a source on the loop, if that is not open; from anywhere, and without waiting."""
@@ -142,9 +159,7 @@ class Hub:
         self.do(start)
         (pipeline,) = made
         if self.on_loop():
-            task = self._loop.create_task(pipeline.run(), name="stepscope pipeline")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._keep(pipeline.run(), "stepscope pipeline")
         else:
             self._portal.start_task_soon(pipeline.run, name="stepscope pipeline")
         self.wake()

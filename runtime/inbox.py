@@ -68,6 +68,11 @@ class Inbox(Generic[T]):
         return True
 
     @property
+    def closed(self) -> bool:
+        """Whether further puts are refused."""
+        return self._closed
+
+    @property
     def waiting(self) -> int:
         """Items that are in it; another thread may change that at any moment."""
         return len(self._items)

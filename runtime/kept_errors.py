@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from stepscope.runtime.errors import BackendError, ExporterError, TriggerError
+from collections.abc import Iterator
+
+from stepscope.runtime.error_text import error_text
+from stepscope.runtime.errors import BackendError, ExporterError, ScheduleError, TriggerError
 from stepscope.runtime.pipeline import Pipeline
+from stepscope.runtime.table import human_count
 
 
 def kept_errors(pipeline: Pipeline | None) -> list[Exception]:
@@ -12,12 +16,34 @@ def kept_errors(pipeline: Pipeline | None) -> list[Exception]:
     if pipeline is None:
         return errors
     for source in pipeline.sources:
-        errors += [_wrapped(BackendError(f"backend {source.name!r}: {e}"), e) for e in source.errors]
+        errors += [_wrapped(BackendError(f"backend {source.name!r}: {error_text(e)}"), e) for e in source.errors]
     for error in pipeline.flight.watch.errors if pipeline.flight else ():
-        errors.append(_wrapped(TriggerError(f"a trigger failed: {error}"), error))
+        errors.append(_wrapped(TriggerError(f"a trigger failed: {error_text(error)}"), error))
     for outlet in pipeline.outlets:
-        errors += [_wrapped(ExporterError(f"exporter {outlet.name!r}: {e}"), e) for e in outlet.errors]
+        errors += [_wrapped(ExporterError(f"exporter {outlet.name!r}: {error_text(e)}"), e) for e in outlet.errors]
     return errors
+
+
+def schedule_errors(error: BaseException | None) -> list[Exception]:
+    """What the schedule raised: itself, or as the cause of an error that is no request to exit."""
+    if error is None or isinstance(error, Exception):
+        return [] if error is None else [error]
+    return [_wrapped(ScheduleError(f"the schedule failed: {error_text(error)}"), error)]
+
+
+def error_notes(pipeline: Pipeline | None) -> Iterator[str]:
+    """The same in words, a sentence for each that failed; those of triggers are with what they saved."""
+    if pipeline is None:
+        return
+    for source in pipeline.sources:
+        if source.error_count:
+            count = human_count(source.error_count, "time")
+            yield f"backend {source.name!r} failed {count}, first in {source.first_error}; raise_errors() raises it"
+    for outlet in pipeline.outlets:
+        said = outlet.statistics()
+        if said.errors:
+            count = human_count(said.errors, "time")
+            yield f"exporter {outlet.name!r} failed {count}, first by {said.first_error}; raise_errors() raises it"
 
 
 def _wrapped(error: Exception, cause: BaseException) -> Exception:

@@ -16,6 +16,7 @@ import anyio
 
 from stepscope.runtime import threads
 from stepscope.runtime.change import Change
+from stepscope.runtime.lasting_loop import lasting_loop
 from stepscope.runtime.meter import register_loop
 
 P = ParamSpec("P")
@@ -91,7 +92,7 @@ class LoopThread:
 
     def _run(self) -> None:
         try:
-            anyio.run(self._main, backend="asyncio", backend_options={"use_uvloop": loop_name() == "uvloop"})
+            anyio.run(self._main, backend="asyncio", backend_options={"loop_factory": lasting_loop})
         except BaseException as error:
             self._failed(error)
         finally:

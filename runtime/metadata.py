@@ -35,7 +35,7 @@ class Metadata:
             self._values[key] = kept
 
     def add_json(self, key: str, text: str) -> None:
-        """Adds a value given as JSON text; other text is kept as a string, and logged.
+        """Adds a value given as JSON text; other text, and what is nested too deep, is kept as a string, and logged.
 
         Raises:
             TypeError: if key or text is no str.
@@ -45,7 +45,7 @@ class Metadata:
         value: Any = text
         try:
             value = plain(msgspec.json.decode(text))
-        except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
             log.warning("metadata %r is not JSON (%s); it is kept as text", key, error)
         with self._lock:
             self._values[key] = value

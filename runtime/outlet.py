@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -13,12 +14,14 @@ from stepscope.runtime import locks
 from stepscope.runtime.accounts import KEPT_WINDOWS, Accounts
 from stepscope.runtime.change import Change
 from stepscope.runtime.consumer import Closing, Discarding, Exporter, Keeping, Settling
+from stepscope.runtime.error_text import error_text
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.ledger import Ledger, OutputLedger
 from stepscope.runtime.loop_thread import LoopThread
 from stepscope.runtime.options import Options
 from stepscope.runtime.outcome import Kept, counted, remedy
 from stepscope.runtime.outlet_statistics import OutletStatistics
+from stepscope.runtime.outside import GRACE, cancels
 from stepscope.runtime.run import Run
 from stepscope.runtime.shedding import SPARE, Shedding
 from stepscope.runtime.window import Window
@@ -27,10 +30,6 @@ log = logging.getLogger("stepscope")
 
 PATIENCE = 0.25
 """Seconds that the loop waits at most for one batch of an exporter that is behind."""
-
-GRACE = 0.2
-"""Seconds that an exporter which was cancelled has left to close its output."""
-
 
 WINDOWS_WAITING = 1000
 """Windows that wait in a queue to be closed, from which on an exporter is not given further ones."""
@@ -247,7 +246,7 @@ class Outlet:
     def _say_closing(self, exporter: Closing) -> None:
         try:
             exporter.closing()
-        except Exception as error:
+        except BaseException as error:  # on its own loop, where no cancellation is thrown into a call
             self._keep("closing", error)
 
     async def drained(self) -> None:
@@ -418,11 +417,11 @@ class Outlet:
         """Awaits a call of the exporter; what it raises is kept. Only a cancellation from outside passes."""
         start = self._now()
         self._inside = what
+        task = asyncio.current_task()
         try:
             await call()
         except BaseException as error:
-            cancelled = isinstance(error, anyio.get_cancelled_exc_class())
-            if isinstance(error, GeneratorExit) or cancelled and anyio.get_current_task().has_pending_cancellation():
+            if cancels(error, task):
                 raise
             self._keep(what, error)
             return False
@@ -438,7 +437,7 @@ class Outlet:
             error.add_note(f"raised by exporter {self.name!r} in {what}()")
             self.errors.append(error)
         if self._error_count == 1:
-            log.error("exporter %r failed in %s(): %s: %s", self.name, what, type(error).__name__, error)
+            log.error("exporter %r failed in %s(): %s", self.name, what, error_text(error))
 
     # accounts
 
@@ -473,7 +472,7 @@ class Outlet:
                 peak_bytes=self._peak,
                 windows_left_out=self._windows_left_out,
                 errors=self._error_count,
-                first_error="" if first is None else f"{type(first).__name__}: {first}",
+                first_error="" if first is None else error_text(first),
                 busy_ns=self._busy,
                 kept=self._kept,
             )

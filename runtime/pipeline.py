@@ -42,7 +42,8 @@ from stepscope.runtime.messages import (
 )
 from stepscope.runtime.open_window import OpenWindow
 from stepscope.runtime.options import Options
-from stepscope.runtime.outlet import GRACE, Outlet
+from stepscope.runtime.outlet import Outlet
+from stepscope.runtime.outside import GRACE
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.overseer import OVERHEAD, Overseer
 from stepscope.runtime.promise import Promise
@@ -391,17 +392,10 @@ class Pipeline:
             self._tasks.start_soon(work)
 
     async def _run_work(self, message: Spawn) -> None:
-        """A backend's coroutine; what it raises is its own."""
-        try:
-            await message.work()
-        except Exception as error:
-            self._keep_source_error(message.source, error)
-
-    def _keep_source_error(self, name: str, error: BaseException) -> None:
+        """A backend's coroutine; what it raises is its own, and no window waits for it then."""
         for source in self.sources:
-            if source.name == name:
-                source.keep("run_soon", error)
-        self._windows.remove_source(name)
+            if source.name == message.source and not await source.run(message.work):
+                self._windows.remove_source(source.name)
 
     async def _flushed(self, done: Promise[bool]) -> None:
         await self.fanout.drained()

@@ -15,6 +15,7 @@ import anyio.to_thread
 from stepscope.runtime import clock, hub, locks, signals, tasks
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.bound import BoundSource
+from stepscope.runtime.closing import Closing
 from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.ending import call_before_close
@@ -48,10 +49,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepscope")
 
-OVERRUN = 0.35
-"""Seconds that closing may take beyond `Options.close_timeout` before the loop is given up."""
-JOINING = 0.1
-"""Seconds beyond `Options.close_timeout` in which threads that have done their work may end."""
 LATEST = 0.48
 """Seconds beyond `Options.close_timeout` after which `close` returns, whatever is not done."""
 
@@ -110,7 +107,7 @@ class Profiler(Reporting):
     def _become_inert(self, reason: str) -> None:
         super()._become_inert(reason)
         keep_untouched(self._hub, self._backends, self._exporters)
-        self._hub = self._accounts = None
+        self._hub = self._accounts = self._ending = None
         self._backends, self._exporters = [], []
         self._metadata = self._metadata.copy()
         self._controller = None
@@ -215,6 +212,7 @@ class Profiler(Reporting):
             )
 
         self._pipeline = self._hub.add(make)
+        source.undelivered[self._pipeline] = self.output.path
         self.output.pipeline = self._pipeline
         _alive.add(self)
         if self._state == "closed":  # start() gave this up, and nobody waits any more
@@ -228,7 +226,7 @@ class Profiler(Reporting):
             thread.ident == stepper for thread in threading.enumerate()
         )
         if stepper == 0 and isinstance(self.schedule, PlannedSchedule):
-            elsewhere = self.schedule(self._step) is ProfilerAction.NONE
+            elsewhere = self._scheduled(self._step)[0] is ProfilerAction.NONE
         for source in self._pipeline.sources:
             if source.open:
                 continue
@@ -313,7 +311,7 @@ class Profiler(Reporting):
             try:
                 closing.result(max(self._closes_by - began, 0) / 1e9 + LATEST)
             except TimeoutError:
-                log.error("profiler %r did not close in time: something blocks its loop", self.name)
+                log.error("profiler %r did not close in time: what closes it does not answer", self.name)
             self._took.waited(clock.now() - began)
         signals.unwatch(_alive)
 
@@ -353,41 +351,21 @@ class Profiler(Reporting):
     def _begin_closing(self) -> None:
         """A second time changes nothing; it goes on where a signal handler interrupted the first."""
         self._state = "closed"
-        if self._hub is not None and self._pipeline is not None:
+        if self._hub is not None and self._pipeline is not None and self._recorder is not None:
             with self._begins_closing:
                 if self._closing is None:
                     self._pipeline.inbox.put(WindowEnds(clock.now(), False, INTERRUPTED))  # changes nothing, usually
-                    self._closing = Work(self._finish, self._hub, self._pipeline, name="stepscope closing")
+                    parts = self._hub, self._pipeline, self._recorder, self._accounts, self.output
+                    self._ending = Closing(self.name, self.options, *parts)
+                    self._closing = Work(self._finish, self._ending, name="stepscope closing")
             self._closing.begin()
         if self._controller is not None:
             self._controller.close()
 
-    def _finish(self, hub_: hub.Hub, pipeline: Pipeline) -> None:
-        """What is left to do for closing, on a thread of its own: so it goes on whatever interrupts the caller."""
+    def _finish(self, ending: Closing) -> None:
+        """On a thread of its own: so it goes on whatever interrupts the caller."""
         try:
-            deadline = self._closes_by
-            for source in self._bound():
-                source.wait_for_thread((deadline - clock.now()) / 1e9 - self.options.close_timeout / 2)
-                note = source.give_up()
-                if note:
-                    pipeline.notes.append(note)
-            seconds = max((deadline - clock.now()) / 1e9, 0.0)
-            removal = hub_.start(hub_.remove, pipeline, seconds)
-            try:
-                removal.result(seconds + OVERRUN)
-            except TimeoutError:
-                # An exporter blocks the loop. It is left to itself: the caller's deadline counts. Should it go on, the loop ends.
-                removal.add_done_callback(lambda _: Work(hub.release, name="stepscope closing").begin())
-                log.error("profiler %r did not close in time: something blocks its loop", self.name)
-                return
-            if self._accounts is not None:
-                hub_.do(self._accounts.close)
-            self.output.finish()
-            hub.release()
-            now = clock.now()
-            until = min(now + round(OVERRUN * 1e9), max(now, deadline) + round(JOINING * 1e9))
-            for outlet in pipeline.outlets:  # one end for all: each may have handed something to a thread that hangs
-                outlet.join(max(until - clock.now(), 0) / 1e9)
+            ending.run(self._bound(), lambda: self._closes_by)
         finally:
             _alive.discard(self)
             if not _alive:

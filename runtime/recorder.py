@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 import shutil
 import threading
 import time
@@ -21,7 +22,7 @@ from stepscope.runtime.mounts import IN_MEMORY, file_system_of
 from stepscope.runtime.options import Options
 from stepscope.runtime.recorder_statistics import RecorderStatistics
 from stepscope.runtime.recovery.sweep import sweep_beside
-from stepscope.runtime.session import ENVIRONMENT, make_session, remove_session
+from stepscope.runtime.session import ENVIRONMENT, end_session, make_session, remove_session
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.spool import Spool
 from stepscope.runtime.workers import Workers
@@ -57,6 +58,8 @@ class Recorder:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise OutputError(error.errno, f"cannot open a session in {self.directory}: {error.strerror}") from error
         self.workers = Workers(self.directory, options.worker_ring_bytes)
+        self.undelivered: dict[object, Path] = {}
+        """Directories of the runs of which it may hold something that nobody has yet, by their pipelines."""
         self._looked, self._gone = -LOOK_EVERY, False
         self._outer_session = os.environ.get(ENVIRONMENT)
         os.environ[ENVIRONMENT] = str(self.directory)
@@ -114,13 +117,25 @@ class Recorder:
         return self._gone
 
     def close(self) -> None:
-        """Stops recording for good, here and in processes that joined, and removes the session directory."""
+        """Stops recording for good, here and in processes that joined, and removes the session directory.
+
+        It stays, and a line of the log says where, while a run is not delivered.
+        """
         _core.close()
         self.spool.close()
         self.workers.close()
         if os.environ.get(ENVIRONMENT) == str(self.directory):
             os.environ.pop(ENVIRONMENT)
             os.environ.update({} if self._outer_session is None else {ENVIRONMENT: self._outer_session})
+        if self.undelivered:
+            end_session(self.directory)
+            runs = " ".join(shlex.quote(str(run)) for run in sorted(set(self.undelivered.values())))
+            log.error(
+                "what was recorded and not delivered is left in %s: `stepscope recover %s` brings it back",
+                self.directory,
+                runs,
+            )
+            return
         for _ in range(3):  # a process that joins at this moment may put something there
             with contextlib.suppress(OSError):
                 remove_session(self.directory)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 from stepscope.runtime import clock
 from stepscope.runtime.audit import audit
+from stepscope.runtime.closing import Closing
 from stepscope.runtime.diagnostics import explain
+from stepscope.runtime.error_text import error_text
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.kept_errors import kept_errors
+from stepscope.runtime.kept_errors import error_notes, kept_errors, schedule_errors
 from stepscope.runtime.output import Output
 from stepscope.runtime.recorder_accounts import RecorderAccounts
 from stepscope.runtime.saving import Saving
@@ -32,6 +34,7 @@ class Reporting(Saving):
         self.output = output
         self._accounts: RecorderAccounts | None = None
         self._anchor: clock.ClockAnchor | None = None
+        self._ending: Closing | None = None
 
     @property
     def control(self) -> Controller | None:
@@ -74,6 +77,7 @@ class Reporting(Saving):
         return ProfilerStatistics(
             state=self._state,
             steps=self._steps_before + (self._step - self._first_step if self._live else 0),
+            given_up=self._ending is not None and self._ending.given_up,
             steps_ignored=self._ignored,
             windows=self._windows if flight is None else flight.windows.statistics().opened,
             windows_left_out=self._windows_left_out,
@@ -86,7 +90,7 @@ class Reporting(Saving):
     def diagnostics(self) -> tuple[str, ...]:
         """Why nothing, or less than the schedule wanted, was recorded; empty if all is well."""
         notes: tuple[str, ...] = (
-            () if self.schedule_error is None else (f"the schedule failed: {self.schedule_error!r}",)
+            () if self.schedule_error is None else (f"the schedule failed: {error_text(self.schedule_error)}",)
         )
         if self._state == "inert":
             return (*notes, f"inert: {self._inert_because}")
@@ -94,7 +98,10 @@ class Reporting(Saving):
             notes += self._explain()
         if self._pipeline is not None:
             notes += tuple(self._pipeline.notes)
+            notes += tuple(error_notes(self._pipeline))
             notes += self._flight_notes(self._pipeline)
+        if self._ending is not None and self._ending.given_up:
+            notes += (self._ending.note,)
         notes += self._armed_notes()
         notes += () if self.control is None else tuple(f"control: {note}" for note in self.control.notes)
         notes += tuple(self._accounts.statistics().notes()) if self._accounts else ()
@@ -141,7 +148,7 @@ class Reporting(Saving):
             ExceptionGroup: of `BackendError` and `ExporterError`, each with the original as its cause.
         """
         errors: list[Exception] = [*self._calls.errors, *kept_errors(self._pipeline)]
-        errors += [] if self.schedule_error is None else [self.schedule_error]
+        errors += schedule_errors(self.schedule_error)
         if errors:
             raise ExceptionGroup(f"profiler {self.name!r} kept {human_count(len(errors), 'error')}", errors)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stepscope.runtime import clock
 from stepscope.runtime.arming import Arming
+from stepscope.runtime.error_text import error_text
 from stepscope.runtime.flight.raised import Raised
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.terminated import Terminated
@@ -61,11 +62,7 @@ class Saving(Arming):
     def _tell_raised(self, error: BaseException, always: bool = False) -> bool:
         for trigger in () if self.keep_last is None else self.keep_last.triggers:
             if isinstance(trigger, Raised) and isinstance(error, trigger.only):
-                kind = type(error).__name__
-                try:
-                    text = f"{kind}: {error}"
-                except Exception:  # its own __str__ fails: the error that is on its way counts
-                    text = kind
+                kind, text = type(error).__name__, error_text(error)
                 at_once = always or not self._after
                 return self._fire(trigger.name, Finding(at=clock.now(), value=kind, text=text, at_once=at_once), always)
         return False

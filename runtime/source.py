@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from types import TracebackType
 from typing import Protocol, cast
 
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.detail import Detail
+from stepscope.runtime.error_text import error_text
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import EVENT_DTYPE, Block, EventBatch
 from stepscope.runtime.inbox import Inbox
 from stepscope.runtime.messages import Delivery, Dropped, Message, Spawn, Watermark
 from stepscope.runtime.options import Options
+from stepscope.runtime.outside import contain, interrupts
 from stepscope.runtime.shedding import Shedding
+from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.sink import BackendReport, Sink
+
+log = logging.getLogger("stepscope")
 
 
 class Producer(Protocol):
@@ -64,14 +72,23 @@ class InboxSink:
 
 
 class Source:
-    """Calls one backend and keeps what it raises: a backend that fails costs its own events only."""
+    """Calls one backend and keeps what it raises: a backend that fails costs its own events only.
+
+    What ends the caller passes: what a signal handler raises in a call on the main thread, and the cancellation of who awaits
+    `aclose` or `run`.
+    """
 
     def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options) -> None:
         self.backend = backend
         self.name = backend.name
         self.errors: list[BaseException] = []
+        self._raised: dict[int, TracebackType | None] = {}
+        """Where they came from, by their ids."""
         self.error_count = 0
+        self.first_error = ""
+        """Where, and what; empty if it raised nothing."""
         self.open = False
+        self._inbox = inbox
         self._told_of: tuple[ProfilerAction, int] | None = None
         """The latest change, and when it was: who was interrupted when it told of that tells again."""
         self._sink = InboxSink(backend.name, inbox, options)
@@ -131,29 +148,43 @@ class Source:
         if not self.open:
             return
         try:
-            await self.backend.aclose()
-        except Exception as error:
-            self.keep("aclose", error)
+            await contain(self.backend.aclose, partial(self._take, "aclose"))
         finally:
             self.open = False  # not before: until then what it delivers is waited for
+
+    async def run(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Runs a coroutine function of the backend; returns whether it came to its end."""
+        return await contain(work, partial(self._take, "run_soon"))
 
     def _guard(self, what: str, call: Callable[[], None]) -> bool:
         try:
             call()
-        except ClosedError:
-            raise
-        except Exception as error:
-            self.keep(what, error)
+        except BaseException as error:
+            if id(error) not in self._raised and interrupts(error):
+                raise
+            self._take(what, error)
             return False
         return True
 
+    def _take(self, what: str, error: BaseException) -> None:
+        # Whatever it had for a profiler that has ended, nobody wants any more.
+        if not (isinstance(error, ClosedError) and self._inbox.closed and what != "report"):
+            self.keep(what, error)
+            if self.error_count == 1:
+                log.error("backend %r failed in %s", self.name, self.first_error)
+
     def keep(self, what: str, error: BaseException) -> None:
-        """Stores what the backend raised."""
+        """Stores what the backend raised, or what it could not do."""
         self.error_count += 1
-        if len(self.errors) < 16:
+        self.first_error = self.first_error or f"{what}(): {error_text(error)}"
+        if id(error) in self._raised:  # raised anew: what it came through then is not kept with it, over and over
+            error.__traceback__ = self._raised[id(error)]
+        elif len(self.errors) < 16:
+            self._raised[id(error)] = error.__traceback__
             error.add_note(f"raised by backend {self.name!r} in {what}()")
             self.errors.append(error)
 
+    @uninterrupted
     def report(self) -> BackendReport:
         """What the backend says of itself, and of what it raised."""
         report = BackendReport()
@@ -163,7 +194,7 @@ class Source:
             report = self.backend.report()
 
         self._guard("report", call)
-        notes = tuple(f"{type(error).__name__}: {error}" for error in self.errors[:3])
+        notes = tuple(error_text(error) for error in self.errors[:3])
         if not notes:
             return report
         return BackendReport(

@@ -54,3 +54,5 @@ class ProfilerStatistics(msgspec.Struct, frozen=True):
     """What starts, changes and stops took from the threads that called."""
     recorder: RecorderStatistics | None
     pipeline: PipelineStatistics | None
+    given_up: bool = False
+    """Closing was given up, as the loop did not answer: what was not delivered is left to `stepscope recover`."""

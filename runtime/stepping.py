@@ -12,9 +12,11 @@ from stepscope.runtime.action import ProfilerAction, checked_action
 from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.control.window_detail import WindowDetail
 from stepscope.runtime.detail import FULL, Detail
+from stepscope.runtime.error_text import error_text
 from stepscope.runtime.errors import ClosedError, ProfilerStateError
 from stepscope.runtime.messages import ActionChanged, DetailChanged, Paused, Resumed, WindowBegins, WindowEnds
-from stepscope.runtime.schedule import Always, PlannedSchedule, ScheduleFunction
+from stepscope.runtime.outside import interrupts
+from stepscope.runtime.schedule import NEVER, Always, Never, PlannedSchedule, Schedule, ScheduleFunction
 from stepscope.runtime.serial import PATIENCE, Serial
 from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.step_marks import StepMark
@@ -53,7 +55,7 @@ class Stepping(_core.StepCounter):
     def __init__(self, name: str, schedule: ScheduleFunction) -> None:
         self.name = name
         self.schedule: ScheduleFunction = schedule
-        self.schedule_error: Exception | None = None
+        self.schedule_error: BaseException | None = None
         """What the schedule raised first; nothing was recorded from then on."""
         self._serial = next(_serials)
         self._step = 0
@@ -353,17 +355,27 @@ class Stepping(_core.StepCounter):
         return ProfilerAction.NONE if self._leaves_out else self._planned
 
     def _ask(self, step: int) -> ProfilerAction:
-        """The schedule's answer; a schedule that fails records nothing more, and its error is kept."""
-        try:
-            action = checked_action(self.schedule(step), step)
-            schedule = self.schedule
-            self._next_change = schedule.next_change(step) if isinstance(schedule, PlannedSchedule) else step + 1
-        except Exception as error:
-            if self.schedule_error is None:
-                self.schedule_error = error
-                log.error("the schedule failed at step %d, nothing more is recorded: %r", step, error)
-            action, self._next_change = ProfilerAction.NONE, step + 1
+        """What to do at a step; sets when that changes next."""
+        action, self._next_change = self._scheduled(step)
         return action
+
+    def _scheduled(self, step: int) -> tuple[ProfilerAction, int]:
+        """The schedule's answer, and when it changes; a schedule that fails is not asked again, and its error is kept.
+
+        One of ours does not fail: what comes out of it, a signal handler has raised.
+        """
+        schedule = self.schedule
+        if self.schedule_error is not None:
+            return ProfilerAction.NONE, NEVER
+        try:
+            action = checked_action(schedule(step), step)
+            return action, schedule.next_change(step) if isinstance(schedule, PlannedSchedule) else step + 1
+        except BaseException as error:
+            if isinstance(schedule, Schedule | Always | Never) or interrupts(error):
+                raise
+            self.schedule_error = error
+            log.error("the schedule failed at step %d, nothing more is recorded: %s", step, error_text(error))
+            return ProfilerAction.NONE, NEVER
 
     @uninterrupted
     def _change(

@@ -74,7 +74,10 @@ class TrustReport(Documented, frozen=True, kw_only=True):
         for output in pipeline.exporters:
             dropped |= {f"at {output.name} ({reason})": count for reason, count in output.ledger.dropped.items()}
         lost = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
-        yield f"dropped   {lost or 'nothing'}"
+        yield f"dropped   {lost or ('not known' if stats.given_up else 'nothing')}"
+        if stats.given_up:
+            unsorted = stats.recorder.waiting + pipeline.drained - pipeline.routed - pipeline.unrouted
+            yield f"left      {human_count(unsorted, 'event')} that were not sorted into windows, and what outputs did not write"
         cut = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in stats.recorder.cut.items() if count)
         if cut:
             yield f"cut       {cut}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from stepscope.exporters.memory import MemoryExporter, Method
 from stepscope.runtime import _core
 from stepscope.runtime.errors import OutputError, ProfilerStateError
 from stepscope.runtime.events import Flag, Kind
+from tests.support import heed_interrupts
 
 
 def names_of(exporter: MemoryExporter, window: int | None = None, kind: Kind = Kind.SPAN) -> list[str]:
@@ -248,7 +250,9 @@ def test_metadata_that_is_not_json_is_kept_as_text(output_dir: Path, caplog: pyt
     memory = MemoryExporter()
     with sc.trace(exporters=[memory], output_dir=output_dir) as profiler:
         profiler.add_metadata_json("broken", "{not json")
+        profiler.add_metadata_json("deep", "[" * 100_000)
     assert memory.windows[0].metadata["broken"] == "{not json"
+    assert memory.windows[0].metadata["deep"] == "[" * 100_000
     assert "broken" in caplog.text
 
 
@@ -344,9 +348,10 @@ def test_an_interrupt_at_a_change_passes_and_nothing_is_held_back(output_dir: Pa
 
     def schedule(step: int) -> object:
         if step == 1:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return sc.ProfilerAction.RECORD
 
+    heed_interrupts()
     with sc.trace(schedule=schedule, exporters=[memory], output_dir=output_dir) as profiler:
         with pytest.raises(KeyboardInterrupt):
             profiler.step()

@@ -7,6 +7,7 @@ from collections import Counter, deque
 
 import msgspec
 
+from stepscope.runtime.error_text import error_text
 from stepscope.runtime.flight.beside import Answer, Beside, ask
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News
@@ -192,4 +193,4 @@ class Watch:
             error.add_note(f"raised by trigger {name!r} in {method}()")
             self.errors.append(error)
         if self._error_count == 1:
-            log.error("trigger %r failed: %s: %s", name, type(error).__name__, error)
+            log.error("trigger %r failed in %s(): %s", name, method, error_text(error))

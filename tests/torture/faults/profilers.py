@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import random
 import threading
 import time
@@ -10,13 +12,25 @@ from contextlib import suppress
 from pathlib import Path
 
 import stepscope as sc
-from stepscope.backends.script import Deliver, Raise, Span
+from stepscope.backends.script import Deliver, Moment, Raise, Span
 from stepscope.backends.scripted import ScriptedBackend
-from stepscope.runtime.errors import ProfilerStateError
+from stepscope.runtime.errors import ClosedError, ProfilerStateError
 from stepscope.runtime.events import Kind
 from tests.torture.fault import Fault, Outcome
 
 TICKS = 400
+
+KINDS: tuple[type[BaseException], ...] = (
+    OSError,
+    SystemExit,
+    KeyboardInterrupt,
+    GeneratorExit,
+    asyncio.CancelledError,
+    ClosedError,
+    MemoryError,
+    RecursionError,
+)
+"""What parts raise."""
 
 
 class Held:
@@ -109,19 +123,32 @@ def _storm(directory: Path, seed: int) -> Outcome:
 
 
 def _bad_neighbours(directory: Path, seed: int) -> Outcome:
-    """One whose backend, one whose exporter and one whose callback raise, around a good one."""
+    """Those whose backend, in the loop or bound to the thread, schedule, exporter or callback raises, around a good one:
+    an error, or what ends programs, tasks and generators, each of another kind."""
     memory, held, problems = sc.MemoryExporter(), Held(), list[str]()
+    kinds = itertools.cycle(KINDS[seed % len(KINDS) :] + KINDS[: seed % len(KINDS)])
 
-    def raise_error(_: object) -> None:
-        raise RuntimeError("on purpose")
+    def failing() -> Callable[[object], None]:
+        kind = next(kinds)
+
+        def fail(_: object) -> None:
+            raise kind("on purpose")
+
+        return fail
+
+    def backend(moment: Moment, bound: bool) -> sc.Profiler:
+        part = ScriptedBackend([Raise(next(kinds)("on purpose"), moment)], thread_bound=bound)
+        return sc.trace(backends=[part], schedule=every, output_dir=directory / f"{moment} {bound}")
 
     every = sc.schedule(wait=0, warmup=0, active=2)
+    moments: tuple[Moment, ...] = ("open", "start", "stop", "aclose")
     bad = [
+        *(backend(moment, bound) for moment in moments for bound in (False, True)),
+        sc.trace(schedule=failing(), output_dir=directory / "schedule"),
         sc.trace(
-            backends=[ScriptedBackend([Raise(OSError("device"), "start")])], schedule=every, output_dir=directory / "a"
+            exporters=[sc.MemoryExporter(fail={"export": next(kinds)("on purpose")})], output_dir=directory / "exporter"
         ),
-        sc.trace(exporters=[sc.MemoryExporter(fail={"export": OSError("disk")})], output_dir=directory / "b"),
-        sc.trace(on_trace_ready=raise_error, schedule=every, output_dir=directory / "c"),
+        sc.trace(on_trace_ready=failing(), schedule=every, output_dir=directory / "callback"),
     ]
     good = sc.trace(exporters=[memory], output_dir=directory / "good")
     profilers = [*bad, good]
@@ -131,7 +158,7 @@ def _bad_neighbours(directory: Path, seed: int) -> Outcome:
     ticks = 0
     for number in range(TICKS):
         if number == TICKS // 2:
-            bad[seed % 3].close()
+            bad[seed % len(bad)].close()
         if good.statistics().state == "running":
             sc.instant("tick")
             ticks += 1

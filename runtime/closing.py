@@ -1,0 +1,109 @@
+"""What is left to do for closing a profiler when nothing more is recorded, on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+
+from stepscope.runtime import clock, hub
+from stepscope.runtime.bound import BoundSource
+from stepscope.runtime.options import Options
+from stepscope.runtime.output import Output
+from stepscope.runtime.pipeline import Pipeline
+from stepscope.runtime.recorder import Recorder
+from stepscope.runtime.recorder_accounts import RecorderAccounts
+from stepscope.runtime.threads import Work
+
+log = logging.getLogger("stepscope")
+
+OVERRUN = 0.35
+"""Seconds that closing may take beyond `Options.close_timeout` before the loop is given up."""
+JOINING = 0.1
+"""Seconds beyond `Options.close_timeout` in which threads that have done their work may end."""
+
+
+class Closing:
+    """Closes a profiler's backends, windows and exporters on the loop, and says so in its directory when that is done.
+
+    Where the loop does not answer it is given up, because the caller's deadline counts. Nothing is deleted then: the session
+    stays when the process ends, with the note of the run that says where it is, for `stepscope recover`. Should the loop go
+    on after all, closing is completed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: Options,
+        hub_: hub.Hub,
+        pipeline: Pipeline,
+        recorder: Recorder,
+        accounts: RecorderAccounts | None,
+        output: Output,
+    ) -> None:
+        self.given_up = False
+        """Whether something that was recorded has not been delivered, as far as is known now."""
+        self.note = ""
+        """What is to be said of that."""
+        self._name = name
+        self._options = options
+        self._hub = hub_
+        self._pipeline = pipeline
+        self._recorder = recorder
+        self._accounts = accounts
+        self._output = output
+
+    def run(self, bound: Sequence[BoundSource], closes_by: Callable[[], int]) -> None:
+        """Does it.
+
+        Args:
+            bound: sources that other threads may have to change first.
+            closes_by: when it is to be done, in ns.
+        """
+        deadline = closes_by()
+        for source in bound:
+            source.wait_for_thread((deadline - clock.now()) / 1e9 - self._options.close_timeout / 2)
+            note = source.give_up()
+            if note:
+                self._pipeline.notes.append(note)
+        seconds = max((deadline - clock.now()) / 1e9, 0.0)
+        removal: Future[None] = Future()
+        try:
+            removal = self._hub.start(self._hub.remove, self._pipeline, seconds)
+        except RuntimeError as error:  # the loop has ended
+            removal.set_exception(error)
+        if not wait([removal], seconds + OVERRUN).done:
+            self._give_up("something blocks the loop")
+            removal.add_done_callback(lambda _: Work(self._end, removal, name="stepscope closing").begin())
+            return
+        self._end(removal)
+        now = clock.now()
+        until = min(now + round(OVERRUN * 1e9), max(now, deadline) + round(JOINING * 1e9))
+        for outlet in self._pipeline.outlets:  # one end for all: each may have handed something to a thread that hangs
+            outlet.join(max(until - clock.now(), 0) / 1e9)
+
+    def _end(self, removal: Future[None]) -> None:
+        """The pipeline is closed, or could not be."""
+        try:
+            removal.result()
+            if self._accounts is not None:
+                self._hub.do(self._accounts.close)
+            self._output.finish()
+            self._recorder.undelivered.pop(self._pipeline, None)
+            self.given_up = False
+        except BaseException as error:  # a fault of ours, or the end of the loop
+            log.error("profiler %r could not be closed", self._name, exc_info=error)
+            self._give_up("it failed: please report it")
+        try:
+            hub.release()
+        except BaseException as error:
+            log.error("the runtime's loop could not be ended", exc_info=error)
+
+    def _give_up(self, why: str) -> None:
+        self.given_up = True
+        self.note = (
+            f"not delivered: closing was given up, because {why}; the rest is left in {self._recorder.directory}: when this "
+            f"process has ended, `{shlex.join(['stepscope', 'recover', str(self._output.path)])}` brings it back"
+        )
+        log.error("profiler %r: %s", self._name, self.note)

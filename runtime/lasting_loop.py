@@ -1,0 +1,52 @@
+"""Event loops that a task cannot end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+from stepscope.runtime.error_text import error_text
+
+log = logging.getLogger("stepscope")
+
+if TYPE_CHECKING:
+    _Loop = asyncio.SelectorEventLoop
+else:
+    _Loop = object
+
+
+class _Lasting(_Loop):
+    """Goes on where asyncio's loops end: when a task or a callback, other than the main task, raises `SystemExit` or
+    `KeyboardInterrupt`. Who waits for the task gets that; the log has it in any case."""
+
+    _main: asyncio.Future[Any] | None = None
+
+    def run_until_complete(self, future: Any) -> Any:
+        """As the base."""
+        main = self._main = asyncio.ensure_future(future, loop=self)
+        try:
+            return super().run_until_complete(main)
+        finally:
+            self._main = None
+
+    def run_forever(self) -> None:
+        """As the base, but for what tasks raise."""
+        while True:
+            try:
+                return super().run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:
+                if self._main is None or self._main.done():
+                    raise
+                log.error("a task or callback of a part raised %s; the loop goes on", error_text(error))
+
+
+def lasting_loop() -> asyncio.AbstractEventLoop:
+    """A new loop: uvloop's where that is installed, else asyncio's."""
+    base: type[asyncio.AbstractEventLoop] = asyncio.SelectorEventLoop
+    with contextlib.suppress(ImportError):
+        base = importlib.import_module("uvloop").Loop
+    loop: asyncio.AbstractEventLoop = type("LastingLoop", (_Lasting, base), {})()
+    return loop
