@@ -123,6 +123,7 @@ class Flight:
         """Everything up to this time, in ns, is known: asks the triggers, opens windows, lets go of what is old."""
         windows = self.windows
         blocks, self._blocks = self._blocks, []
+        known = until
         if len(windows.steps):
             under_way = windows.steps.mark(windows.steps.find(until))
             news = News(
@@ -134,7 +135,8 @@ class Flight:
             )
             for fired in self.watch.look(news):
                 self._save(fired, until)
-        windows.let_go(self.watch.seen(until))
+            known = self.watch.known
+        windows.let_go(known)
 
     def finished(self, window: Window) -> list[int]:
         """A window is closed; the indices of those whose output is to be deleted now."""

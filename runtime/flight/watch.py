@@ -60,6 +60,8 @@ class Watch:
     def __init__(self, settings: FlightRecorder) -> None:
         self.errors: list[BaseException] = []
         """What evaluators raised first, oldest first; all are counted."""
+        self.known = 0
+        """Up to when, in ns, all that triggers find was taken at the last look."""
         self._settings = settings
         # Appended to by any thread and by signal handlers: a deque needs no lock for that.
         self._calls: deque[Fired] = deque()
@@ -106,21 +108,18 @@ class Watch:
         """What has fired, in the order of its times, up to when all triggers know everything."""
         for name, evaluator in self._evaluators:
             self._take(name, ask(evaluator, news), news.now)
+        self.known = news.now
         for beside in self._beside:
-            for answer in beside.answers():
-                self._take(beside.name, answer, news.now)
             try:
                 beside.look(news)
             except RuntimeError as error:  # there is no thread for it
                 self._keep(beside.name, "look", error)
-        until = self.seen(news.now)
-        due = sorted((fired for fired in self._waiting if fired.finding.at <= until), key=lambda f: f.finding.at)
-        self._waiting = [fired for fired in self._waiting if fired.finding.at > until]
+            self.known = min(self.known, beside.seen(news.now))  # before the answers: more may come while they are taken
+            for answer in beside.answers():
+                self._take(beside.name, answer, news.now)
+        due = sorted((fired for fired in self._waiting if fired.finding.at <= self.known), key=lambda f: f.finding.at)
+        self._waiting = [fired for fired in self._waiting if fired.finding.at > self.known]
         return due
-
-    def seen(self, until: int) -> int:
-        """Up to when, in ns, all triggers know everything, if there is everything until `until`."""
-        return min((beside.seen(until) for beside in self._beside), default=until)
 
     def end(self) -> None:
         """Nobody looks any more."""
