@@ -221,41 +221,6 @@ def test_nested_pauses_count_and_the_gap_is_an_event(output_dir: Path) -> None:
     assert int(parts["dur"].sum() + gap["dur"]) == int(parts["ts"][1] + parts["dur"][1] - parts["ts"][0])
 
 
-def test_metadata_reaches_every_window_whenever_it_was_added(output_dir: Path) -> None:
-    """Before the start, inside and between windows; each window has what was known when it closed."""
-    memory = MemoryExporter()
-    with sc.trace(
-        schedule=sc.schedule(wait=1, warmup=0, active=1),
-        exporters=[memory],
-        output_dir=output_dir,
-        metadata={"at": "trace"},
-    ) as profiler:
-        profiler.add_metadata("wait", {"nested": [1, 2.5, None]})
-        profiler.step()
-        profiler.add_metadata_json("inside", '{"lr": 0.1}')
-        profiler.step()
-        profiler.flush()
-        profiler.add_metadata("between", 1)
-        profiler.step()
-        profiler.step()
-    first, second = memory.windows
-    assert first.metadata == {"at": "trace", "wait": {"nested": [1, 2.5, None]}, "inside": {"lr": 0.1}}
-    assert second.metadata["between"] == 1
-    with pytest.raises(TypeError, match="key of metadata"):
-        profiler.add_metadata(3, "x")  # type: ignore[arg-type]
-
-
-def test_metadata_that_is_not_json_is_kept_as_text(output_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A wrong text does not raise into training, and is not lost."""
-    memory = MemoryExporter()
-    with sc.trace(exporters=[memory], output_dir=output_dir) as profiler:
-        profiler.add_metadata_json("broken", "{not json")
-        profiler.add_metadata_json("deep", "[" * 100_000)
-    assert memory.windows[0].metadata["broken"] == "{not json"
-    assert memory.windows[0].metadata["deep"] == "[" * 100_000
-    assert "broken" in caplog.text
-
-
 @pytest.mark.parametrize("kind", ["plain", "coroutine function"])
 def test_on_trace_ready_gets_each_window_off_the_training_thread(kind: str, output_dir: Path) -> None:
     """It may summarise and export the window, in any format, any number of times."""

@@ -114,7 +114,9 @@ class Watch:
                 beside.look(news)
             except RuntimeError as error:  # there is no thread for it
                 self._keep(beside.name, "look", error)
-            self.known = min(self.known, beside.seen(news.now))  # before the answers: more may come while they are taken
+            self.known = min(
+                self.known, beside.seen(news.now)
+            )  # before the answers: more may come while they are taken
             for answer in beside.answers():
                 self._take(beside.name, answer, news.now)
         due = sorted((fired for fired in self._waiting if fired.finding.at <= self.known), key=lambda f: f.finding.at)
