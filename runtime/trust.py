@@ -65,9 +65,11 @@ class TrustReport(Documented, frozen=True, kw_only=True):
         accepted = sum(windows.accepted.values())
         detail = ", ".join(f"{count:,} by {source}" for source, count in windows.accepted.items() if count)
         yield f"recorded  {accepted:,} events ({detail or 'none'})"
-        made = windows.released - accepted
+        made = windows.released + windows.withheld - accepted
         if made > 0:
             yield f"          and {made:,} gaps, and parts of events that windows or pauses cut, for the outputs"
+        if windows.withheld:
+            yield f"          {windows.withheld:,} of them not given: they wait, or are of a window that began when the run ended"
         dropped = {
             f"{source} {why}": n for source, reasons in windows.dropped.items() for why, n in reasons.items() if n
         }

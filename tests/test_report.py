@@ -24,3 +24,19 @@ def test_every_line_of_a_report_is_explained(output_dir: Path) -> None:
     assert len(could_be) > 10
     explained = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE))))
     assert said | could_be <= explained
+
+
+def test_a_window_that_began_with_the_end_is_told(output_dir: Path) -> None:
+    """What was recorded of it is said not to be given: the lines add up."""
+    with sc.trace(schedule=sc.schedule(wait=0, warmup=0, active=5), output_dir=output_dir) as profiler:
+        for _ in range(10):
+            with sc.span("work"):
+                pass
+            profiler.step()
+    said = str(profiler.report())
+    pipeline = profiler.statistics().pipeline
+    assert pipeline is not None
+    (output,) = pipeline.exporters
+    recorded = sum(pipeline.windows.accepted.values())
+    assert pipeline.windows.withheld == recorded - output.ledger.exported > 0
+    assert f"{pipeline.windows.withheld:,} of them not given" in said
