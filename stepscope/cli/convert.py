@@ -95,6 +95,7 @@ def _journal_in(directory: Path) -> Path:
     if recovered and (chosen is None or max(recovered)[0] >= chosen.stat().st_mtime_ns):
         chosen = max(recovered)[1]
     if chosen is None:
+        _hint_at_recovery(directory)
         raise FormatError(f"{directory} has no journal. {' '.join([*notes, below(directory)])}".strip())
     others = journals.others(chosen)
     beside = f" (not {others}: name one to convert it)" if others else ""

@@ -88,6 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     for each in recovered:
         print(each.text())
+        if each.session is not None and not arguments.remove_session:
+            print(f"  {each.session} stays until --remove-session, or a later run, frees it")
     living = being_written(place) if whole or notes else set[str]()
     traces = Traces()
     if whole:
