@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -183,7 +184,7 @@ class Inventory:
         """
         self._merged(done)
         extent = self.windows[window]
-        extent.at = done.made[-1].last if done.made else frames[-1].end
+        extent.at = _beyond(frames, done)
         extent.nbytes -= sum(place.end - place.at for place in frames)
         events = sum(place.header.count for place in frames)
         extent.events -= events
@@ -235,7 +236,7 @@ class Inventory:
     def records_discarded(self, records: Records, done: Discarded) -> None:
         """Notes that these records, the oldest, are gone."""
         self._merged(done)
-        self._records_at = done.made[-1].last if done.made else records.places[-1].end
+        self._records_at = _beyond(records.places, done)
         self._oldest_record = None
         for window in records.ended:
             self._gone.pop(window, None)
@@ -260,7 +261,11 @@ class Inventory:
         return -1
 
     def _given_up(self, kind: int, payload: bytes) -> GivenUp | None:
-        """What is said of a record when it is given up; `None` if it stays."""
+        """What is said of a record when it is given up; `None` if it stays, as it also does if that takes more room."""
+        gone = self._left_of(kind, payload)
+        return gone if gone is not None and len(given_up.encode(gone)) <= len(payload) else None
+
+    def _left_of(self, kind: int, payload: bytes) -> GivenUp | None:
         try:
             match kind:
                 case fmt.FrameType.WINDOW_OPENED:
@@ -372,3 +377,10 @@ class Inventory:
                 del self.windows[window]
                 self._gone.pop(window, None)
                 self._oldest_record = None
+
+
+def _beyond(places: Sequence[Place], done: Discarded) -> int:
+    """Where the frame begins from which on the next ones are looked for, once these are gone: what was left is passed."""
+    last = places[-1]
+    gone = any(made.at <= last.at and last.end <= made.end for made in done.made)
+    return done.made[-1].last if gone else last.end

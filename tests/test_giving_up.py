@@ -1,0 +1,73 @@
+"""What a collector gives up of a journal, whatever anybody has sent: it comes to an end, and costs no more than there is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stepscope.collector.giving_up import GivingUp
+from stepscope.collector.inventory import Inventory
+from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.store import Store
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.records import encode_record
+from tests.streams import SYNC
+from tests.windowed import Frame, closed, encoded, events, run_of, stored
+
+ONE = "1" * 32
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(CollectorSettings(directory=tmp_path / "c"))
+
+
+def names(size: int) -> Frame:
+    """A frame of names of so many bytes."""
+    return int(fmt.FrameType.STRINGS), 0, encode_record([[5000, "x" * size]])
+
+
+def clock(payload: bytes) -> Frame:
+    """A frame that is to be a reading of the clocks."""
+    return int(fmt.FrameType.CLOCK), 0, payload
+
+
+A_READING = encode_record(ClockAnchor(1, 2, 3))
+
+
+class Counting:
+    """Does what concerns one stream, so many times at most."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.count = 0
+
+    def __call__(self, stream: str, path: Path, work: Callable[[], object]) -> bool:
+        self.count += 1
+        assert self.count < self._most, "the same again and again"
+        work()
+        return True
+
+
+def test_a_record_that_cannot_go_is_passed(store: Store) -> None:
+    """It is too small to say that it is gone, and behind some that went: it stays, and giving up comes to its end."""
+    tiny = bytes(8)
+    gone = [closed(0, 0, 0), closed(1, 2, 1)]
+    frames = [run_of(), *gone, names(3000), clock(tiny), clock(A_READING), closed(2, 4, 2), events(3, 6400, 3)]
+    path = stored(store, ONE, frames)
+    inventory = Inventory(path)
+    inventory.look()
+    at = len(fmt.encode_file_header(SYNC) + encoded(frames[:4]))
+    giving = GivingUp({ONE: inventory}, 1 << 30, Counting(20))
+    giving.records(1 << 30)
+    data = path.read_bytes()
+    assert data[at + fmt.FRAME_HEADER.size :].startswith(tiny) and data[at + len(SYNC)] == fmt.FrameType.CLOCK
+    reader = FrameReader(path)
+    kinds = Counter(frame[0] for frame in iter(reader.next, None))
+    reader.close()
+    assert kinds[fmt.FrameType.GIVEN_UP] == 1 and kinds[fmt.FrameType.WINDOW_CLOSED] == 1 and not reader.damage
