@@ -263,13 +263,18 @@ class Storage:
     def _remove_superseded(self, surplus: int) -> tuple[int, int]:
         """Deletes streams of which others have everything; bytes on disk, and of their length."""
         freed = length = 0
-        for stream, path in self._store.superseded():
-            if freed >= surplus:
-                break
+
+        def remove(stream: str, path: Path) -> None:
+            nonlocal freed, length
             about = path.lstat()
             if self._store.remove(stream):
                 freed += on_disk(about)
                 length += about.st_size
+
+        for stream, path in self._store.superseded():
+            if freed >= surplus:
+                break
+            self._isolated(stream, path, lambda: remove(stream, path))  # noqa: B023
         return freed, length
 
 
