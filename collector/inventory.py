@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from stepscope.collector.least import Least
 from stepscope.collector.merge.job import job_of
 from stepscope.collector.merge.places import Mark, Steps
 from stepscope.collector.windows import ClosedRecord, closed_record
@@ -70,6 +71,8 @@ class Inventory:
 
     def _start_anew(self) -> None:
         self.windows: dict[int, Extent] = {}
+        self._firsts = Least()
+        """Where their frames begin."""
         self.run: RunRecord | None = None
         self.ended = False
         """Whether it was closed in order."""
@@ -184,7 +187,7 @@ class Inventory:
         """
         self._merged(done)
         extent = self.windows[window]
-        extent.at = _beyond(frames, done)
+        self._moved(window, extent, _beyond(frames, done))
         extent.nbytes -= sum(place.end - place.at for place in frames)
         events = sum(place.header.count for place in frames)
         extent.events -= events
@@ -244,7 +247,8 @@ class Inventory:
     @property
     def _records_end(self) -> int:
         """Where the first frame begins that may have events which are there."""
-        return min((extent.at for extent in self.windows.values()), default=self.position)
+        first = self._firsts.find()
+        return self.position if first is None else first
 
     def _find_oldest(self) -> int:
         """Time of the end of the oldest window of which only records are left; -1 if there is none."""
@@ -287,18 +291,23 @@ class Inventory:
     def _merged(self, done: Discarded) -> None:
         """Notes that frames have become one: no frame begins or ends within it."""
         for made in done.made:
-            for extent in self.windows.values():
+            for window, extent in self.windows.items():
                 if min(extent.at, extent.after) > made.end:
                     break  # they are in the order of their first frames
                 if made.at < extent.at <= made.end or made.at < extent.after <= made.end:
-                    extent.at = made.last
+                    self._moved(window, extent, made.last)
                 if made.at < extent.end < made.end:
                     extent.end = made.end
             if made.at < self._records_at <= made.end:
                 self._records_at = made.at
             if made.at < self._events_end < made.end:
                 self._events_end = made.end
-        self._made += done.made
+            self._made = [one for one in self._made if not (made.at <= one.at and one.end <= made.end)]
+            self._made.append(made)
+
+    def _moved(self, window: int, extent: Extent, at: int) -> None:
+        extent.at = at
+        self._firsts.put(window, at)
 
     def _border(self, at: int) -> int:
         """Where a frame begins, of a byte where one began before this look."""
@@ -312,7 +321,8 @@ class Inventory:
             # Its end was read, and it was forgotten.
             extent.closed = header.window not in self._opened and header.window <= self._latest_closed
             extent.after = self._events_end
-            extent.at = next((start for start, end in self.unfreed[-1:] if end == self._events_end), place.at)
+            at = next((start for start, end in self.unfreed[-1:] if end == self._events_end), place.at)
+            self._moved(header.window, extent, at)
         extent.end = self._events_end = place.end
         extent.nbytes += place.end - place.at
         extent.events += header.count
@@ -375,6 +385,7 @@ class Inventory:
             extent = self.windows[window]
             if extent.closed and extent.nbytes <= 0:
                 del self.windows[window]
+                self._firsts.drop(window)
                 self._gone.pop(window, None)
                 self._oldest_record = None
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
+from stepscope.collector.disk_use import disk_use
 from stepscope.collector.giving_up import GivingUp
 from stepscope.collector.inventory import Inventory
+from stepscope.collector.retention import StoragePolicy
 from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.storage import Storage
 from stepscope.collector.store import Store
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.records import encode_record
 from tests.streams import SYNC
-from tests.windowed import Frame, closed, encoded, events, run_of, stored
+from tests.windowed import END, Frame, closed, encoded, events, run_of, stored, windows
 
-ONE = "1" * 32
+ONE, TWO = "1" * 32, "2" * 32
 
 
 @pytest.fixture
@@ -71,3 +76,31 @@ def test_a_record_that_cannot_go_is_passed(store: Store) -> None:
     kinds = Counter(frame[0] for frame in iter(reader.next, None))
     reader.close()
     assert kinds[fmt.FrameType.GIVEN_UP] == 1 and kinds[fmt.FrameType.WINDOW_CLOSED] == 1 and not reader.damage
+
+
+def calls_to_give_up(store: Store, stream: str, count: int) -> float:
+    """Calls of functions for each window that is given up, of so many tiny ones."""
+    stored(store, stream, [run_of(), *windows(range(count), 256, frames=1), END])
+    limit = disk_use(store.directory).total
+    storage = Storage(store, StoragePolicy(max_bytes=limit, newest=1, slowest=0))
+    calls = 0
+
+    def called(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(called)
+    try:
+        done = storage.enforce(wanted=limit // 4)
+    finally:
+        sys.setprofile(before)
+    assert done.windows > count // 10
+    assert store.remove(stream)
+    return calls / done.windows
+
+
+def test_a_window_costs_the_same_however_many_there_are(store: Store) -> None:
+    """A run of weeks has hundreds of thousands, all of which are looked at with nobody else at the frames."""
+    few, many = calls_to_give_up(store, ONE, 300), calls_to_give_up(store, TWO, 1500)
+    assert many < 2 * few, (few, many)
