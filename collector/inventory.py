@@ -39,7 +39,9 @@ class Extent(msgspec.Struct):
     """Of its frames of events."""
     events: int = 0
     last_ns: int = 0
-    """Of its end, or of its latest event, by the rank's clock, as all times here."""
+    """Unix time of its end, or of its latest event, no later than that was seen."""
+    excess_ns: int = 0
+    """By how much the rank's anchor made that later."""
     closed: bool = False
     step_ns: float = 0.0
     """Mean duration of its steps; 0 if there is none."""
@@ -79,7 +81,7 @@ class Inventory:
         self.events = 0
         """Of all its windows, with those that were given up."""
         self.last_ns = 0
-        """Of its latest window, or event."""
+        """Unix time of its latest window, or event, no later than that was seen."""
         self.size = 0
         """Bytes of the file, as of the last look."""
         self.grown_ns = 0
@@ -87,6 +89,9 @@ class Inventory:
         self.unfreed: list[tuple[int, int]] = []
         """Where frames begin and end that were given up before it was looked at: their blocks may not be free yet."""
         self._file = (0, 0)
+        self._made_ns = self._seen_ns = 0
+        """Unix times by which it, and what this look reads, was there."""
+        self._excess_ns = 0
         self._position = (0, 0)
         self._opened: set[int] = set()
         self._latest_closed = -1
@@ -110,12 +115,16 @@ class Inventory:
 
     @property
     def began_ns(self) -> int:
-        """Unix time at which its process began."""
-        return 0 if self.run is None else self.run.anchor.wall_ns
+        """Unix time at which its process began, no later than its file was there."""
+        return 0 if self.run is None else min(self.run.anchor.wall_ns, self._made_ns)
+
+    def ahead_ns(self, window: int) -> int:
+        """By how much Unix time was ahead of the rank's clock, so that nothing of a window is later than it was seen."""
+        return self._ahead_ns - self.windows[window].excess_ns
 
     @property
-    def ahead_ns(self) -> int:
-        """By how much Unix time was ahead of the rank's clock."""
+    def _ahead_ns(self) -> int:
+        """The same, as its process has it, whose clock may be wrong."""
         return 0 if self.run is None else self.run.anchor.wall(0)
 
     @property
@@ -140,6 +149,8 @@ class Inventory:
             if (about.st_dev, about.st_ino) != self._file or about.st_size < self.position:
                 self._start_anew()
                 self._file = (about.st_dev, about.st_ino)
+                self._made_ns = min(about.st_mtime_ns, os.stat(self.path.parent).st_mtime_ns)
+            self._seen_ns = time.time_ns() if self.position else about.st_mtime_ns
             self.size = about.st_size
             if self.position:
                 reader.resume(*self._position)
@@ -154,7 +165,7 @@ class Inventory:
                 self._record(frame[0], frame[2], reader.head[0], reader.head[1], reader.position[1])
             if reader.position != self._position:
                 # What is given up changes the file's time, too.
-                self.grown_ns = time.time_ns() if self.position else about.st_mtime_ns
+                self.grown_ns = self._seen_ns
             self._position = reader.position
         finally:
             reader.close()
@@ -204,7 +215,7 @@ class Inventory:
         """
         if self._oldest_record is None:
             self._oldest_record = self._find_oldest()
-        return self._oldest_record + self.ahead_ns if self._oldest_record >= 0 else None
+        return self._oldest_record + self._ahead_ns - self._excess_ns if self._oldest_record >= 0 else None
 
     def records(self, most: int) -> Records:
         """The oldest records of windows that have nothing else: beginnings, ends, and clocks up to then.
@@ -369,7 +380,7 @@ class Inventory:
     def _closed(self, record: ClosedRecord) -> None:
         self._opened.discard(record.index)
         self._latest_closed = max(self._latest_closed, record.index)
-        self.last_ns = max(self.last_ns, record.end_ns)
+        self._last(record.end_ns)
         extent = self.windows.get(record.index)
         if extent is not None:
             extent.closed, extent.steps = True, record.range
@@ -377,8 +388,17 @@ class Inventory:
             self._until(extent, record.end_ns)
 
     def _until(self, extent: Extent, time: int) -> None:
-        extent.last_ns = max(extent.last_ns, time)
-        self.last_ns = max(self.last_ns, time)
+        unix, excess = self._last(time)
+        extent.last_ns = max(extent.last_ns, unix)
+        extent.excess_ns = max(extent.excess_ns, excess)
+
+    def _last(self, time: int) -> tuple[int, int]:
+        """Unix time of something that there is, and by how much the rank's anchor makes it later."""
+        unix = time + self._ahead_ns
+        excess = max(unix - self._seen_ns, 0)
+        self._excess_ns = max(self._excess_ns, excess)
+        self.last_ns = max(self.last_ns, unix - excess)
+        return unix - excess, excess
 
     def _forget(self, *windows: int) -> None:
         for window in windows:

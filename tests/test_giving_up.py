@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +21,16 @@ from stepscope.collector.storage import Storage
 from stepscope.collector.store import Store
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.discard import places
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.records import encode_record
 from tests.streams import SYNC
-from tests.windowed import END, Frame, closed, encoded, events, run_of, stored, windows
+from tests.windowed import END, SECOND, START, Frame, closed, encoded, events, run_of, stored, windows
 
 ONE, TWO = "1" * 32, "2" * 32
+KIB = 1 << 10
+YEARS = 10**9
+"""In seconds."""
 
 
 @pytest.fixture
@@ -104,3 +110,38 @@ def test_a_window_costs_the_same_however_many_there_are(store: Store) -> None:
     """A run of weeks has hundreds of thousands, all of which are looked at with nobody else at the frames."""
     few, many = calls_to_give_up(store, ONE, 300), calls_to_give_up(store, TWO, 1500)
     assert many < 2 * few, (few, many)
+
+
+def written(path: Path, second: int) -> Path:
+    """A journal nothing was written to since."""
+    os.utime(path, (START // SECOND + second,) * 2)
+    return path
+
+
+def test_a_clock_that_is_ahead_keeps_nothing(store: Store) -> None:
+    """Its windows are of when they were seen at the latest: they go before those of a run that came later, and so does the run."""
+    wrong = [run_of(1, began=YEARS), *windows(range(4), 128 * KIB, began=YEARS, first=1000), END]
+    before = written(stored(store, ONE, wrong), 10)
+    after = written(stored(store, TWO, [run_of(), *windows(range(4), 128 * KIB, began=100), END]), 110)
+    policy = StoragePolicy(max_bytes=disk_use(store.directory).total * 3 // 4, newest=2, slowest=0)
+    done = Storage(store, policy).enforce()
+    assert done.deleted == [ONE] and not before.exists()
+    inventory = Inventory(after)
+    inventory.look()
+    assert inventory.windows.keys() == set(range(4))
+
+
+def test_what_a_clock_that_is_ahead_records_now_is_of_now(store: Store) -> None:
+    """However far it is ahead; what is older in a window that is open goes first, on whichever rank."""
+    wrong = [run_of(0, began=YEARS), *(events(0, 64 * KIB, YEARS + second) for second in range(16))]
+    early = written(stored(store, ONE, wrong), 16)
+    late = written(stored(store, TWO, [run_of(1), *(events(0, 64 * KIB, second) for second in range(8, 24))]), 24)
+    Storage(store, StoragePolicy(max_bytes=disk_use(store.directory).total * 3 // 4)).enforce()
+    left = [sum(place.header.count for place in places(path)) for path in (early, late)]
+    assert 0 < left[0] < left[1]
+    inventory = Inventory(early)
+    inventory.look()
+    with early.open("ab") as file:
+        file.write(encoded([events(1, 64 * KIB, YEARS + 100)], 17))
+    inventory.look()
+    assert inventory.windows[0].last_ns <= inventory.windows[1].last_ns == inventory.grown_ns <= time.time_ns()
