@@ -17,6 +17,7 @@ import msgspec
 
 from stepscope.collector.bounded import CHUNK, ProcessBounds, bounded, ended
 from stepscope.collector.disk import Disk
+from stepscope.collector.journal_copy import JournalCopy
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.presence import make_directories
 
@@ -112,8 +113,11 @@ class Downloads:
         """Deletes what a collector that was killed left."""
         _remove(self._directory)
 
-    async def journal(self, path: Path) -> AsyncGenerator[bytes]:
+    async def journal(self, opened: Callable[[], JournalCopy]) -> AsyncGenerator[bytes]:
         """The bytes of a file that is there, as far as it is written now.
+
+        Args:
+            opened: opens it, on a thread.
 
         Raises:
             ProblemError: before the first byte, if it is there no more.
@@ -121,16 +125,16 @@ class Downloads:
             OSError: if it cannot be read.
         """
         try:
-            file = await self._disk.ask(lambda: path.open("rb"), lambda file: file.close())
+            copy, piece = await self._disk.ask(lambda: _begun(opened()), lambda begun: begun[0].close())
         except FileNotFoundError as error:
             raise ProblemError(404, "the file of this stream was deleted") from error
         try:
-            left = await self._disk.run(lambda: os.fstat(file.fileno()).st_size)
-            while left and (chunk := await self._disk.run(partial(file.read, min(left, CHUNK)))):
-                left -= len(chunk)
-                yield chunk
+            while piece:
+                for at in range(0, len(piece), CHUNK):
+                    yield piece[at : at + CHUNK]
+                piece = await self._disk.run(copy.next)
         finally:
-            await self._disk.run(file.close)
+            await self._disk.run(copy.close)
 
     async def send(self, kind: Download, sources: Sequence[Source], window: int | None) -> AsyncGenerator[bytes]:
         """The bytes of a file.
@@ -225,6 +229,14 @@ async def _grown(
                     await asyncio.wait_for(process.wait(), _LOOK_EVERY)
     finally:
         said.cancel()
+
+
+def _begun(copy: JournalCopy) -> tuple[JournalCopy, bytes]:
+    try:
+        return copy, copy.next()
+    except BaseException:
+        copy.close()
+        raise
 
 
 async def _last(stream: asyncio.StreamReader) -> str:
