@@ -110,11 +110,12 @@ class Region:
         start = runs[0].at
         while runs:
             run = runs.pop(0)
-            beginning = given_up.encode(run.gone.without(self._ended))
+            gone = run.gone.without(self._ended)
+            beginning = given_up.encode(gone)
             if fmt.FRAME_HEADER.size + len(beginning) > run.size:
                 start = run.end  # it would say no less than it holds
                 continue
-            if run.fresh:
+            if run.fresh or gone is not run.gone:  # what is freed begins behind what it says now
                 os.pwrite(self._fd, self._frame(run, beginning, run.size), run.at)
             if (following := self._drawn_in(run, runs)) is not None:
                 runs.insert(0, following)
