@@ -114,7 +114,8 @@ def test_a_window_costs_the_same_however_many_there_are(store: Store) -> None:
 
 def written(path: Path, second: int) -> Path:
     """A journal nothing was written to since."""
-    os.utime(path, (START // SECOND + second,) * 2)
+    at = START // SECOND + second
+    os.utime(path, (at, at))
     return path
 
 
