@@ -133,9 +133,8 @@ class Intake:
         self.size = file.size
         first = self._hand.first
         if first is not None and not file.ended and await self._is_gone(first.frames.first):
-            before = file.next
+            stream.missed(first.frames.first - file.next)
             file.skip(first.frames.first)
-            stream.missed(first.frames.first - before, first.frames.first)
             await self._append(file, stream)
         self._messages.written()
 

@@ -135,10 +135,9 @@ class Stream:
             except (msgspec.MsgspecError, ValueError, RecursionError):
                 self.undecodable += 1
 
-    def missed(self, frames: int, next: int) -> None:
-        """So many frames are nowhere any more before frame `next`, which is written; who reads the file sees that as well."""
-        if not self.restoring and next >= self.next:
-            self.missing += frames
+    def missed(self, frames: int) -> None:
+        """So many frames are nowhere any more."""
+        self.missing += frames
 
     def state(self, now: float) -> State:
         """What becomes of it, at a monotonic time in seconds."""
