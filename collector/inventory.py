@@ -186,7 +186,7 @@ class Inventory:
         extent = self.windows.get(window)
         if extent is None:
             return []
-        at = max(self._border(after), extent.at)
+        at = self._border(max(after, extent.at))
         found = (place for place in places(self.path, at, extent.end) if place.header.window == window)
         return list(islice(found, most))
 
@@ -226,7 +226,7 @@ class Inventory:
         Raises:
             OSError, FormatError: as `look`.
         """
-        start = self._records_at
+        start = self._border(self._records_at)
         found = Records(start, [], set())
         reader = FrameReader(self.path, follow=False)
         try:
@@ -265,7 +265,7 @@ class Inventory:
         """Time of the end of the oldest window of which only records are left; -1 if there is none."""
         reader = FrameReader(self.path, follow=False)
         try:
-            reader.resume(0, self._records_at)
+            reader.resume(0, self._border(self._records_at))
             while (frame := reader.next(lambda _: True)) is not None and reader.head[0] < self._records_end:
                 if frame[0] != fmt.FrameType.WINDOW_CLOSED:
                     continue
@@ -321,11 +321,8 @@ class Inventory:
         self._firsts.put(window, at)
 
     def _border(self, at: int) -> int:
-        """Where a frame begins, of a byte where one with events ended since this look."""
-        for made in self._made:
-            if made.at < at < made.end:
-                at = made.end
-        return at
+        """Where a frame begins, of a byte where one began before this look."""
+        return next((made.end for made in reversed(self._made) if made.at < at < made.end), at)
 
     def _events(self, place: EventsPlace) -> None:
         header = place.header

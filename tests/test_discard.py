@@ -256,11 +256,3 @@ def test_only_blocks_that_something_else_touches_stay(tmp_path: Path, size: int)
     # And one for each frame that may grow no longer.
     assert left <= 2 * records + (8 + path.stat().st_size // LONGEST) * block, (left, records)
     assert content(path).events == {1: 1}
-
-
-def test_one_that_stays_alone_says_less_when_its_window_has_ended(tmp_path: Path) -> None:
-    """Behind a run and a record that cannot be moved into it: nothing of what it says is freed."""
-    path = journal(tmp_path / "journal", [batch(0, 130), names(1, 3000), batch(1, 130), names(2)])
-    discard(path, chosen_of(path, {1}))
-    discard(path, chosen_of(path, {3}), ended={0, 1})
-    assert given_up(path) == content(path).gone == 2

@@ -110,12 +110,11 @@ class Region:
         start = runs[0].at
         while runs:
             run = runs.pop(0)
-            gone = run.gone.without(self._ended)
-            beginning = given_up.encode(gone)
+            beginning = given_up.encode(run.gone.without(self._ended))
             if fmt.FRAME_HEADER.size + len(beginning) > run.size:
                 start = run.end  # it would say no less than it holds
                 continue
-            if run.fresh or gone is not run.gone:  # what is freed begins behind what it says now
+            if run.fresh:
                 os.pwrite(self._fd, self._frame(run, beginning, run.size), run.at)
             if (following := self._drawn_in(run, runs)) is not None:
                 runs.insert(0, following)
