@@ -15,14 +15,11 @@ _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Borders:
-    """What all uploads from a directory have noted, of whatever process, and the downloads of this one; to be read with the
-    frames held."""
+    """What all uploads from a directory have noted, of whatever process; to be read with the frames held."""
 
     def __init__(self, directory: Path) -> None:
         """Args: of a collector."""
         self._directory = directory / UPLOADS
-        self._reading: dict[object, tuple[str, int]] = {}
-        """Who reads for a download, of which stream, and where the next piece begins."""
 
     def of(self, stream: str) -> frozenset[int]:
         """Bytes of a stream's journal.
@@ -30,16 +27,7 @@ class Borders:
         Raises:
             OSError: if what was noted cannot be read.
         """
-        noted = {at for place in self._places() for at in _read(place / stream)}
-        return frozenset(noted.union(at for read, at in list(self._reading.values()) if read == stream))
-
-    def pass_on(self, reader: object, stream: str, at: int) -> None:
-        """From now on a download goes on here, and nowhere else; to be called with the frames held."""
-        self._reading[reader] = stream, at
-
-    def passed(self, reader: object) -> None:
-        """A download is over, or was given up. Idempotent."""
-        self._reading.pop(reader, None)
+        return frozenset(at for place in self._places() for at in _read(place / stream))
 
     def forget(self, stream: str) -> None:
         """The stream is no more.

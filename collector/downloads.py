@@ -17,7 +17,6 @@ import msgspec
 
 from stepscope.collector.bounded import CHUNK, ProcessBounds, bounded, ended
 from stepscope.collector.disk import Disk
-from stepscope.collector.journal_copy import JournalCopy
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.presence import make_directories
 
@@ -113,11 +112,8 @@ class Downloads:
         """Deletes what a collector that was killed left."""
         _remove(self._directory)
 
-    async def journal(self, opened: Callable[[], JournalCopy]) -> AsyncGenerator[bytes]:
+    async def journal(self, path: Path) -> AsyncGenerator[bytes]:
         """The bytes of a file that is there, as far as it is written now.
-
-        Args:
-            opened: opens it, on a thread.
 
         Raises:
             ProblemError: before the first byte, if it is there no more.
@@ -125,16 +121,16 @@ class Downloads:
             OSError: if it cannot be read.
         """
         try:
-            copy, piece = await self._disk.ask(lambda: _begun(opened()), lambda begun: begun[0].close())
+            file = await self._disk.ask(lambda: path.open("rb"), lambda file: file.close())
         except FileNotFoundError as error:
             raise ProblemError(404, "the file of this stream was deleted") from error
         try:
-            while piece:
-                for at in range(0, len(piece), CHUNK):
-                    yield piece[at : at + CHUNK]
-                piece = await self._disk.run(copy.next)
+            left = await self._disk.run(lambda: os.fstat(file.fileno()).st_size)
+            while left and (chunk := await self._disk.run(partial(file.read, min(left, CHUNK)))):
+                left -= len(chunk)
+                yield chunk
         finally:
-            await self._disk.run(copy.close)
+            await self._disk.run(file.close)
 
     async def send(self, kind: Download, sources: Sequence[Source], window: int | None) -> AsyncGenerator[bytes]:
         """The bytes of a file.
@@ -229,14 +225,6 @@ async def _grown(
                     await asyncio.wait_for(process.wait(), _LOOK_EVERY)
     finally:
         said.cancel()
-
-
-def _begun(copy: JournalCopy) -> tuple[JournalCopy, bytes]:
-    try:
-        return copy, copy.next()
-    except BaseException:
-        copy.close()
-        raise
 
 
 async def _last(stream: asyncio.StreamReader) -> str:

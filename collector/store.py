@@ -19,7 +19,6 @@ from stepscope.collector.borders import Borders
 from stepscope.collector.disk import Disk
 from stepscope.collector.errors import FullError
 from stepscope.collector.frame_lock import FrameLock
-from stepscope.collector.lasting import lasting, outlasting
 from stepscope.collector.room import Room
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.stream_file import Addition, StreamFile
@@ -63,9 +62,6 @@ class Store:
         self._identity = ""
         self._writer = Writer(fsync=settings.fsync)
         self._seats: dict[str, _Seat] = {}
-        self._unused: Callable[[], object] = lambda: None
-        self._writes: dict[StreamFile, asyncio.Task[None]] = {}
-        """What is being written."""
         self._open: set[str] = set()
         self._stuck: set[str] = set()
         """Streams whose files hold what the disk has lost, and could not be cut. That is not noted on the disk, which refuses
@@ -138,36 +134,27 @@ class Store:
 
         Raises:
             FormatError: if the id is none, or the file holds another stream.
-            FullError: if there are too many streams, there is no room for another one, or a connection before does not leave,
-                or has left and a thread still has the file.
+            FullError: if there are too many streams, there is no room for another one, or a connection before does not leave.
             OSError: if it cannot be opened.
         """
-        async with self._seat(hello.stream, leave) as seat:
-            # The seat is free when no thread has the file any more: one that goes on later would cut what was confirmed since.
-            async with lasting(self._file(hello), lambda: self._vacate(hello.stream, seat)) as file:
-                if file.ended:
-                    await self._supersede(hello)
-                yield file
-
-    @contextlib.asynccontextmanager
-    async def _file(self, hello: Hello) -> AsyncGenerator[StreamFile]:
-        if hello.stream in self._stuck:
-            raise OSError(
-                errno.EIO, "the disk has lost frames that could not be cut off; mend it and restart the collector"
-            )
-        with self._writer:
-            await self._admit(hello.stream)
-            with self._kept(hello.stream):
-                # What is not marked must be read, too.
-                async with self.room.writing(0 if hello.stream in self._known else AROUND):
-                    file = await self._disk.run(lambda: self._opened(hello), lambda file: file.close())
-                try:
-                    self._known.add(hello.stream)
-                    yield file
-                finally:
-                    if (writing := self._writes.get(file)) is not None:
-                        await asyncio.wait({writing})
-                    await self._disk.run(file.close)
+        async with self._seat(hello.stream, leave):
+            if hello.stream in self._stuck:
+                raise OSError(
+                    errno.EIO, "the disk has lost frames that could not be cut off; mend it and restart the collector"
+                )
+            with self._writer:
+                await self._admit(hello.stream)
+                with self._kept(hello.stream):
+                    # What is not marked must be read, too.
+                    async with self.room.writing(0 if hello.stream in self._known else AROUND):
+                        file = await self._disk.run(lambda: self._opened(hello), lambda file: file.close())
+                    try:
+                        self._known.add(hello.stream)
+                        if file.ended:
+                            await self._supersede(hello)
+                        yield file
+                    finally:
+                        await self._disk.run(file.close)
 
     @contextlib.contextmanager
     def _kept(self, stream: str) -> Generator[None]:
@@ -186,8 +173,7 @@ class Store:
             self._open.discard(stream)
 
     @contextlib.asynccontextmanager
-    async def _seat(self, stream: str, leave: Callable[[], object]) -> AsyncGenerator[_Seat]:
-        """The seat of a stream, which is taken until `_vacate`, be that later."""
+    async def _seat(self, stream: str, leave: Callable[[], object]) -> AsyncGenerator[None]:
         seat = self._seats.setdefault(stream, _Seat())
         for before in seat.users:
             before()
@@ -197,34 +183,19 @@ class Store:
                 async with asyncio.timeout(LEAVING):
                     await seat.lock.acquire()
             except TimeoutError:
-                raise FullError(
-                    "another connection of this stream does not end, or the disk hangs; try again later"
-                ) from None
-            yield seat
+                raise FullError("another connection of this stream does not end") from None
+            try:
+                yield
+            finally:
+                seat.lock.release()
         finally:
             self._coming.discard(stream)
             seat.users.remove(leave)
-            self._clear(stream, seat)
-
-    def _vacate(self, stream: str, seat: _Seat) -> None:
-        seat.lock.release()
-        self._clear(stream, seat)
-
-    def _clear(self, stream: str, seat: _Seat) -> None:
-        if not seat.users and not seat.lock.locked() and self._seats.get(stream) is seat:
-            del self._seats[stream]
-            if not self._seats:
-                unused, self._unused = self._unused, lambda: None
-                unused()
-
-    def when_unused(self, unused: Callable[[], object]) -> None:
-        """Has something called when no connection has a file any more, and no thread either: at once if that is so now."""
-        self._unused = unused
-        if not self._seats:
-            unused()
+            if not seat.users:
+                del self._seats[stream]
 
     async def write(self, file: StreamFile, addition: Addition, hello: Hello) -> None:
-        """Appends to a stream; returns when it is written. It goes on though this is cancelled.
+        """Appends to a stream; returns when it is written.
 
         Raises:
             FullError: if a limit is met.
@@ -233,8 +204,7 @@ class Store:
         if not addition.frames:
             return
         size = len(addition.data)
-        async with contextlib.AsyncExitStack() as held:
-            await held.enter_async_context(self.room.writing(size))
+        async with self.room.writing(size):
             for limit, there, what in (
                 (self._settings.max_bytes, self.bytes, "of all streams"),
                 (self._settings.max_stream_bytes, file.size, "of a stream"),
@@ -242,17 +212,7 @@ class Store:
                 if limit and there + size > limit:
                     raise FullError(f"the collector's limit of {limit} bytes {what} is met")
             self.bytes += size
-            room = held.pop_all()
-        writing = self._writes[file] = asyncio.create_task(self._written(room, file, addition, hello))
-        await outlasting(writing)
-        if file.ended:
-            await self._supersede(hello)
-
-    async def _written(
-        self, room: contextlib.AsyncExitStack, file: StreamFile, addition: Addition, hello: Hello
-    ) -> None:
-        before, size = file.size, len(addition.data)
-        async with room:
+            before = file.size
             try:
                 await self._writer.write(file, addition)
             except OSError:
@@ -260,8 +220,8 @@ class Store:
                 if file.stuck:
                     self._stuck.add(hello.stream)
                 raise
-            finally:
-                del self._writes[file]
+        if file.ended:
+            await self._supersede(hello)
 
     def superseded(self) -> Iterator[tuple[str, Path]]:
         """Ids and files of streams of which another one that is kept has everything."""
