@@ -70,24 +70,6 @@ class Deleting:
         self.length = 0
         """Bytes of their files."""
 
-    def places(self, count: int, dear: Iterable[Over] = ()) -> int:
-        """Deletes so many streams, those that may go before others.
-
-        Args:
-            count: of streams.
-            dear: others that may go for that, the oldest first.
-
-        Returns:
-            Bytes that were freed.
-        """
-        freed = 0
-        others = deque(dear)
-        while len(self.done) < count and (self._over or others):
-            one = (self._over or others).popleft()
-            if one.stream not in self.done:
-                freed += self._freed(one)
-        return freed
-
     def until(self, end_ns: int | None, surplus: int) -> int:
         """Deletes streams whose last windows were before a time, until so much is freed.
 
@@ -100,13 +82,11 @@ class Deleting:
         """
         freed = 0
         while self._over and freed < surplus and (end_ns is None or self._over[0].end_ns <= end_ns):
-            freed += self._freed(self._over.popleft())
+            one = self._over.popleft()
+            found: list[int] = []
+            self._isolated(one.stream, one.inventory.path, lambda: found.append(self._delete(one)))  # noqa: B023
+            freed += sum(found)
         return freed
-
-    def _freed(self, one: Over) -> int:
-        found: list[int] = []
-        self._isolated(one.stream, one.inventory.path, lambda: found.append(self._delete(one)))
-        return sum(found)
 
     def _delete(self, one: Over) -> int:
         about = one.inventory.path.lstat()

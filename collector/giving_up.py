@@ -155,7 +155,7 @@ class GivingUp:
             found.extend(inventory.frames(one.window, after, _AT_ONCE))
 
         while self._isolated(one.stream, inventory.path, more) and found:
-            after, ahead = found[-1].end, inventory.ahead_ns(one.window)
+            after = found[-1].end
             for place in found:
-                yield place.header.first_ns + ahead, one, place
+                yield place.header.first_ns + inventory.ahead_ns, one, place
             found.clear()

@@ -25,7 +25,7 @@ class Over(msgspec.Struct, frozen=True):
 
     stream: str
     end_ns: int
-    """Unix time of its last window, no later than that was seen."""
+    """Unix time of its last window."""
     inventory: Inventory
 
 
@@ -65,7 +65,7 @@ class Holdings:
             ended = one.ended or (stream in self._over and now - one.grown_ns > FORSAKEN)
             copied = self._copied is None or self._copied(stream) >= one.position
             if ended and copied and stream not in wanted and stream not in unread:
-                found.append(Over(stream, one.last_ns, one))
+                found.append(Over(stream, one.last_ns + one.ahead_ns, one))
         return sorted(found, key=lambda one: one.end_ns)
 
     def _held(self) -> list[Held]:
@@ -86,7 +86,7 @@ class Holdings:
                         group=(stream, window) if own else (one.job, placed[one.job][later, one.mark(window)]),
                         window=window,
                         nbytes=extent.nbytes,
-                        end_ns=extent.last_ns,
+                        end_ns=extent.last_ns + one.ahead_ns,
                         step_ns=extent.step_ns,
                         closed=extent.closed or stream in self._over,
                         copied=copied is None or extent.end <= copied,

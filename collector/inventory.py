@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
-from stepscope.collector.least import Least
 from stepscope.collector.merge.job import job_of
 from stepscope.collector.merge.places import Mark, Steps
 from stepscope.collector.windows import ClosedRecord, closed_record
@@ -39,9 +37,7 @@ class Extent(msgspec.Struct):
     """Of its frames of events."""
     events: int = 0
     last_ns: int = 0
-    """Unix time of its end, or of its latest event, no later than that was seen."""
-    excess_ns: int = 0
-    """By how much the rank's anchor made that later."""
+    """Of its end, or of its latest event, by the rank's clock, as all times here."""
     closed: bool = False
     step_ns: float = 0.0
     """Mean duration of its steps; 0 if there is none."""
@@ -73,15 +69,13 @@ class Inventory:
 
     def _start_anew(self) -> None:
         self.windows: dict[int, Extent] = {}
-        self._firsts = Least()
-        """Where their frames begin."""
         self.run: RunRecord | None = None
         self.ended = False
         """Whether it was closed in order."""
         self.events = 0
         """Of all its windows, with those that were given up."""
         self.last_ns = 0
-        """Unix time of its latest window, or event, no later than that was seen."""
+        """Of its latest window, or event."""
         self.size = 0
         """Bytes of the file, as of the last look."""
         self.grown_ns = 0
@@ -89,9 +83,6 @@ class Inventory:
         self.unfreed: list[tuple[int, int]] = []
         """Where frames begin and end that were given up before it was looked at: their blocks may not be free yet."""
         self._file = (0, 0)
-        self._made_ns = self._seen_ns = 0
-        """Unix times by which it, and what this look reads, was there."""
-        self._excess_ns = 0
         self._position = (0, 0)
         self._opened: set[int] = set()
         self._latest_closed = -1
@@ -115,16 +106,12 @@ class Inventory:
 
     @property
     def began_ns(self) -> int:
-        """Unix time at which its process began, no later than its file was there."""
-        return 0 if self.run is None else min(self.run.anchor.wall_ns, self._made_ns)
-
-    def ahead_ns(self, window: int) -> int:
-        """By how much Unix time was ahead of the rank's clock, so that nothing of a window is later than it was seen."""
-        return self._ahead_ns - self.windows[window].excess_ns
+        """Unix time at which its process began."""
+        return 0 if self.run is None else self.run.anchor.wall_ns
 
     @property
-    def _ahead_ns(self) -> int:
-        """The same, as its process has it, whose clock may be wrong."""
+    def ahead_ns(self) -> int:
+        """By how much Unix time was ahead of the rank's clock."""
         return 0 if self.run is None else self.run.anchor.wall(0)
 
     @property
@@ -149,8 +136,6 @@ class Inventory:
             if (about.st_dev, about.st_ino) != self._file or about.st_size < self.position:
                 self._start_anew()
                 self._file = (about.st_dev, about.st_ino)
-                self._made_ns = min(about.st_mtime_ns, os.stat(self.path.parent).st_mtime_ns)
-            self._seen_ns = time.time_ns() if self.position else about.st_mtime_ns
             self.size = about.st_size
             if self.position:
                 reader.resume(*self._position)
@@ -165,7 +150,7 @@ class Inventory:
                 self._record(frame[0], frame[2], reader.head[0], reader.head[1], reader.position[1])
             if reader.position != self._position:
                 # What is given up changes the file's time, too.
-                self.grown_ns = self._seen_ns
+                self.grown_ns = time.time_ns() if self.position else about.st_mtime_ns
             self._position = reader.position
         finally:
             reader.close()
@@ -198,7 +183,7 @@ class Inventory:
         """
         self._merged(done)
         extent = self.windows[window]
-        self._moved(window, extent, _beyond(frames, done))
+        extent.at = done.made[-1].last if done.made else frames[-1].end
         extent.nbytes -= sum(place.end - place.at for place in frames)
         events = sum(place.header.count for place in frames)
         extent.events -= events
@@ -215,7 +200,7 @@ class Inventory:
         """
         if self._oldest_record is None:
             self._oldest_record = self._find_oldest()
-        return self._oldest_record + self._ahead_ns - self._excess_ns if self._oldest_record >= 0 else None
+        return self._oldest_record + self.ahead_ns if self._oldest_record >= 0 else None
 
     def records(self, most: int) -> Records:
         """The oldest records of windows that have nothing else: beginnings, ends, and clocks up to then.
@@ -250,7 +235,7 @@ class Inventory:
     def records_discarded(self, records: Records, done: Discarded) -> None:
         """Notes that these records, the oldest, are gone."""
         self._merged(done)
-        self._records_at = _beyond(records.places, done)
+        self._records_at = done.made[-1].last if done.made else records.places[-1].end
         self._oldest_record = None
         for window in records.ended:
             self._gone.pop(window, None)
@@ -258,8 +243,7 @@ class Inventory:
     @property
     def _records_end(self) -> int:
         """Where the first frame begins that may have events which are there."""
-        first = self._firsts.find()
-        return self.position if first is None else first
+        return min((extent.at for extent in self.windows.values()), default=self.position)
 
     def _find_oldest(self) -> int:
         """Time of the end of the oldest window of which only records are left; -1 if there is none."""
@@ -276,11 +260,7 @@ class Inventory:
         return -1
 
     def _given_up(self, kind: int, payload: bytes) -> GivenUp | None:
-        """What is said of a record when it is given up; `None` if it stays, as it also does if that takes more room."""
-        gone = self._left_of(kind, payload)
-        return gone if gone is not None and len(given_up.encode(gone)) <= len(payload) else None
-
-    def _left_of(self, kind: int, payload: bytes) -> GivenUp | None:
+        """What is said of a record when it is given up; `None` if it stays."""
         try:
             match kind:
                 case fmt.FrameType.WINDOW_OPENED:
@@ -302,23 +282,18 @@ class Inventory:
     def _merged(self, done: Discarded) -> None:
         """Notes that frames have become one: no frame begins or ends within it."""
         for made in done.made:
-            for window, extent in self.windows.items():
+            for extent in self.windows.values():
                 if min(extent.at, extent.after) > made.end:
                     break  # they are in the order of their first frames
                 if made.at < extent.at <= made.end or made.at < extent.after <= made.end:
-                    self._moved(window, extent, made.last)
+                    extent.at = made.last
                 if made.at < extent.end < made.end:
                     extent.end = made.end
             if made.at < self._records_at <= made.end:
                 self._records_at = made.at
             if made.at < self._events_end < made.end:
                 self._events_end = made.end
-            self._made = [one for one in self._made if not (made.at <= one.at and one.end <= made.end)]
-            self._made.append(made)
-
-    def _moved(self, window: int, extent: Extent, at: int) -> None:
-        extent.at = at
-        self._firsts.put(window, at)
+        self._made += done.made
 
     def _border(self, at: int) -> int:
         """Where a frame begins, of a byte where one began before this look."""
@@ -332,8 +307,7 @@ class Inventory:
             # Its end was read, and it was forgotten.
             extent.closed = header.window not in self._opened and header.window <= self._latest_closed
             extent.after = self._events_end
-            at = next((start for start, end in self.unfreed[-1:] if end == self._events_end), place.at)
-            self._moved(header.window, extent, at)
+            extent.at = next((start for start, end in self.unfreed[-1:] if end == self._events_end), place.at)
         extent.end = self._events_end = place.end
         extent.nbytes += place.end - place.at
         extent.events += header.count
@@ -380,7 +354,7 @@ class Inventory:
     def _closed(self, record: ClosedRecord) -> None:
         self._opened.discard(record.index)
         self._latest_closed = max(self._latest_closed, record.index)
-        self._last(record.end_ns)
+        self.last_ns = max(self.last_ns, record.end_ns)
         extent = self.windows.get(record.index)
         if extent is not None:
             extent.closed, extent.steps = True, record.range
@@ -388,30 +362,13 @@ class Inventory:
             self._until(extent, record.end_ns)
 
     def _until(self, extent: Extent, time: int) -> None:
-        unix, excess = self._last(time)
-        extent.last_ns = max(extent.last_ns, unix)
-        extent.excess_ns = max(extent.excess_ns, excess)
-
-    def _last(self, time: int) -> tuple[int, int]:
-        """Unix time of something that there is, and by how much the rank's anchor makes it later."""
-        unix = time + self._ahead_ns
-        excess = max(unix - self._seen_ns, 0)
-        self._excess_ns = max(self._excess_ns, excess)
-        self.last_ns = max(self.last_ns, unix - excess)
-        return unix - excess, excess
+        extent.last_ns = max(extent.last_ns, time)
+        self.last_ns = max(self.last_ns, time)
 
     def _forget(self, *windows: int) -> None:
         for window in windows:
             extent = self.windows[window]
             if extent.closed and extent.nbytes <= 0:
                 del self.windows[window]
-                self._firsts.drop(window)
                 self._gone.pop(window, None)
                 self._oldest_record = None
-
-
-def _beyond(places: Sequence[Place], done: Discarded) -> int:
-    """Where the frame begins from which on the next ones are looked for, once these are gone: what was left is passed."""
-    last = places[-1]
-    gone = any(made.at <= last.at and last.end <= made.end for made in done.made)
-    return done.made[-1].last if gone else last.end

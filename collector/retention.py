@@ -39,7 +39,7 @@ class Held(msgspec.Struct, frozen=True):
     nbytes: int
     """That giving it up would free."""
     end_ns: int
-    """Unix time of its end, or of its latest event, no later than that was seen: a rank's clock may be wrong."""
+    """Unix time of its end, or of its latest event."""
     step_ns: float
     """Mean duration of its steps; 0 if there is none."""
     closed: bool = True

@@ -104,7 +104,7 @@ class Storage:
         while True:
             room.begin()
             try:
-                freed, self._free = await asyncio.to_thread(self._looked, room.wanted, self._store.crowd)
+                freed, self._free = await asyncio.to_thread(self._looked, room.wanted)
                 self._used, self._problem = freed.used, ""
                 self._untold |= freed.discarded
                 self._store.bytes -= freed.removed_bytes
@@ -139,9 +139,9 @@ class Storage:
             problem=late or self._problem or said,
         )
 
-    def _looked(self, wanted: int, crowd: int) -> tuple[Freed, int]:
+    def _looked(self, wanted: int) -> tuple[Freed, int]:
         """What was given up, and how many bytes of the file system are free."""
-        return self.enforce(wanted, crowd), shutil.disk_usage(self._store.directory).free
+        return self.enforce(wanted), shutil.disk_usage(self._store.directory).free
 
     def _forget(self, deleted: Iterable[str]) -> None:
         if self._streams is not None:
@@ -158,7 +158,7 @@ class Storage:
             if stream is not None:
                 stream.windows.discarded_in_all(window, events)
 
-    def enforce(self, wanted: int = 0, crowd: int = 0) -> Freed:
+    def enforce(self, wanted: int = 0) -> Freed:
         """Gives up what there is no room for.
 
         Streams of which others have everything go whole, and so do those that are over when the time of their last window has
@@ -167,7 +167,6 @@ class Storage:
 
         Args:
             wanted: bytes for which there must be room afterwards.
-            crowd: streams that others are to take the place of.
 
         Raises:
             OSError: if the directory cannot be read.
@@ -175,14 +174,13 @@ class Storage:
         policy = self._policy
         used, counted = self._taken()
         most = policy.max_bytes - max(policy.slack, wanted)
-        surplus = counted - most + policy.slack if counted > most else 0
-        if not policy.max_bytes or not (surplus or crowd):
+        if not policy.max_bytes or counted <= most:
             return Freed(used, counted)
         self._faults = {}
         self._look()
         try:
             with self._store.frames.held(PATIENCE):
-                return self._give_up(surplus, crowd)
+                return self._give_up(counted - most + policy.slack)
         except TimeoutError:
             return Freed(used, counted, busy=True)  # looked at again in a moment
         finally:
@@ -216,8 +214,8 @@ class Storage:
             return False
         return True
 
-    def _give_up(self, surplus: int, crowd: int) -> Freed:
-        removed, length, count = self._remove_superseded(surplus, crowd)
+    def _give_up(self, surplus: int) -> Freed:
+        removed, length = self._remove_superseded(surplus)
         # Who reads a file to bring its state back has counted some of its records already.
         unread = set[str]() if self._streams is None else set(self._streams.unread)
         holdings = Holdings(self._inventories, self._streams, self._copied)
@@ -231,8 +229,6 @@ class Storage:
             recorded=self._inventories.keys() - unread,
         )
         giving.left()
-        if count < crowd:
-            giving.count(deleting.places(crowd - count, holdings.over(())))
         giving.records(disk_use(self._store.directory).streams - holdings.nbytes - self._policy.max_bytes // RECORDS)
         for group in ranked.given_up:
             dear = any(one.group in ranked.dear for one in group)
@@ -264,23 +260,17 @@ class Storage:
             deleting.done,
         )
 
-    def _remove_superseded(self, surplus: int, crowd: int) -> tuple[int, int, int]:
-        """Deletes streams of which others have everything; bytes on disk, and of their length, and how many they were."""
-        freed = length = count = 0
-
-        def remove(stream: str, path: Path) -> None:
-            nonlocal freed, length, count
+    def _remove_superseded(self, surplus: int) -> tuple[int, int]:
+        """Deletes streams of which others have everything; bytes on disk, and of their length."""
+        freed = length = 0
+        for stream, path in self._store.superseded():
+            if freed >= surplus:
+                break
             about = path.lstat()
             if self._store.remove(stream):
                 freed += on_disk(about)
                 length += about.st_size
-                count += 1
-
-        for stream, path in self._store.superseded():
-            if freed >= surplus and count >= crowd:
-                break
-            self._isolated(stream, path, lambda: remove(stream, path))  # noqa: B023
-        return freed, length, count
+        return freed, length
 
 
 def _block(directory: Path) -> int:

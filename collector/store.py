@@ -71,10 +71,6 @@ class Store:
         """Guards which files are open, and which are being deleted; never held while the disk is waited for."""
         self._marking = threading.Lock()
         """Held by the one thread that says of a stream that another one supersedes it."""
-        self._waiting = 0
-        """Streams that wait to be kept."""
-        self._coming: set[str] = set()
-        """Those that were let in, and may not be there yet."""
         self._disk = Disk(THREADS)
         self.room = Room()
         """What may be written until the disk is looked at again."""
@@ -143,7 +139,7 @@ class Store:
                     errno.EIO, "the disk has lost frames that could not be cut off; mend it and restart the collector"
                 )
             with self._writer:
-                await self._admit(hello.stream)
+                self._admit(hello.stream)
                 with self._kept(hello.stream):
                     # What is not marked must be read, too.
                     async with self.room.writing(0 if hello.stream in self._known else AROUND):
@@ -189,7 +185,6 @@ class Store:
             finally:
                 seat.lock.release()
         finally:
-            self._coming.discard(stream)
             seat.users.remove(leave)
             if not seat.users:
                 del self._seats[stream]
@@ -299,28 +294,9 @@ class Store:
             ):
                 yield entry.name, path
 
-    @property
-    def crowd(self) -> int:
-        """Streams that must go before all can be kept that wait for that."""
-        there = len(self._known) + len(self._coming - self._known)
-        return max(there + self._waiting - self._settings.max_kept_streams, 0) if self._waiting else 0
-
-    async def _admit(self, stream: str) -> None:
-        """Lets another stream be kept; if there are too many, one that is over may go for it."""
-        if stream in self._known:
-            return
-        self._waiting += 1
-        try:
-            if self.crowd:
-                await self.room.look()
-                # Of those who wait each takes one place, as far as there are any.
-                if self.crowd >= self._waiting:
-                    raise FullError(
-                        f"the collector keeps {self._settings.max_kept_streams} streams, which is its limit"
-                    )
-            self._coming.add(stream)
-        finally:
-            self._waiting -= 1
+    def _admit(self, stream: str) -> None:
+        if stream not in self._known and len(self._known) >= self._settings.max_kept_streams:
+            raise FullError(f"the collector keeps {self._settings.max_kept_streams} streams, which is its limit")
 
     def _opened(self, hello: Hello) -> StreamFile:
         directory = self.path(hello.stream).parent

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli.main import main
-from stepscope.collector import checkpoint
 from stepscope.collector.app import Collector
 from stepscope.collector.disk_use import disk_use
 from stepscope.collector.inventory import Inventory
@@ -252,18 +251,6 @@ def test_a_file_that_cannot_be_read_costs_itself(store: Store) -> None:
         file.write(os.urandom(512 * KIB))
     storage.enforce()
     assert not storage.unreadable
-
-
-def test_a_copy_that_cannot_be_deleted_costs_itself(store: Store) -> None:
-    """It is named, and the limit is kept with the others."""
-    path = stored(store, ONE, [run_of(), *windows(range(8), 128 * KIB), END])
-    copy = stored(store, TWO, [run_of()]).with_name(SUPERSEDED)
-    copy.write_text(ONE)
-    copy.with_name(checkpoint.NAME).mkdir()
-    limit = disk_use(store.directory).total - 256 * KIB
-    storage = Storage(store, StoragePolicy(max_bytes=limit, newest=1, slowest=0))
-    done = storage.enforce()
-    assert done.events and done.used <= limit and 7 in kept(path) and list(storage.unreadable) == [TWO]
 
 
 def test_a_collector_goes_on_with_a_file_that_cannot_be_read(tmp_path: Path) -> None:
