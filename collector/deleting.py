@@ -90,7 +90,7 @@ class Deleting:
 
     def _delete(self, one: Over) -> int:
         about = one.inventory.path.lstat()
-        if self._store.connected(one.stream) or about.st_size != one.inventory.size:
+        if self._store.connected(one.stream) or about.st_size != one.inventory.position:
             return 0  # it goes on
         self._deleted.add(one.stream, one.inventory.events)
         if not self._store.remove(one.stream):

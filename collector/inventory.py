@@ -16,11 +16,10 @@ from stepscope.collector.windows import ClosedRecord, closed_record
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import given_up
-from stepscope.runtime.journal.discard import Discarded, EventsPlace, Place, events_place, places
+from stepscope.runtime.journal.discard import Discarded, EventsPlace, Made, Place, events_place, places
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.given_up import GivenUp
 from stepscope.runtime.journal.records import RunRecord, WindowRecord, decode_record
-from stepscope.runtime.journal.region import Made
 
 ROUND_TRIPS = 8
 """The newest comparisons of clocks that are not given up."""
@@ -76,8 +75,6 @@ class Inventory:
         """Of all its windows, with those that were given up."""
         self.last_ns = 0
         """Of its latest window, or event."""
-        self.size = 0
-        """Bytes of the file, as of the last look."""
         self.grown_ns = 0
         """Unix time at which it was seen to have grown."""
         self.unfreed: list[tuple[int, int]] = []
@@ -136,7 +133,6 @@ class Inventory:
             if (about.st_dev, about.st_ino) != self._file or about.st_size < self.position:
                 self._start_anew()
                 self._file = (about.st_dev, about.st_ino)
-            self.size = about.st_size
             if self.position:
                 reader.resume(*self._position)
 

@@ -33,8 +33,6 @@ from stepscope.runtime.presence import make_directories, replace_private
 log = logging.getLogger("stepscope.collector")
 
 LEAST_MESSAGE = 64 << 10
-AROUND = 16 << 10
-"""Bytes on disk that a stream takes besides its frames: its directory, where it ended, and the rest of the last block of each."""
 SUPERSEDED = "superseded"
 """File in the directory of a stream that another one holds as well, and more: the other's id."""
 THREADS = 8
@@ -130,7 +128,7 @@ class Store:
 
         Raises:
             FormatError: if the id is none, or the file holds another stream.
-            FullError: if there are too many streams, there is no room for another one, or a connection before does not leave.
+            FullError: if there are too many streams, or a connection before does not leave.
             OSError: if it cannot be opened.
         """
         async with self._seat(hello.stream, leave):
@@ -142,8 +140,7 @@ class Store:
                 self._admit(hello.stream)
                 with self._kept(hello.stream):
                     # What is not marked must be read, too.
-                    async with self.room.writing(0 if hello.stream in self._known else AROUND):
-                        file = await self._disk.run(lambda: self._opened(hello), lambda file: file.close())
+                    file = await self._disk.run(lambda: self._opened(hello), lambda file: file.close())
                     try:
                         self._known.add(hello.stream)
                         if file.ended:

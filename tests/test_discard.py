@@ -16,20 +16,18 @@ from hypothesis import strategies as st
 from stepscope.collector.inventory import Inventory
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import EventBatch, empty_block
+from stepscope.runtime.journal import discard as discarding
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import holes
 from stepscope.runtime.journal.discard import EventsPlace, block_bytes, discard, free, places
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.given_up import KINDS, decode
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import encode_record
-from stepscope.runtime.journal.region import LONGEST
 from tests.streams import SYNC
 from tests.windowed import Frame, closed, encoded, run_of
 
 BLOCK = 4096
 HEADER = fmt.FRAME_HEADER.size
-FALLOCATE: Callable[..., int] = vars(holes)["_fallocate"]
 
 
 def batch(window: int, size: int) -> Frame:
@@ -194,19 +192,17 @@ def test_whoever_is_killed_leaves_a_whole_journal(drawn: Drawn, when: int) -> No
         before = content(path)
         left = when
 
-        def dying(real: Callable[..., int]) -> Callable[..., int]:
-            def work(*arguments: int | bytes) -> int:
-                nonlocal left
-                left -= 1
-                if left < 0:
-                    raise KeyboardInterrupt
-                return real(*arguments)
+        def dying(*arguments: int) -> int:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            return int(real_write(*arguments) if isinstance(arguments[1], bytes) else real_punch(*arguments))
 
-            return work
-
+        real_write, real_punch = os.pwrite, discarding._fallocate
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(os, "pwrite", dying(os.pwrite))
-            patch.setattr("stepscope.runtime.journal.holes._fallocate", dying(FALLOCATE))
+            patch.setattr(os, "pwrite", dying)
+            patch.setattr(discarding, "_fallocate", dying)
             try:
                 for numbers in drawn.rounds:
                     discard(path, chosen_of(path, numbers))
@@ -254,5 +250,5 @@ def test_only_blocks_that_something_else_touches_stay(tmp_path: Path, size: int)
         start = done.made[-1].last
     left = path.stat().st_blocks * 512
     # And one for each frame that may grow no longer.
-    assert left <= 2 * records + (8 + path.stat().st_size // LONGEST) * block, (left, records)
+    assert left <= 2 * records + (8 + path.stat().st_size // discarding.LONGEST) * block, (left, records)
     assert content(path).events == {1: 1}

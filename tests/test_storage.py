@@ -93,7 +93,7 @@ def test_a_crash_between_the_two_writes_leaves_a_whole_file(tmp_path: Path, monk
 
     path = record(tmp_path / "journal", 2)
     before, _, _ = read(path)
-    monkeypatch.setattr("stepscope.runtime.journal.holes._fallocate", refuse)
+    monkeypatch.setattr("stepscope.runtime.journal.discard._fallocate", refuse)
     chosen = [place for place in places(path) if place.header.window == 0]
     with pytest.raises(OSError):
         discard(path, chosen)
