@@ -16,7 +16,6 @@ FILES = (
     "refused.jsonl",
     "refused.1.jsonl",
     "clocks",
-    "deleted",
     "identity",
     "lock",
     "rewriting",

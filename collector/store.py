@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from pathlib import Path
 
 from stepscope.collector import checkpoint
-from stepscope.collector.borders import Borders
 from stepscope.collector.disk import Disk
 from stepscope.collector.errors import FullError
 from stepscope.collector.frame_lock import FrameLock
@@ -62,8 +61,7 @@ class Store:
         self._seats: dict[str, _Seat] = {}
         self._open: set[str] = set()
         self._stuck: set[str] = set()
-        """Streams whose files hold what the disk has lost, and could not be cut. That is not noted on the disk, which refuses
-        even that: the next start reads these files from the disk itself, and takes them as far as they are there."""
+        """Streams whose files hold what the disk has lost."""
         self._removing: set[str] = set()
         self._opening = threading.Lock()
         """Guards which files are open, and which are being deleted; never held while the disk is waited for."""
@@ -72,8 +70,6 @@ class Store:
         self._disk = Disk(THREADS)
         self.room = Room()
         """What may be written until the disk is looked at again."""
-        self.borders = Borders(settings.directory)
-        """Where copies of journals go on."""
         try:
             make_directories(self.streams)
             _check_own(self.streams)
@@ -226,7 +222,7 @@ class Store:
                 yield stream, path
 
     def remove(self, stream: str) -> bool:
-        """Deletes a stream, from any thread; false if a connection has it.
+        """Deletes the file of a stream, from any thread; false if a connection has it.
 
         Raises:
             FormatError: if the id is none.
@@ -238,20 +234,16 @@ class Store:
                 return False
             self._removing.add(stream)
         try:
-            # The mark goes after the journal: without it what another stream has would count twice.
-            for name in (checkpoint.NAME, path.name, SUPERSEDED):
-                path.with_name(name).unlink(missing_ok=True)
-            self.borders.forget(stream)
-            with contextlib.suppress(OSError):  # somebody has put something there, or has deleted it
-                path.parent.rmdir()
-            self._known.discard(stream)
+            path.with_name(checkpoint.NAME).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         finally:
             self._removing.discard(stream)
         return True
 
-    def connected(self, stream: str) -> bool:
-        """Whether a connection has the file of a stream; from any thread."""
-        return stream in self._open
+    def recount(self) -> None:
+        """Streams were deleted."""
+        self.bytes = sum(path.stat().st_size for _, path in self._all())
+        self._known = {stream for stream, _ in self._all()}
 
     def path(self, stream: str) -> Path:
         """The journal of a stream.

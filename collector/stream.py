@@ -16,9 +16,7 @@ from stepscope.collector.rate import Rate
 from stepscope.collector.step_times import StepTimes
 from stepscope.collector.waiting import Allowance, Waiting
 from stepscope.collector.windows import StreamWindows, losses
-from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import given_up
 from stepscope.runtime.journal.records import CapRecord, ClockSync, RunRecord, decode_record
 from stepscope.runtime.ledger import Ledger
 
@@ -167,8 +165,8 @@ class Stream:
         match kind:
             case fmt.FrameType.EVENTS:
                 self._events(flags, payload, latest)
-            case fmt.FrameType.DISCARDED | fmt.FrameType.GIVEN_UP:
-                self._given_up(kind, payload)
+            case fmt.FrameType.DISCARDED:
+                self._discarded(payload)
             case fmt.FrameType.STRINGS:
                 self.waiting.names(payload)
             case fmt.FrameType.WINDOW_OPENED:
@@ -207,14 +205,13 @@ class Stream:
         elif header.source != STEPS:
             self.waiting.events(header, flags, payload)
 
-    def _given_up(self, kind: int, payload: fmt.Bytes) -> None:
-        try:
-            gone = given_up.decode(kind, payload)
-        except FormatError:
+    def _discarded(self, payload: fmt.Bytes) -> None:
+        found = fmt.decode_events_header(bytes(payload[: fmt.MAX_EVENTS_HEADER]))
+        if found is None:
             self.undecodable += 1
             return
-        self.events += gone.total
-        self.windows.given_up(gone)
+        self.events += found[0].count
+        self.windows.discard(found[0].window, found[0].count)
 
     def _compared(self, sync: ClockSync | None) -> None:
         if sync is None:
