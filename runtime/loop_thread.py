@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import importlib
 import queue
 import threading
@@ -64,6 +65,7 @@ class LoopThread:
         """What is to be called when the loop is there."""
         self._lock = threading.Lock()
         self._executor = DaemonExecutor()
+        self._context = contextvars.copy_context()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         threads.start(self._thread)
 
@@ -80,7 +82,8 @@ class LoopThread:
                 self._calls.append(what)
             else:
                 with contextlib.suppress(RuntimeError):  # it has ended meanwhile
-                    self._loop.call_soon_threadsafe(what)
+                    # In a context of the loop's: libraries look there for what runs them.
+                    self._loop.call_soon_threadsafe(what, context=self._context.copy())
 
     def cancel(self) -> None:
         """Cancels the work; from any thread. Work that blocks the loop does not notice."""
@@ -105,7 +108,7 @@ class LoopThread:
         register_loop(loop)
         with anyio.CancelScope() as scope:
             with self._lock:
-                self._loop, self._scope = loop, scope
+                self._loop, self._scope, self._context = loop, scope, contextvars.copy_context()
                 for call in self._calls:
                     loop.call_soon(call)
                 if self._cancelled:

@@ -24,7 +24,7 @@ from stepscope.runtime.threads import Work
 from tests.interrupting import interrupting
 
 # A test that hangs does so in a lock: no handler of a signal ends it.
-pytestmark = pytest.mark.timeout(60, method="thread")
+pytestmark = pytest.mark.timeout(600, method="thread")
 
 
 def records() -> bool:

@@ -118,6 +118,7 @@ def left_behind() -> Iterator[Path]:
         yield place
 
 
+@pytest.mark.timeout(600)
 @given(
     st.lists(
         st.tuples(
