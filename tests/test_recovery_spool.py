@@ -84,7 +84,7 @@ def test_a_journal_that_is_slow(crash: Crash) -> None:
 def test_a_journal_that_keeps_up_has_nothing_missing(crash: Crash) -> None:
     """After a time in which it did not, too: what it has by then is not said to be missing any more."""
     late = "Slow.export = sc.JournalExporter.export\n" + LOOP + "time.sleep(1.5)\nprofiler.flush()\n"
-    crash.of(program(LOOP + late, seconds=0.2, queue=1 << 18))
+    crash.of(program(LOOP + late, seconds=0.05, queue=1 << 18))
     recovery = check(crash)
     assert not recovery.missing
 
