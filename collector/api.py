@@ -16,6 +16,7 @@ from starlette.routing import Route
 from stepscope.collector import charts, metrics, openapi
 from stepscope.collector.downloads import Download, Source
 from stepscope.collector.job_windows import Group
+from stepscope.collector.journal_copy import JournalCopy
 from stepscope.collector.operation import AnyParameters, NoParameters, Operations, body
 from stepscope.collector.order import OrderResult, WindowOrder
 from stepscope.collector.problems import ProblemError
@@ -168,7 +169,9 @@ class Api:
     )
     async def _journal(self, request: Request, query: NoParameters) -> Response:
         id, path = await self._file(request)
-        return self._sent(request, self._collector.downloads.journal(path), _BYTES, f"{id}.journal")
+        store = self._collector.store
+        chunks = self._collector.downloads.journal(lambda: JournalCopy(path, store.frames, store.borders))
+        return self._sent(request, chunks, _BYTES, f"{id}.journal")
 
     @_operations.add(
         _STREAM + "/windows/{window:int}/{kind}",

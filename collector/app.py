@@ -163,7 +163,8 @@ class Collector:
         finally:
             if not await self.audit.flush(FLUSH):
                 log.error("the last lines of the audit are not written: the disk does not answer")
-            self._lock.release()
+            # Another collector must not open what a thread of this one still has, be that until the process ends.
+            self.store.when_unused(self._lock.release)
 
     def _endless(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What runs as long as it serves, by its names in metrics."""

@@ -129,9 +129,6 @@ class Connection:
                     supersedes=hello.supersedes,
                 )  # fmt: skip
                 await self._send(protocol.Welcome(file.next, self._store.message_bytes))
-                if file.next < hello.oldest:
-                    stream.missed(hello.oldest - file.next)
-                    file.skip(hello.oldest)
                 self._supersede(file, hello)
                 while True:
                     await self._next(file, stream, hello)
@@ -163,8 +160,13 @@ class Connection:
     async def _take(
         self, file: StreamFile, header: protocol.Frames, payload: memoryview, stream: Stream, hello: protocol.Hello
     ) -> None:
+        before = file.next
+        if before < header.first <= hello.oldest:
+            file.skip(header.first)  # what is between is nowhere any more
         addition = file.check(header.first, header.count, payload)
         await self._store.write(file, addition, hello)
+        if before < header.first:
+            stream.missed(header.first - before, header.first)
         stream.took(addition.frames, len(addition.data), file.next)
         self._supersede(file, hello)
         await self._send(protocol.Ack(file.next))

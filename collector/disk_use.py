@@ -16,6 +16,7 @@ FILES = (
     "refused.jsonl",
     "refused.1.jsonl",
     "clocks",
+    "deleted",
     "identity",
     "lock",
     "rewriting",

@@ -7,8 +7,6 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
-import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
@@ -17,14 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.collector import confined
+from stepscope.collector.bounded import CHUNK, ProcessBounds, bounded, ended
 from stepscope.collector.disk import Disk
+from stepscope.collector.journal_copy import JournalCopy
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.presence import make_directories
 
 log = logging.getLogger("stepscope.collector")
 
-CHUNK = 1 << 18
 AT_ONCE = 2
 """Files that are made at once: making one takes a core."""
 WAITING = 16
@@ -40,14 +38,10 @@ _HELD_BACK = 1 << 16
 """Bytes before which nothing is sent, unless it is all: what goes wrong by then can still be told."""
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class Bounds(ProcessBounds, frozen=True, kw_only=True):
     """What the making of one file, and its sending, may take. `stepscope merge` makes larger ones."""
 
-    memory_bytes: int = 4 << 30
-    """Of the process that makes it."""
     file_bytes: int = 64 << 30
-    seconds: float = 1800.0
-    """Until it is made."""
     grace: float = 60.0
     """Seconds that a reader may keep it waiting at first."""
     least_rate: float = 32 << 10
@@ -119,8 +113,11 @@ class Downloads:
         """Deletes what a collector that was killed left."""
         _remove(self._directory)
 
-    async def journal(self, path: Path) -> AsyncGenerator[bytes]:
+    async def journal(self, opened: Callable[[], JournalCopy]) -> AsyncGenerator[bytes]:
         """The bytes of a file that is there, as far as it is written now.
+
+        Args:
+            opened: opens it, on a thread.
 
         Raises:
             ProblemError: before the first byte, if it is there no more.
@@ -128,16 +125,16 @@ class Downloads:
             OSError: if it cannot be read.
         """
         try:
-            file = await self._disk.ask(lambda: path.open("rb"), lambda file: file.close())
+            copy, piece = await self._disk.ask(lambda: _begun(opened()), lambda begun: begun[0].close())
         except FileNotFoundError as error:
             raise ProblemError(404, "the file of this stream was deleted") from error
         try:
-            left = await self._disk.run(lambda: os.fstat(file.fileno()).st_size)
-            while left and (chunk := await self._disk.run(partial(file.read, min(left, CHUNK)))):
-                left -= len(chunk)
-                yield chunk
+            while piece:
+                for at in range(0, len(piece), CHUNK):
+                    yield piece[at : at + CHUNK]
+                piece = await self._disk.run(copy.next)
         finally:
-            await self._disk.run(file.close)
+            await self._disk.run(copy.close)
 
     async def send(self, kind: Download, sources: Sequence[Source], window: int | None) -> AsyncGenerator[bytes]:
         """The bytes of a file.
@@ -166,7 +163,7 @@ class Downloads:
         await self._disk.ask(lambda: make_directories(place), lambda _: _remove(place))
         target = place / f"download{kind.suffix}"
         try:
-            async with _process(kind.command(sources, window, target), self._bounds) as process:
+            async with bounded(kind.command(sources, window, target), self._bounds) as process:
                 async with contextlib.aclosing(_grown(self._disk, target, process, kind.grows, self._bounds)) as chunks:
                     pace = _Pace(self._bounds)
                     async for chunk in chunks:
@@ -174,33 +171,6 @@ class Downloads:
                             yield chunk
         finally:
             await self._disk.run(lambda: _remove(place))
-
-
-@contextlib.asynccontextmanager
-async def _process(arguments: Sequence[str], bounds: Bounds) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """Python with these arguments, within bounds; it is killed at the end if it still runs."""
-    limits = (os.getpid(), bounds.memory_bytes, int(bounds.seconds) + 1, bounds.file_bytes)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-I", "-S", confined.__file__, *map(str, limits), sys.executable),
-        *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        limit=CHUNK,
-    )
-    ending = asyncio.get_running_loop().call_later(bounds.seconds, _kill, process)
-    try:
-        yield process
-    finally:
-        ending.cancel()
-        _kill(process)
-        await process.wait()
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
 
 
 class _Pace:
@@ -241,7 +211,7 @@ async def _grown(
         while True:
             over = process.returncode is not None
             if over and process.returncode:
-                why = (await said) or _end(process.returncode, bounds)
+                why = (await said) or ended(process.returncode, bounds)
                 if await disk.run(lambda: _largest(path.parent)) >= bounds.file_bytes:
                     why += f"; a download may have {bounds.file_bytes:,} bytes at most, `stepscope merge` makes larger files"
                 if not sent:
@@ -261,19 +231,20 @@ async def _grown(
         said.cancel()
 
 
+def _begun(copy: JournalCopy) -> tuple[JournalCopy, bytes]:
+    try:
+        return copy, copy.next()
+    except BaseException:
+        copy.close()
+        raise
+
+
 async def _last(stream: asyncio.StreamReader) -> str:
     """The end of what a process says."""
     last = b""
     while said := await stream.read(CHUNK):
         last = (last + said)[-4 * _TOLD :]
     return last.decode(errors="replace").strip()[-_TOLD:]
-
-
-def _end(status: int, bounds: Bounds) -> str:
-    """Why a process ended that said nothing."""
-    if status == -signal.SIGKILL:
-        return f"it was ended, as it may take {bounds.seconds:g} seconds at most, or the machine had no memory left"
-    return f"its process ended with {status}"
 
 
 def _remove(place: Path) -> None:

@@ -51,15 +51,19 @@ class DirectoryLock:
             self._file = -1
 
 
+def place_name(place: str) -> str:
+    """Names a place that is uploaded to, in file names."""
+    return hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
 class UploadLock:
     """Held by who copies a directory to a certain place: of two, each would delete what the other's manifests name."""
 
     def __init__(self, directory: Path, place: str) -> None:
         """Args: of a collector; where it is copied to."""
         self._directory = directory / UPLOADS
-        name = hashlib.sha256(place.encode()).hexdigest()[:16]
         self._lock = DirectoryLock(
-            directory, f"{UPLOADS}/{name}", f"another process (pid {{}}) uploads to {place} from"
+            directory, f"{UPLOADS}/{place_name(place)}", f"another process (pid {{}}) uploads to {place} from"
         )
 
     def take(self) -> None:

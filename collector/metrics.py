@@ -45,6 +45,9 @@ class _Views(Collector):
             yield GaugeMetricFamily(
                 "stepscope_unreadable_journals", "Journals that cannot be read or written", job.storage.unreadable
             )
+            yield GaugeMetricFamily(
+                "stepscope_deleted_streams", "Streams deleted for want of room", job.storage.deleted_streams
+            )
             yield CounterMetricFamily(
                 "stepscope_discarded_events", "Events given up for want of room", job.storage.discarded_events
             )

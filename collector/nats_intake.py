@@ -12,7 +12,7 @@ from stepscope.collector.nats_hand import Hand, Held
 from stepscope.collector.nats_messages import Messages
 from stepscope.collector.nats_place import Place
 from stepscope.collector.store import Store
-from stepscope.collector.stream import Stream
+from stepscope.collector.stream import DIED_AFTER, Stream
 from stepscope.collector.stream_file import StreamFile
 from stepscope.collector.streams import Streams
 from stepscope.exporters.collector import protocol
@@ -40,6 +40,7 @@ class Intake:
         refuse: Callable[[str], object],
         *,
         gap_seconds: float = GAP_SECONDS,
+        silent_seconds: float = DIED_AFTER,
         ack_seconds: float = ACK_SECONDS,
     ) -> None:
         """
@@ -50,10 +51,11 @@ class Intake:
             hello: which stream it is.
             refuse: is told why a message was given up.
             gap_seconds: in place of `GAP_SECONDS`.
+            silent_seconds: after which nothing has come it is no longer connected, and its file is closed until something does.
             ack_seconds: in place of `ACK_SECONDS`.
         """
         self._store, self._streams, self._hello = store, streams, hello
-        self._refuse, self._gap_seconds = refuse, gap_seconds
+        self._refuse, self._gap_seconds, self._silent_seconds = refuse, gap_seconds, silent_seconds
         self._consumer = Consumer(place.jetstream, store.identity(), hello.stream, ack_seconds)
         self._hand = Hand()
         self._messages = Messages(place.client, self._consumer.name, self._hand, place.intake)
@@ -78,20 +80,39 @@ class Intake:
         task = asyncio.current_task()
         assert task is not None
         self._heard = asyncio.get_running_loop().time()
-        async with self._store.stream(self._hello, task.cancel) as file:
-            with self._streams.connected(self._hello, self) as stream:
-                try:
-                    await self._consumer.begin(again=not file.next)
-                    while not file.ended:
-                        await self._take(file, stream)
-                finally:
-                    try:
-                        await self._hand.give_back()
-                    finally:
-                        self._messages.release()
+        begun = ended = False
+        try:
+            while not ended:
+                async with self._store.stream(self._hello, task.cancel) as file:
+                    with self._streams.connected(self._hello, self) as stream:
+                        if not (begun and file.next):
+                            self._hand.clear()  # all of it comes again
+                            await self._consumer.begin(again=not file.next)
+                            begun = True
+                        ended = await self._present(file, stream)
+                while not ended and not len(self._hand):
+                    await self._receive()
+        finally:
+            try:
+                await self._hand.give_back()
+            finally:
+                self._messages.release()
         await self._consumer.delete()
 
-    async def _take(self, file: StreamFile, stream: Stream) -> None:
+    async def _present(self, file: StreamFile, stream: Stream) -> bool:
+        """Writes what comes until the stream has ended, or nothing has come for as long as its process may live.
+
+        Who was killed must not count as connected for ever, nor its file as one that is being written.
+        """
+        while True:
+            await self._write(file, stream)
+            if file.ended:
+                return True
+            await self._receive()
+            if self.idle and asyncio.get_running_loop().time() - self._heard >= self._silent_seconds:
+                return False
+
+    async def _receive(self) -> None:
         messages = await self._messages.take()
         if not messages:
             # Nobody says so if there is no consumer any more: nothing would ever come.
@@ -104,13 +125,17 @@ class Intake:
                     self._heard = asyncio.get_running_loop().time()
             except FormatError as error:
                 await self._terminate(message, error)
-        await self._append(file, stream)
-        self.works, self.size = True, file.size
+        self.works = True
         self.idle = not messages and not len(self._hand)
+
+    async def _write(self, file: StreamFile, stream: Stream) -> None:
+        await self._append(file, stream)
+        self.size = file.size
         first = self._hand.first
         if first is not None and not file.ended and await self._is_gone(first.frames.first):
-            stream.missed(first.frames.first - file.next)
+            before = file.next
             file.skip(first.frames.first)
+            stream.missed(first.frames.first - before, first.frames.first)
             await self._append(file, stream)
         self._messages.written()
 

@@ -92,6 +92,7 @@ class Restoring:
                 elif stream.taken == taken:
                     break  # nothing was written while the last read found nothing: what is taken from now on is not in here
             stream.restoring = False
+            stream.missing = reader.damage.lost_frames
             stream.bytes = reader.position[1]
         finally:
             self._disk.submit(reader.close)  # after what may still be read
@@ -112,7 +113,7 @@ class Restoring:
 
 def _run(reader: FrameReader) -> RunRecord | None:
     """Whose file it is: the first frame that says so, which should be the first of all. The reader stays where it is."""
-    start = reader.position
+    start, damage = reader.position, reader.damage
     try:
         while (frame := reader.next(lambda _: True)) is not None:
             record = decode_record(frame[0], frame[2]) if frame[0] == fmt.FrameType.RUN else None
@@ -120,6 +121,7 @@ def _run(reader: FrameReader) -> RunRecord | None:
                 return record
     finally:
         reader.resume(*start)
+        reader.damage = damage  # it is found again
     return None
 
 

@@ -39,7 +39,7 @@ class Held(msgspec.Struct, frozen=True):
     nbytes: int
     """That giving it up would free."""
     end_ns: int
-    """Unix time of its end, or of its latest event."""
+    """Unix time of its end, or of its latest event, no later than that was seen: a rank's clock may be wrong."""
     step_ns: float
     """Mean duration of its steps; 0 if there is none."""
     closed: bool = True
@@ -52,6 +52,8 @@ class Ranking(msgspec.Struct, frozen=True):
 
     given_up: list[list[Held]]
     """Windows of all ranks that are to be given up whole, one after the other, until there is room."""
+    dear: frozenset[Hashable]
+    """Groups of those that are among the newest or the slowest."""
     trimmed: list[Held]
     """Windows that are still open, on one rank at least: when nothing else is left they give up their oldest events."""
     last: list[Held]
@@ -74,7 +76,7 @@ def ranking(held: Sequence[Held], policy: StoragePolicy) -> Ranking:
     closed = [group for group in groups.values() if all(one.closed for one in group)]
     closed.sort(key=lambda group: max(one.end_ns for one in group))
     newest = closed[max(len(closed) - policy.newest, 0) :]
-    dear = {group[0].group for group in newest}
+    dear: set[Hashable] = {group[0].group for group in newest}
     by_pace = sorted(closed, key=lambda group: max(one.step_ns for one in group))
     slowest = [group for group in by_pace[max(len(by_pace) - policy.slowest, 0) :] if group[0].group not in dear]
     dear |= {group[0].group for group in slowest}
@@ -83,6 +85,7 @@ def ranking(held: Sequence[Held], policy: StoragePolicy) -> Ranking:
     order.sort(key=lambda group: not all(one.copied for one in group))
     return Ranking(
         [[one for one in group if one.nbytes] for group in order],
+        frozenset(dear),
         [one for group in groups.values() if not all(one.closed for one in group) for one in group],
         [one for group in newest[-1:] for one in group],
     )

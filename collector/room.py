@@ -87,6 +87,17 @@ class Room:
         async with self._looked:
             self._looked.notify_all()
 
+    async def look(self) -> None:
+        """Returns when a look that began from now on has ended, or none does for long; at once if there is no limit."""
+        if not self._limit:
+            return
+        awaited = self._begun + 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE), self._looked:
+                while self._ended < awaited:
+                    self.due.set()
+                    await self._looked.wait()
+
     async def _wait(self, size: int) -> None:
         awaited = self._begun + 1
         self._waiting.append(size)

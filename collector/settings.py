@@ -55,7 +55,7 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     max_stream_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Bytes of one stream; 0: no limit of its own."""
     disk_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Bytes on disk of everything in the directory: events of windows are given up, the oldest first, to stay below; 0: no limit."""
+    """Bytes on disk of everything in the directory: windows and runs that are over are given up, oldest first; 0: no limit."""
     keep_newest: Annotated[int, msgspec.Meta(ge=0)] = 8
     """Windows that are given up last, for they are the newest."""
     keep_slowest: Annotated[int, msgspec.Meta(ge=0)] = 8

@@ -6,17 +6,17 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
+from stepscope.collector.deleting import Deleted, Deleting
 from stepscope.collector.disk_use import disk_use, on_disk
 from stepscope.collector.giving_up import GivingUp
+from stepscope.collector.holdings import Holdings
 from stepscope.collector.inventory import Inventory
-from stepscope.collector.merge.places import Mark, places
-from stepscope.collector.retention import Held, StoragePolicy, ranking
+from stepscope.collector.retention import StoragePolicy, ranking
 from stepscope.collector.store import Store
 from stepscope.collector.streams import Streams
 from stepscope.collector.views import StorageView
@@ -30,6 +30,8 @@ LEAST_SECONDS = 0.2
 """Between two looks, however much is written."""
 LATE = 2.0
 """Seconds for which a write may wait for the disk before that is a problem."""
+RECORDS = 4
+"""What of the limit's bytes the records of windows may take whose events are gone, before they go as well: one part in so many."""
 PATIENCE = 2.0
 """Seconds that it waits at most for frames that are being read for a copy."""
 
@@ -48,7 +50,9 @@ class Freed(msgspec.Struct, frozen=True):
     discarded: dict[tuple[str, int], int] = {}
     """By stream and window of which some were given up: events that are gone, with those before."""
     removed_bytes: int = 0
-    """Length of files that were deleted, for others hold all of them."""
+    """Length of files that were deleted: others hold all of them, or their streams were over."""
+    deleted: list[str] = []
+    """Streams that were over, and are no more."""
     busy: bool = False
     """Whether nothing could be given up because something was being copied all the time."""
 
@@ -83,6 +87,7 @@ class Storage:
         self._store, self._policy, self._streams, self._copied = store, policy, streams, copied
         self._downloads = downloads
         self._untold: dict[tuple[str, int], int] = {}
+        self._deleted = Deleted(store.directory)
         self._used: int | None = None
         self._free = 0
         self._problem = ""
@@ -99,10 +104,11 @@ class Storage:
         while True:
             room.begin()
             try:
-                freed, self._free = await asyncio.to_thread(self._looked, room.wanted)
+                freed, self._free = await asyncio.to_thread(self._looked, room.wanted, self._store.crowd)
                 self._used, self._problem = freed.used, ""
                 self._untold |= freed.discarded
                 self._store.bytes -= freed.removed_bytes
+                self._forget(freed.deleted)
                 await room.end(freed.counted, "what could be given up is being copied" if freed.busy else "")
             except OSError as error:
                 self._problem = f"the limit of the disk cannot be kept: {error}"
@@ -127,13 +133,20 @@ class Storage:
             free_bytes=self._free,
             waits_s=round(waits, 1),
             discarded_events=0 if self._streams is None else self._streams.totals()[0].discarded,
+            deleted_streams=self._deleted.count.streams,
+            deleted_events=self._deleted.count.events,
             unreadable=len(unreadable),
             problem=late or self._problem or said,
         )
 
-    def _looked(self, wanted: int) -> tuple[Freed, int]:
+    def _looked(self, wanted: int, crowd: int) -> tuple[Freed, int]:
         """What was given up, and how many bytes of the file system are free."""
-        return self.enforce(wanted), shutil.disk_usage(self._store.directory).free
+        return self.enforce(wanted, crowd), shutil.disk_usage(self._store.directory).free
+
+    def _forget(self, deleted: Iterable[str]) -> None:
+        if self._streams is not None:
+            for stream in deleted:
+                self._streams.deleted(stream)
 
     def _tell(self) -> None:
         known = {} if self._streams is None else self._streams.all
@@ -145,14 +158,16 @@ class Storage:
             if stream is not None:
                 stream.windows.discarded_in_all(window, events)
 
-    def enforce(self, wanted: int = 0) -> Freed:
+    def enforce(self, wanted: int = 0, crowd: int = 0) -> Freed:
         """Gives up what there is no room for.
 
-        Streams of which others have everything go whole. Of others events go, in place; steps, accounts and metadata of
-        their windows stay, and so does everything's number. A journal that cannot be read or written is left as it is.
+        Streams of which others have everything go whole, and so do those that are over when the time of their last window has
+        come. Of others events go, in place, and later the records of windows that have no events left. Everything else keeps
+        its place and its number. A journal that cannot be read or written is left as it is.
 
         Args:
             wanted: bytes for which there must be room afterwards.
+            crowd: streams that others are to take the place of.
 
         Raises:
             OSError: if the directory cannot be read.
@@ -160,13 +175,14 @@ class Storage:
         policy = self._policy
         used, counted = self._taken()
         most = policy.max_bytes - max(policy.slack, wanted)
-        if not policy.max_bytes or counted <= most:
+        surplus = counted - most + policy.slack if counted > most else 0
+        if not policy.max_bytes or not (surplus or crowd):
             return Freed(used, counted)
         self._faults = {}
         self._look()
         try:
             with self._store.frames.held(PATIENCE):
-                return self._give_up(counted - most + policy.slack)
+                return self._give_up(surplus, crowd)
         except TimeoutError:
             return Freed(used, counted, busy=True)  # looked at again in a moment
         finally:
@@ -182,7 +198,7 @@ class Storage:
         kept = dict(self._store.journals())
         self._inventories = {stream: one for stream, one in self._inventories.items() if stream in kept}
         for stream, path in kept.items():
-            inventory = self._inventories.get(stream) or Inventory(path, self._block)
+            inventory = self._inventories.get(stream) or Inventory(path)
             if self._isolated(stream, path, inventory.look):
                 self._inventories[stream] = inventory
 
@@ -200,20 +216,43 @@ class Storage:
             return False
         return True
 
-    def _give_up(self, surplus: int) -> Freed:
-        removed, length = self._remove_superseded(surplus)
-        giving = GivingUp(self._inventories, surplus - removed, self._isolated)
-        ranked = ranking(self._held(), self._policy)
+    def _give_up(self, surplus: int, crowd: int) -> Freed:
+        removed, length, count = self._remove_superseded(surplus, crowd)
+        # Who reads a file to bring its state back has counted some of its records already.
+        unread = set[str]() if self._streams is None else set(self._streams.unread)
+        holdings = Holdings(self._inventories, self._streams, self._copied)
+        ranked = ranking(holdings.windows, self._policy)
+        deleting = Deleting(self._store, self._deleted, holdings.over(ranked.dear), self._isolated)
+        giving = GivingUp(
+            self._inventories,
+            surplus - removed,
+            self._isolated,
+            self._store.borders.of,
+            recorded=self._inventories.keys() - unread,
+        )
+        giving.left()
+        if count < crowd:
+            giving.count(deleting.places(crowd - count, holdings.over(())))
+        giving.records(disk_use(self._store.directory).streams - holdings.nbytes - self._policy.max_bytes // RECORDS)
         for group in ranked.given_up:
+            dear = any(one.group in ranked.dear for one in group)
+            end = None if dear else max((one.end_ns for one in group), default=0)
+            giving.count(deleting.until(end, giving.surplus))
+            if dear:
+                giving.records(giving.surplus)
             if giving.surplus <= 0:
                 break
-            giving.whole(group)
-        giving.oldest(ranked.trimmed)
-        giving.oldest(ranked.last)
-        if giving.events or removed:
+            giving.whole([one for one in group if one.stream not in deleting.done])
+        giving.count(deleting.until(None, giving.surplus))
+        giving.records(giving.surplus)
+        giving.oldest([one for one in ranked.trimmed if one.stream not in deleting.done])
+        giving.oldest([one for one in ranked.last if one.stream not in deleting.done])
+        giving.records(giving.surplus)
+        if giving.events or removed or deleting.done:
             log.warning(
-                "%d events of %d windows, and %d bytes that other streams have, were given up: the limit is %d bytes",
-                giving.events, giving.windows, length, self._policy.max_bytes,
+                "%d events of %d windows, %d streams that were over, and %d bytes that other streams have, were given up: "
+                "the limit is %d bytes",
+                giving.events, giving.windows, len(deleting.done), length, self._policy.max_bytes,
             )  # fmt: skip
         return Freed(
             *self._taken(),
@@ -221,55 +260,27 @@ class Storage:
             giving.windows,
             giving.events,
             giving.gone,
-            length,
+            length + deleting.length,
+            deleting.done,
         )
 
-    def _remove_superseded(self, surplus: int) -> tuple[int, int]:
-        """Deletes streams of which others have everything; bytes on disk, and of their length."""
-        freed = length = 0
-        for stream, path in self._store.superseded():
-            if freed >= surplus:
-                break
+    def _remove_superseded(self, surplus: int, crowd: int) -> tuple[int, int, int]:
+        """Deletes streams of which others have everything; bytes on disk, and of their length, and how many they were."""
+        freed = length = count = 0
+
+        def remove(stream: str, path: Path) -> None:
+            nonlocal freed, length, count
             about = path.lstat()
             if self._store.remove(stream):
                 freed += on_disk(about)
                 length += about.st_size
-        return freed, length
+                count += 1
 
-    def _held(self) -> list[Held]:
-        """The windows of all journals; those together that are one of their job."""
-        of_ranks: defaultdict[tuple[str, int | None, str], list[str]] = defaultdict(list)
-        for stream, one in sorted(self._inventories.items(), key=lambda item: item[1].began_ns):
-            of_ranks[one.job, one.rank, stream if one.rank is None else ""].append(stream)
-        later = {stream for starts in of_ranks.values() for stream in starts[1:]}
-        over = {stream for starts in of_ranks.values() for stream in starts[:-1]}
-        if self._streams is not None:
-            over |= set(filter(self._streams.over, self._inventories))
-        marks: defaultdict[str, tuple[Counter[Mark], Counter[Mark]]] = defaultdict(lambda: (Counter(), Counter()))
-        for stream, one in self._inventories.items():
-            marks[one.job][stream in later].update(map(one.mark, one.windows))
-        placed = {job: places(*its) for job, its in marks.items()}
-        held: list[Held] = []
-        for stream, one in self._inventories.items():
-            copied = None if self._copied is None else self._copied(stream)
-            for window, extent in one.windows.items():
-                # What a later start is at is no window of the job until its steps say which.
-                own = not one.job or (stream in later and extent.steps is None)
-                held.append(
-                    Held(
-                        stream=stream,
-                        group=(stream, window)
-                        if own
-                        else (one.job, placed[one.job][stream in later, one.mark(window)]),
-                        window=window,
-                        nbytes=extent.nbytes,
-                        end_ns=extent.last_ns + one.ahead_ns,
-                        step_ns=extent.step_ns,
-                        closed=extent.closed or stream in over,
-                        copied=copied is None or extent.end <= copied,
-                    )
-                )
-        return held
+        for stream, path in self._store.superseded():
+            if freed >= surplus and count >= crowd:
+                break
+            self._isolated(stream, path, lambda: remove(stream, path))  # noqa: B023
+        return freed, length, count
 
 
 def _block(directory: Path) -> int:

@@ -15,9 +15,11 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from pathlib import Path
 
 from stepscope.collector import checkpoint
+from stepscope.collector.borders import Borders
 from stepscope.collector.disk import Disk
 from stepscope.collector.errors import FullError
 from stepscope.collector.frame_lock import FrameLock
+from stepscope.collector.lasting import lasting, outlasting
 from stepscope.collector.room import Room
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.stream_file import Addition, StreamFile
@@ -32,6 +34,8 @@ from stepscope.runtime.presence import make_directories, replace_private
 log = logging.getLogger("stepscope.collector")
 
 LEAST_MESSAGE = 64 << 10
+AROUND = 16 << 10
+"""Bytes on disk that a stream takes besides its frames: its directory, where it ended, and the rest of the last block of each."""
 SUPERSEDED = "superseded"
 """File in the directory of a stream that another one holds as well, and more: the other's id."""
 THREADS = 8
@@ -59,17 +63,27 @@ class Store:
         self._identity = ""
         self._writer = Writer(fsync=settings.fsync)
         self._seats: dict[str, _Seat] = {}
+        self._unused: Callable[[], object] = lambda: None
+        self._writes: dict[StreamFile, asyncio.Task[None]] = {}
+        """What is being written."""
         self._open: set[str] = set()
         self._stuck: set[str] = set()
-        """Streams whose files hold what the disk has lost."""
+        """Streams whose files hold what the disk has lost, and could not be cut. That is not noted on the disk, which refuses
+        even that: the next start reads these files from the disk itself, and takes them as far as they are there."""
         self._removing: set[str] = set()
         self._opening = threading.Lock()
         """Guards which files are open, and which are being deleted; never held while the disk is waited for."""
         self._marking = threading.Lock()
         """Held by the one thread that says of a stream that another one supersedes it."""
+        self._waiting = 0
+        """Streams that wait to be kept."""
+        self._coming: set[str] = set()
+        """Those that were let in, and may not be there yet."""
         self._disk = Disk(THREADS)
         self.room = Room()
         """What may be written until the disk is looked at again."""
+        self.borders = Borders(settings.directory)
+        """Where copies of journals go on."""
         try:
             make_directories(self.streams)
             _check_own(self.streams)
@@ -124,26 +138,36 @@ class Store:
 
         Raises:
             FormatError: if the id is none, or the file holds another stream.
-            FullError: if there are too many streams, or a connection before does not leave.
+            FullError: if there are too many streams, there is no room for another one, or a connection before does not leave,
+                or has left and a thread still has the file.
             OSError: if it cannot be opened.
         """
-        async with self._seat(hello.stream, leave):
-            if hello.stream in self._stuck:
-                raise OSError(
-                    errno.EIO, "the disk has lost frames that could not be cut off; mend it and restart the collector"
-                )
-            with self._writer:
-                self._admit(hello.stream)
-                with self._kept(hello.stream):
-                    # What is not marked must be read, too.
+        async with self._seat(hello.stream, leave) as seat:
+            # The seat is free when no thread has the file any more: one that goes on later would cut what was confirmed since.
+            async with lasting(self._file(hello), lambda: self._vacate(hello.stream, seat)) as file:
+                if file.ended:
+                    await self._supersede(hello)
+                yield file
+
+    @contextlib.asynccontextmanager
+    async def _file(self, hello: Hello) -> AsyncGenerator[StreamFile]:
+        if hello.stream in self._stuck:
+            raise OSError(
+                errno.EIO, "the disk has lost frames that could not be cut off; mend it and restart the collector"
+            )
+        with self._writer:
+            await self._admit(hello.stream)
+            with self._kept(hello.stream):
+                # What is not marked must be read, too.
+                async with self.room.writing(0 if hello.stream in self._known else AROUND):
                     file = await self._disk.run(lambda: self._opened(hello), lambda file: file.close())
-                    try:
-                        self._known.add(hello.stream)
-                        if file.ended:
-                            await self._supersede(hello)
-                        yield file
-                    finally:
-                        await self._disk.run(file.close)
+                try:
+                    self._known.add(hello.stream)
+                    yield file
+                finally:
+                    if (writing := self._writes.get(file)) is not None:
+                        await asyncio.wait({writing})
+                    await self._disk.run(file.close)
 
     @contextlib.contextmanager
     def _kept(self, stream: str) -> Generator[None]:
@@ -162,7 +186,8 @@ class Store:
             self._open.discard(stream)
 
     @contextlib.asynccontextmanager
-    async def _seat(self, stream: str, leave: Callable[[], object]) -> AsyncGenerator[None]:
+    async def _seat(self, stream: str, leave: Callable[[], object]) -> AsyncGenerator[_Seat]:
+        """The seat of a stream, which is taken until `_vacate`, be that later."""
         seat = self._seats.setdefault(stream, _Seat())
         for before in seat.users:
             before()
@@ -172,18 +197,34 @@ class Store:
                 async with asyncio.timeout(LEAVING):
                     await seat.lock.acquire()
             except TimeoutError:
-                raise FullError("another connection of this stream does not end") from None
-            try:
-                yield
-            finally:
-                seat.lock.release()
+                raise FullError(
+                    "another connection of this stream does not end, or the disk hangs; try again later"
+                ) from None
+            yield seat
         finally:
+            self._coming.discard(stream)
             seat.users.remove(leave)
-            if not seat.users:
-                del self._seats[stream]
+            self._clear(stream, seat)
+
+    def _vacate(self, stream: str, seat: _Seat) -> None:
+        seat.lock.release()
+        self._clear(stream, seat)
+
+    def _clear(self, stream: str, seat: _Seat) -> None:
+        if not seat.users and not seat.lock.locked() and self._seats.get(stream) is seat:
+            del self._seats[stream]
+            if not self._seats:
+                unused, self._unused = self._unused, lambda: None
+                unused()
+
+    def when_unused(self, unused: Callable[[], object]) -> None:
+        """Has something called when no connection has a file any more, and no thread either: at once if that is so now."""
+        self._unused = unused
+        if not self._seats:
+            unused()
 
     async def write(self, file: StreamFile, addition: Addition, hello: Hello) -> None:
-        """Appends to a stream; returns when it is written.
+        """Appends to a stream; returns when it is written. It goes on though this is cancelled.
 
         Raises:
             FullError: if a limit is met.
@@ -192,7 +233,8 @@ class Store:
         if not addition.frames:
             return
         size = len(addition.data)
-        async with self.room.writing(size):
+        async with contextlib.AsyncExitStack() as held:
+            await held.enter_async_context(self.room.writing(size))
             for limit, there, what in (
                 (self._settings.max_bytes, self.bytes, "of all streams"),
                 (self._settings.max_stream_bytes, file.size, "of a stream"),
@@ -200,7 +242,17 @@ class Store:
                 if limit and there + size > limit:
                     raise FullError(f"the collector's limit of {limit} bytes {what} is met")
             self.bytes += size
-            before = file.size
+            room = held.pop_all()
+        writing = self._writes[file] = asyncio.create_task(self._written(room, file, addition, hello))
+        await outlasting(writing)
+        if file.ended:
+            await self._supersede(hello)
+
+    async def _written(
+        self, room: contextlib.AsyncExitStack, file: StreamFile, addition: Addition, hello: Hello
+    ) -> None:
+        before, size = file.size, len(addition.data)
+        async with room:
             try:
                 await self._writer.write(file, addition)
             except OSError:
@@ -208,8 +260,8 @@ class Store:
                 if file.stuck:
                     self._stuck.add(hello.stream)
                 raise
-        if file.ended:
-            await self._supersede(hello)
+            finally:
+                del self._writes[file]
 
     def superseded(self) -> Iterator[tuple[str, Path]]:
         """Ids and files of streams of which another one that is kept has everything."""
@@ -222,7 +274,7 @@ class Store:
                 yield stream, path
 
     def remove(self, stream: str) -> bool:
-        """Deletes the file of a stream, from any thread; false if a connection has it.
+        """Deletes a stream, from any thread; false if a connection has it.
 
         Raises:
             FormatError: if the id is none.
@@ -234,16 +286,20 @@ class Store:
                 return False
             self._removing.add(stream)
         try:
-            path.with_name(checkpoint.NAME).unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
+            # The mark goes after the journal: without it what another stream has would count twice.
+            for name in (checkpoint.NAME, path.name, SUPERSEDED):
+                path.with_name(name).unlink(missing_ok=True)
+            self.borders.forget(stream)
+            with contextlib.suppress(OSError):  # somebody has put something there, or has deleted it
+                path.parent.rmdir()
+            self._known.discard(stream)
         finally:
             self._removing.discard(stream)
         return True
 
-    def recount(self) -> None:
-        """Streams were deleted."""
-        self.bytes = sum(path.stat().st_size for _, path in self._all())
-        self._known = {stream for stream, _ in self._all()}
+    def connected(self, stream: str) -> bool:
+        """Whether a connection has the file of a stream; from any thread."""
+        return stream in self._open
 
     def path(self, stream: str) -> Path:
         """The journal of a stream.
@@ -283,9 +339,28 @@ class Store:
             ):
                 yield entry.name, path
 
-    def _admit(self, stream: str) -> None:
-        if stream not in self._known and len(self._known) >= self._settings.max_kept_streams:
-            raise FullError(f"the collector keeps {self._settings.max_kept_streams} streams, which is its limit")
+    @property
+    def crowd(self) -> int:
+        """Streams that must go before all can be kept that wait for that."""
+        there = len(self._known) + len(self._coming - self._known)
+        return max(there + self._waiting - self._settings.max_kept_streams, 0) if self._waiting else 0
+
+    async def _admit(self, stream: str) -> None:
+        """Lets another stream be kept; if there are too many, one that is over may go for it."""
+        if stream in self._known:
+            return
+        self._waiting += 1
+        try:
+            if self.crowd:
+                await self.room.look()
+                # Of those who wait each takes one place, as far as there are any.
+                if self.crowd >= self._waiting:
+                    raise FullError(
+                        f"the collector keeps {self._settings.max_kept_streams} streams, which is its limit"
+                    )
+            self._coming.add(stream)
+        finally:
+            self._waiting -= 1
 
     def _opened(self, hello: Hello) -> StreamFile:
         directory = self.path(hello.stream).parent

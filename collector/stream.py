@@ -16,7 +16,9 @@ from stepscope.collector.rate import Rate
 from stepscope.collector.step_times import StepTimes
 from stepscope.collector.waiting import Allowance, Waiting
 from stepscope.collector.windows import StreamWindows, losses
+from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import given_up
 from stepscope.runtime.journal.records import CapRecord, ClockSync, RunRecord, decode_record
 from stepscope.runtime.ledger import Ledger
 
@@ -133,9 +135,10 @@ class Stream:
             except (msgspec.MsgspecError, ValueError, RecursionError):
                 self.undecodable += 1
 
-    def missed(self, frames: int) -> None:
-        """So many frames are nowhere any more."""
-        self.missing += frames
+    def missed(self, frames: int, next: int) -> None:
+        """So many frames are nowhere any more before frame `next`, which is written; who reads the file sees that as well."""
+        if not self.restoring and next >= self.next:
+            self.missing += frames
 
     def state(self, now: float) -> State:
         """What becomes of it, at a monotonic time in seconds."""
@@ -165,8 +168,8 @@ class Stream:
         match kind:
             case fmt.FrameType.EVENTS:
                 self._events(flags, payload, latest)
-            case fmt.FrameType.DISCARDED:
-                self._discarded(payload)
+            case fmt.FrameType.DISCARDED | fmt.FrameType.GIVEN_UP:
+                self._given_up(kind, payload)
             case fmt.FrameType.STRINGS:
                 self.waiting.names(payload)
             case fmt.FrameType.WINDOW_OPENED:
@@ -205,13 +208,14 @@ class Stream:
         elif header.source != STEPS:
             self.waiting.events(header, flags, payload)
 
-    def _discarded(self, payload: fmt.Bytes) -> None:
-        found = fmt.decode_events_header(bytes(payload[: fmt.MAX_EVENTS_HEADER]))
-        if found is None:
+    def _given_up(self, kind: int, payload: fmt.Bytes) -> None:
+        try:
+            gone = given_up.decode(kind, payload)
+        except FormatError:
             self.undecodable += 1
             return
-        self.events += found[0].count
-        self.windows.discard(found[0].window, found[0].count)
+        self.events += gone.total
+        self.windows.given_up(gone)
 
     def _compared(self, sync: ClockSync | None) -> None:
         if sync is None:

@@ -69,6 +69,11 @@ class StreamFile:
             self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | _FLAGS, 0o600)
             self._checkpoint = os.open(directory / checkpoint.NAME, os.O_RDWR | _FLAGS, 0o600)
             if os.fstat(self._file).st_size:
+                if durable:
+                    # What the disk has lost, another start of the collector may still find in memory: it is read from the
+                    # disk, and what is not there is asked for again.
+                    os.fsync(self._file)
+                    os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
                 self._find_end()
             if os.fstat(self._file).st_size != self.size:
                 os.ftruncate(self._file, self.size)

@@ -130,6 +130,14 @@ class Streams:
         if known is not None and known.connection is None:
             self._remove(known)
 
+    def deleted(self, stream: str) -> None:
+        """The file of a stream is no more, and it is forgotten: what it had brought counts as given up."""
+        self.unread.pop(stream, None)
+        known = self.all.get(stream)
+        if known is not None and known.connection is None:
+            known.windows.discarded = known.events
+            self._remove(known)
+
     def elsewhere(self, stream: str) -> None:
         """Another collector takes a stream and tells of it; unless it is connected here it is forgotten."""
         self.replace(stream)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 from collections import OrderedDict
 from pathlib import Path
 
 import msgspec
 
+from stepscope.collector.bounded import CHUNK, ProcessBounds, bounded, ended
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.errors import StepscopeError
@@ -22,6 +22,8 @@ KEPT = 64
 ROWS = 1000
 """Rows of a kind that are told; those that take most time."""
 _AT_ONCE = 2
+_MOST_BYTES = 16 << 20
+"""Of a table, which has `ROWS` rows of a kind with names that are bounded, too."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +61,9 @@ def table(path: Path, window: int) -> Table:
 class Tables:
     """Tables by file and window. A process of its own reads: the names of all runs would fill this one's table of names."""
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: ProcessBounds | None = None) -> None:
+        """Args: what the reading of one may take."""
+        self._bounds = bounds or ProcessBounds(seconds=300.0)
         self._turn = asyncio.Semaphore(_AT_ONCE)
         self._kept: OrderedDict[tuple[Path, int], bytes] = OrderedDict()
 
@@ -77,7 +81,7 @@ class Tables:
         key = (path, window)
         if key not in self._kept:
             async with self._turn:
-                found = await _read(path, window)
+                found = await self._read(path, window)
             if not closed:
                 return found
             self._kept[key] = found
@@ -86,22 +90,30 @@ class Tables:
         self._kept.move_to_end(key)
         return self._kept[key]
 
+    async def _read(self, path: Path, window: int) -> bytes:
+        arguments = ("-m", "stepscope.collector.tables", str(path), str(window))
+        async with bounded(arguments, self._bounds, output=True) as process:
+            assert process.stdout is not None and process.stderr is not None
+            found, said = await asyncio.gather(_most(process.stdout), _most(process.stderr))
+            status = await process.wait()
+        if status:
+            why = said.decode(errors="replace").strip()[-300:] or ended(status, self._bounds)
+            raise ProblemError(500, f"the window could not be read: {why}")
+        return found
 
-async def _read(path: Path, window: int) -> bytes:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "stepscope.collector.tables", str(path), str(window)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        found, said = await process.communicate()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-    if process.returncode:
-        raise ProblemError(500, f"the window could not be read: {said.decode(errors='replace').strip()[-300:]}")
-    return found
+
+async def _most(stream: asyncio.StreamReader) -> bytes:
+    """What a process says.
+
+    Raises:
+        ProblemError: if it says more than anything that is asked of it.
+    """
+    said = bytearray()
+    while chunk := await stream.read(CHUNK):
+        said += chunk
+        if len(said) > _MOST_BYTES:
+            raise ProblemError(500, f"the window could not be read: its table has more than {_MOST_BYTES:,} bytes")
+    return bytes(said)
 
 
 def main(path: str, window: str) -> int:

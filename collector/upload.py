@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
@@ -11,9 +12,10 @@ import msgspec
 
 from stepscope.collector import clock_names
 from stepscope.collector.archive import Archive, Manifest, Part
+from stepscope.collector.borders import BorderNotes
 from stepscope.collector.lock import UploadLock
 from stepscope.collector.store import Store
-from stepscope.collector.whole_frames import fitting, pieces
+from stepscope.collector.whole_frames import fitting, is_border, pieces
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
@@ -73,6 +75,7 @@ class Uploader:
         self.archive = Archive(url, **options)
         self.lock = UploadLock(store.directory, self.archive.place)
         """To be held by those who upload from a process of their own."""
+        self._notes = BorderNotes(store.directory, self.archive.place)
         self._manifests: dict[str, Manifest] = {}
         self._extents: dict[str, Extent] = {}
         self._clocks = frozenset[str]()
@@ -154,11 +157,16 @@ class Uploader:
         end = whole if extent.ended or rest else extent.windows_at if windows else 0
         sizes: list[int] = []
         at = manifest.size
+        self._goes_on(stream, path, at)
         while at < whole:
             to, full = fitting(path, at, whole, self._part_bytes)
             if not full:
                 to = end
             if to <= at:
+                break
+            if not self._noted(stream, path, at, to):
+                # Frames around it were given up together since it was looked at.
+                del self._extents[stream]
                 break
             stay, smaller = self._divided(manifest, to - at)
             part = self.archive.write(
@@ -166,7 +174,7 @@ class Uploader:
                 at - sum(one.size for one in smaller),
                 to,
                 # From the archive: here something of them may have been given up since.
-                chain((self.archive.read(stream, one) for one in smaller), pieces(path, at, to, self._held)),
+                chain((self.archive.read(stream, one) for one in smaller), self._pieces(stream, path, at, to)),
             )
             sizes.append(to - at)
             self.nbytes += to - at
@@ -176,6 +184,33 @@ class Uploader:
         if extent.ended and at == whole and not manifest.complete:
             manifest = self._note(Manifest(stream, manifest.parts, True))
         return manifest.complete, sizes
+
+    def _goes_on(self, stream: str, path: Path, at: int) -> None:
+        """What follows the parts that are there begins at this byte, and will.
+
+        Raises:
+            FormatError: if no frame begins there any more.
+        """
+        with self._held():
+            if at in self._notes.read(stream) or not at:
+                return
+            if not is_border(path, at):
+                raise FormatError(
+                    f"what is in the store of stream {stream} does not fit its journal any more, of which something was "
+                    "given up since; remove it there to upload the stream again"
+                )
+            self._notes.put(stream, at)
+
+    def _noted(self, stream: str, path: Path, at: int, to: int) -> bool:
+        """Whether a part can end there: it will then, whatever is given up."""
+        with self._held():
+            if not is_border(path, to):
+                return False
+            self._notes.put(stream, at, to)
+            return True
+
+    def _pieces(self, stream: str, path: Path, at: int, to: int) -> Iterator[bytes]:
+        return pieces(path, at, to, self._held, lambda next: self._notes.put(stream, at, next, to))
 
     def _divided(self, manifest: Manifest, size: int) -> tuple[list[Part], list[Part]]:
         """The parts that stay, and those that one of so many bytes takes in."""
@@ -192,6 +227,11 @@ class Uploader:
     def _note(self, manifest: Manifest) -> Manifest:
         self.archive.note(manifest)
         self._manifests[manifest.stream] = manifest
+        with self._held():
+            if manifest.complete:
+                self._notes.drop(manifest.stream)
+            else:
+                self._notes.put(manifest.stream, manifest.size)
         return manifest
 
     def _note_clocks(self) -> None:

@@ -124,6 +124,10 @@ class StorageView(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for which a write has waited for the disk; 0 if none does."""
     discarded_events: int
     """Events that were given up, of all streams that were known since the collector was started."""
+    deleted_streams: int
+    """Streams that were over and were deleted whole, ever since the directory was made."""
+    deleted_events: int
+    """That these had brought."""
     unreadable: int
     """Journals of which nothing can be given up, because they cannot be read or written."""
     problem: str

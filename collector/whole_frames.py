@@ -18,7 +18,7 @@ _LARGEST = fmt.FRAME_HEADER.size + fmt.MAX_PAYLOAD
 def fitting(path: Path, at: int, end: int, most: int) -> tuple[int, bool]:
     """How many frames fit into so many bytes: one in any case.
 
-    Giving events up moves no frame, so what was found stays true.
+    Frames that are given up become one, so another process may make untrue what was found: `is_border` tells.
 
     Args:
         path: the journal.
@@ -47,7 +47,27 @@ def fitting(path: Path, at: int, end: int, most: int) -> tuple[int, bool]:
     return end, False
 
 
-def pieces(path: Path, at: int, end: int, held: Callable[[], AbstractContextManager[None]]) -> Iterator[bytes]:
+def is_border(path: Path, at: int) -> bool:
+    """Whether a frame begins at a byte, or the file ends there: not where frames were given up together around it.
+
+    Raises:
+        OSError: if the journal cannot be read.
+        FormatError: if it is none.
+    """
+    reader = FrameReader(path, follow=False)
+    try:
+        return reader.begins(at)
+    finally:
+        reader.close()
+
+
+def pieces(
+    path: Path,
+    at: int,
+    end: int,
+    held: Callable[[], AbstractContextManager[None]],
+    passed: Callable[[int], object] = lambda _: None,
+) -> Iterator[bytes]:
     """The bytes of frames, each as it is at one moment: with all of its events, or given up.
 
     Args:
@@ -55,6 +75,7 @@ def pieces(path: Path, at: int, end: int, held: Callable[[], AbstractContextMana
         at: where the first of them begins; 0: at the beginning of the file.
         end: where the last of them ends.
         held: nothing is given up inside; entered for each piece, and left before it is handed out.
+        passed: is told inside where each piece ends, and the next one begins: a frame must go on to begin there.
 
     Raises:
         OSError: if the journal cannot be read, or is shorter now.
@@ -63,9 +84,10 @@ def pieces(path: Path, at: int, end: int, held: Callable[[], AbstractContextMana
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         while at < end:
-            to, _ = fitting(path, at, end, AT_ONCE)
             with held():
+                to, _ = fitting(path, at, end, AT_ONCE)
                 piece = os.pread(fd, to - at, at)
+                passed(to)
             if len(piece) != to - at:
                 raise OSError(f"{path} was cut while it was copied")
             yield piece

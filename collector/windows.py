@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from stepscope.collector.merge.places import Mark, Steps
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.given_up import GivenUp
 from stepscope.runtime.journal.records import Int64, WindowOpened
 from stepscope.runtime.ledger import Ledger
 
@@ -115,6 +116,15 @@ class StreamWindows:
         self._discarded[window] = self._discarded.get(window, 0) + events
         if len(self._discarded) > 4 * KEPT:
             del self._discarded[min(self._discarded)]
+
+    def given_up(self, gone: GivenUp) -> None:
+        """A frame that says what of the file is gone: events, and windows that are not told any more."""
+        for window, events in gone.events.items():
+            self.discard(window, events)
+        self.discarded += gone.others
+        self.count += gone.windows
+        if gone.ledger is not None:
+            add(self.dropped, losses(gone.ledger))
 
     def discarded_in_all(self, window: int, events: int) -> None:
         """So many events of a window are in the file no more, with those that were told before."""

@@ -66,8 +66,8 @@ async def collecting(directory: Path, *, port: int = 0, **settings: Any) -> Asyn
 class Process:
     """A collector in a process of its own, to be killed."""
 
-    def __init__(self, directory: Path, port: int) -> None:
-        command = [*COMMAND, "collect", "--dir", str(directory), "--port", str(port)]
+    def __init__(self, directory: Path, port: int, *arguments: str) -> None:
+        command = [*COMMAND, "collect", "--dir", str(directory), "--port", str(port), *arguments]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._port = port
 

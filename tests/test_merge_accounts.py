@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.collector.merge.accounts import MOST, added_up, together
+from stepscope.collector.merge.accounts import together
 from stepscope.collector.merge.job import Job, Member, chosen_job
 from stepscope.collector.merge.merge import Merge
 from stepscope.collector.merge.outputs import write_merged
@@ -21,6 +21,7 @@ from stepscope.collector.merge.recording import recordings_in
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.ledger import Ledger, OutputLedger, SourceLedger
+from stepscope.runtime.sums import MOST, added_up
 from stepscope.runtime.window import Window
 from tests.ranks.streams import write_stream
 from tests.support import ROOT

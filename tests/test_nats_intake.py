@@ -12,12 +12,13 @@ import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import NotFoundError
 
-from stepscope.collector import intake
+from stepscope.collector import intake, nats_messages
 from stepscope.collector.nats_consumer import Consumer
 from stepscope.collector.nats_intake import Intake
 from stepscope.collector.nats_place import Place
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.store import Store
+from stepscope.collector.stream import DIED_AFTER, State
 from stepscope.collector.streams import Streams
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats import layout
@@ -98,6 +99,34 @@ async def test_it_ends_with_the_stream(server: NatsServer, tmp_path: Path) -> No
             await publisher.jetstream.consumer_info(layout.STREAM, collecting.consumer(publisher))
         await collecting.intake(publisher, hello).run()
         assert collecting.numbers(publisher) == list(range(26))
+
+
+async def test_who_is_silent_is_let_go(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed process counts as dead, and its file can be deleted; whatever comes later is taken all the same."""
+    monkeypatch.setattr(nats_messages, "LISTEN_SECONDS", 0.2)
+    collecting = Collecting(tmp_path)
+
+    def left() -> bool:
+        stream = collecting.streams.all[publisher.stream]
+        return stream.connection is None and not collecting.store.connected(stream.id)
+
+    async with publishing(server) as publisher:
+        hello = await publisher.begin()
+        await publisher.publish(0, 5)
+        async with running(collecting.intake(publisher, hello, silent_seconds=0.1).run()) as task:
+            await poll(lambda: collecting.next(publisher) == 5 and left())
+            stream = collecting.streams.all[publisher.stream]
+            assert stream.state(stream.seen + DIED_AFTER) is State.DIED
+            await publisher.publish(5, 5)
+            await poll(lambda: collecting.next(publisher) == 10 and left())
+            assert collecting.numbers(publisher) == list(range(10))
+            assert collecting.store.remove(publisher.stream)
+            collecting.streams.deleted(publisher.stream)
+            await publisher.publish(10, 5)
+            await poll(lambda: publisher.stream in collecting.streams.all and collecting.next(publisher) == 15)
+            await publisher.end(15)
+            await task
+    assert collecting.numbers(publisher) == list(range(16)) and collecting.missing(publisher) == 0
 
 
 async def test_what_a_killed_collector_had_in_hand_comes_at_once(server: NatsServer, tmp_path: Path) -> None:

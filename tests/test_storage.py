@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepscope as sc
+from stepscope.collector.inventory import Inventory
 from stepscope.collector.retention import Held, StoragePolicy, ranking
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.storage import Storage
 from stepscope.collector.store import Store
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch
-from stepscope.runtime.journal.discard import discard, places
+from stepscope.runtime.journal.discard import discard, free, places
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.window import Window
 from tests.collecting import CollectorProcess, ask, collecting, until
@@ -75,7 +76,7 @@ def test_discarded_events_free_the_disk_and_are_counted(tmp_path: Path) -> None:
     before, ended, _ = read(path)
     size, blocks = path.stat().st_size, path.stat().st_blocks
     chosen = [place for place in places(path) if place.header.window in (0, 2)]
-    freed = discard(path, chosen)
+    freed = discard(path, chosen).freed
     counts, still_ended, gone = read(path)
     assert path.stat().st_size == size and still_ended == ended
     assert gone == before[0] + before[2] and counts == {1: before[1], 3: before[3]}
@@ -85,20 +86,24 @@ def test_discarded_events_free_the_disk_and_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_crash_between_the_two_writes_leaves_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The frame says that it is discarded before its blocks are freed."""
+    """The frames are marked before their blocks are freed, which the next collector does."""
 
     def refuse(*_: int) -> int:
         return -1
 
     path = record(tmp_path / "journal", 2)
     before, _, _ = read(path)
-    monkeypatch.setattr("stepscope.runtime.journal.discard._fallocate", refuse)
+    monkeypatch.setattr("stepscope.runtime.journal.holes._fallocate", refuse)
     chosen = [place for place in places(path) if place.header.window == 0]
     with pytest.raises(OSError):
         discard(path, chosen)
-    counts, _, gone = read(path)
-    first = chosen[0].header.count
-    assert gone == first and sum(counts.values()) == sum(before.values()) - first
+    counts, ended, gone = read(path)
+    assert 0 < gone <= before[0] and sum(counts.values()) == sum(before.values()) - gone and ended == [0, 1]
+    monkeypatch.undo()
+    inventory = Inventory(path)
+    inventory.look()
+    assert len(inventory.unfreed) == 1 and inventory.events == sum(before.values())
+    assert free(path, inventory.unfreed) >= 4096 and read(path) == (counts, ended, gone)
 
 
 def test_what_is_no_journal_is_left_alone(tmp_path: Path) -> None:

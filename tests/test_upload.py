@@ -99,12 +99,13 @@ def test_no_frame_is_in_two_parts(store: Store, url: str, most: int) -> None:
     copied = uploader.copied(STREAM)
     assert copied
     path.write_bytes(data)
-    discard(path, places(path))
-    assert uploader.upload().complete == 1
+    discard(path, places(path), borders=store.borders.of(STREAM))
+    assert uploader.upload().complete == 1 and not store.borders.of(STREAM)
     back = path.with_name("back.journal")
     back.write_bytes(restored(uploader.archive, STREAM))
     ends = [end for end, _ in borders(path)]
-    assert copied in ends and [end for end, _ in borders(back)] == ends
+    assert copied in ends
+    assert [end for end, _ in borders(back) if end > copied] == [end for end in ends if end > copied]
     there = kept(back)  # and nothing in it is damaged
     assert 0 < there.total() < whole.total() and there[0] == whole[0]
 

@@ -147,8 +147,8 @@ def test_another_process_does_not_copy_what_is_being_given_up(store: Store, tmp_
             stdout=subprocess.PIPE,
             text=True,
         )
-        # It opens the lock anew for what it reads.
-        until(lambda: (remote / STREAM).exists() and waits(process, store.directory / "rewriting"))
+        # It opens the lock anew when it is to copy something.
+        until(lambda: any(store.directory.glob("uploads/*")) and waits(process, store.directory / "rewriting"))
         path.write_bytes(bytes(len(data)))
         assert process.poll() is None and not (remote / STREAM / MANIFEST).exists()
         path.write_bytes(data)

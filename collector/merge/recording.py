@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from stepscope.collector.merge.accounts import added_up
 from stepscope.collector.store import SUPERSEDED
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.formats import UnfinishedWindow, run_of
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import given_up
 from stepscope.runtime.journal.frames import Damage, FrameReader
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import (
@@ -28,6 +28,7 @@ from stepscope.runtime.journal.records import (
     is_known,
 )
 from stepscope.runtime.ledger import Ledger
+from stepscope.runtime.sums import added_up
 from stepscope.runtime.window import Step, Window
 
 MAX_STREAMS = 65_536
@@ -121,7 +122,7 @@ class Recording(msgspec.Struct, kw_only=True):
             ended=scan.ended,
             damage=damage,
             metadata=scan.metadata,
-            ledger=scan.ledger or added_up(window.ledger for window in windows.values()),
+            ledger=scan.ledger or added_up([scan.gone, *(window.ledger for window in windows.values())]),
             discarded=scan.discarded,
             stream=stream_of(path),
             superseded=_superseded(path),
@@ -160,6 +161,8 @@ class _Scan:
         self.metadata: dict[str, Any] = {}
         self.ledger: Ledger | None = None
         self.discarded = 0
+        self.gone = Ledger()
+        """Accounts of windows that were given up whole."""
 
     def passes(self, beginning: bytes) -> bool:
         """Notes what the beginning of an events frame says."""
@@ -174,8 +177,8 @@ class _Scan:
 
     def take(self, kind: int, payload: bytes) -> None:
         """Notes what any other frame says; those of tables are of no interest here."""
-        if kind == fmt.FrameType.DISCARDED and (found := fmt.decode_events_header(payload)) is not None:
-            self.discarded += found[0].count
+        if kind in given_up.KINDS:
+            self._given_up(kind, payload)
         if kind in (fmt.FrameType.STRINGS, fmt.FrameType.TRACKS) or not is_known(kind):
             return
         record = decode_record(kind, payload)
@@ -194,6 +197,15 @@ class _Scan:
             self.ledger = record
         elif kind == fmt.FrameType.END:
             self.ended = True
+
+    def _given_up(self, kind: int, payload: bytes) -> None:
+        try:
+            gone = given_up.decode(kind, payload)
+        except FormatError:
+            return  # as for a record that cannot be read
+        self.discarded += gone.total
+        if gone.ledger is not None:
+            self.gone = added_up([self.gone, gone.ledger])
 
 
 def _unfinished(path: Path, index: int) -> Window:

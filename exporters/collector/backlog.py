@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from itertools import islice
+from itertools import chain, islice
 
 from stepscope.exporters.collector.piece import OVERHEAD, Piece
 from stepscope.exporters.collector.protocol import MAX_FRAMES
@@ -28,6 +28,10 @@ class Backlog:
         self._max = max_bytes
         self._spool = spool
         self._pieces: deque[Piece] = deque()
+        self._ahead: deque[Piece] = deque()
+        """What the collector is to have before the pieces, as it has lost what was confirmed before."""
+        self._ahead_sent = 0
+        """How many of these were sent since the last `resume`."""
         self._sent = 0
         """How many of the pieces were sent since the last `resume`."""
         self._outcomes = Outcomes()
@@ -54,7 +58,14 @@ class Backlog:
     @property
     def oldest(self) -> int:
         """Number of the oldest frame that is kept, or of the next one."""
+        if self._ahead:
+            return self._ahead[0].first
         return self._pieces[0].first if self._pieces else self.next
+
+    @property
+    def restated(self) -> bool:
+        """Whether something is to be sent ahead of what was put."""
+        return bool(self._ahead)
 
     @property
     def waiting(self) -> int:
@@ -74,6 +85,11 @@ class Backlog:
         self.memory += piece.size + OVERHEAD
         if self.on_disk or self.memory > self._max:
             self.spill()
+
+    def put_ahead(self, frames: list[bytes]) -> None:
+        """Has frames sent before all others, whose numbers are those before `oldest`. They stay in memory, and hold no events."""
+        first = self.oldest - len(frames)
+        self._ahead.extend(Piece(number, 1, len(frame), Counter(), frame) for number, frame in enumerate(frames, first))
 
     def spill(self) -> None:
         """Moves everything to disk, as far as that takes it; why not all is in `error`."""
@@ -113,13 +129,16 @@ class Backlog:
         """What to send next: as many pieces as fit `max_bytes` and a message, but one at least if there is any."""
         taken: list[Piece] = []
         size = frames = 0
-        for piece in islice(self._pieces, self._sent, None):
+        ahead = len(self._ahead) - self._ahead_sent
+        for piece in chain(islice(self._ahead, self._ahead_sent, None), islice(self._pieces, self._sent, None)):
             if taken and (size + piece.size > max_bytes or frames + piece.count > MAX_FRAMES):
                 break
             taken.append(piece)
             size += piece.size
             frames += piece.count
-        self._sent += len(taken)
+        ahead = min(ahead, len(taken))
+        self._ahead_sent += ahead
+        self._sent += len(taken) - ahead
         self.sent_bytes += size
         return taken
 
@@ -129,6 +148,11 @@ class Backlog:
         Raises:
             OSError: if a file that is not needed any more cannot be deleted.
         """
+        while self._ahead and self._ahead[0].next <= next:
+            piece = self._ahead.popleft()
+            if self._ahead_sent:
+                self._ahead_sent -= 1
+                self.sent_bytes -= piece.size
         while self._pieces and self._pieces[0].next <= next:
             piece = self._pieces.popleft()
             if self._sent:
@@ -145,7 +169,7 @@ class Backlog:
 
     def resume(self, next: int) -> None:
         """Begins again at the first piece that holds a frame from `next` on."""
-        self._sent = self.sent_bytes = 0
+        self._sent = self._ahead_sent = self.sent_bytes = 0
         self.confirm(next)
 
     def leave(self, reason: str) -> Counter[str]:
@@ -166,7 +190,8 @@ class Backlog:
                     self._outcomes.drop(window, reason, count)
             found["kept" if index < self.on_disk else "lost"] += piece.events.total()
         self._pieces.clear()
-        self._sent = self.sent_bytes = self.memory = self.on_disk = 0
+        self._ahead.clear()
+        self._sent = self._ahead_sent = self.sent_bytes = self.memory = self.on_disk = 0
         return found
 
     def refuse(self, window: int, count: int, reason: str) -> None:

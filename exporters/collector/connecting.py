@@ -52,7 +52,7 @@ class Connecting(ABC):
         hello: Callable[[], protocol.Hello],
         *,
         synced: Callable[[ClockSync], object] = lambda _: None,
-        missed: Callable[[], object] = lambda: None,
+        missed: Callable[[int], object] = lambda _: None,
     ) -> None:
         """
         Args:
@@ -61,7 +61,7 @@ class Connecting(ABC):
             backlog: what to send.
             hello: which stream this is.
             synced: is given each comparison of the clocks.
-            missed: is called when the other end lacks frames that are nowhere any more.
+            missed: is told the number of the other end's next frame when it lacks frames that are nowhere any more.
         """
         self.where = where
         """What is connected to, for messages."""

@@ -212,13 +212,22 @@ class CollectorExporter:
         if self._writer is not None and self._writer.is_open:
             self._writer.write_sync(sync)
 
-    def _missed(self) -> None:
-        self._restate = True
+    def _missed(self, next: int) -> None:
+        """The collector has lost, or never had, what frames that wait are read with: it is sent before them."""
+        if self._writer is None or self._run is None or self._backlog.restated:
+            return
+        oldest = self._backlog.oldest
+        frames = self._writer.restated(self._run, oldest)
+        # In place of frames that it lacks; not of all of them, or nobody would see that any are missing.
+        if len(frames) < oldest - next:
+            self._backlog.put_ahead(frames)
+        else:
+            self._restate = True
 
     def _write_news(self, writer: JournalWriter) -> None:
         assert self._run is not None
         if self._restate:
-            # The collector has lost, or never had, what these would be read with.
+            # There was no place for it before the frames that wait.
             self._restate, self._metadata = False, {}
             writer.restate(self._run)
         metadata = dict(self._run.metadata())

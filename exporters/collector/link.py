@@ -49,7 +49,7 @@ class Link(Connecting):
         hello: Callable[[], protocol.Hello],
         *,
         synced: Callable[[ClockSync], object] = lambda _: None,
-        missed: Callable[[], object] = lambda: None,
+        missed: Callable[[int], object] = lambda _: None,
         obey: Callable[[bytes], Awaitable[bytes]] | None = None,
     ) -> None:
         """
@@ -60,7 +60,7 @@ class Link(Connecting):
             backlog: what to send.
             hello: the first message.
             synced: is given each comparison of the clocks.
-            missed: is called when the collector lacks frames that are nowhere any more.
+            missed: is told the number of the next frame of a collector that lacks frames which are nowhere any more.
             obey: carries out a command of the collector's operator, and answers; `None`: none is taken.
         """
         super().__init__(f"the collector at {address.url}", settings, backlog, hello, synced=synced, missed=missed)
@@ -128,20 +128,24 @@ class Link(Connecting):
             raise FormatError(f"the collector answered {type(welcome).__name__} to Hello")
         self._check(welcome.next)
         if welcome.next < self._backlog.oldest:
-            self._missed()
+            self._missed(welcome.next)
         self._heard = asyncio.get_running_loop().time()
         self._most_bytes = max(min(self._settings.message_bytes, welcome.max_message), SMALLEST)
         self._message_bytes = min(self._message_bytes, self._most_bytes)
         self._backlog.resume(welcome.next)
         self._established()
-        parts = (self._send(socket), self._listen(socket), self._compare_clocks(socket.send), self._watch())
+        # In this order: what the collector said is a better reason than that it has gone.
+        parts = (self._listen(socket), self._send(socket), self._compare_clocks(socket.send), self._watch())
         tasks = [asyncio.ensure_future(part) for part in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
         finally:
             await end_tasks(*tasks, *self._orders)
+            # A connection that is lost fails several of them at once; one says why.
+            failures = {task: task.exception() for task in tasks if not task.cancelled()}
+        for task, failure in failures.items():
+            if task in done and failure is not None:
+                raise failure
 
     async def _send(self, socket: ClientConnection) -> None:
         while True:

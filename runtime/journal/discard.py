@@ -1,51 +1,54 @@
-"""Takes events out of a journal in place: their disk blocks are freed, and the file stays whole for every reader."""
+"""Takes frames out of a journal in place: their disk blocks are freed, and the file stays whole for every reader."""
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 import tempfile
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import given_up
+from stepscope.runtime.journal.given_up import GivenUp
+from stepscope.runtime.journal.holes import UNABLE, punch
+from stepscope.runtime.journal.region import MOVED, Made, Region
+from stepscope.runtime.journal.walk import sync_word, walk
 
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
-_UNABLE = (errno.EOPNOTSUPP, errno.ENOSYS)
-_ZEROS = bytes(1 << 20)
-_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
-_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
-
-class Place(msgspec.Struct, frozen=True, gc=False):
-    """Where an events frame of a journal is, and what is in it."""
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a frame of a journal is that can be given up."""
 
     at: int
     number: int
     length: int
     """Bytes of its payload."""
-    kept: int
-    """Bytes of the payload before its events."""
-    header: fmt.EventsHeader
+    gone: GivenUp
+    """What is said of it when it was."""
 
     @property
     def end(self) -> int:
         """Where the next frame begins."""
         return self.at + fmt.FRAME_HEADER.size + self.length
 
-    def frees(self, block: int) -> int:
-        """Bytes that its events give back to a file system with blocks of this size: of whole blocks only."""
-        first = -(-(self.at + fmt.FRAME_HEADER.size + self.kept) // block)
-        return max(self.end // block - first, 0) * block
+
+class EventsPlace(Place, frozen=True, kw_only=True):
+    """That of a frame with events."""
+
+    header: fmt.EventsHeader
 
 
-def places(path: Path, start: int = 0, end: int | None = None) -> Iterator[Place]:
-    """The events frames of a journal; only headers are read.
+class Discarded(msgspec.Struct, frozen=True):
+    """What one call of `discard` did."""
+
+    freed: int
+    """Bytes that the file takes less on disk than before; of one that was written to meanwhile, fewer than were freed."""
+    made: list[Made]
+
+
+def places(path: Path, start: int = 0, end: int | None = None) -> Iterator[EventsPlace]:
+    """The frames of a journal that have events; only headers are read.
 
     The walk ends where the file does, or is not whole.
 
@@ -60,26 +63,23 @@ def places(path: Path, start: int = 0, end: int | None = None) -> Iterator[Place
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        sync = fmt.decode_file_header(os.pread(fd, fmt.FILE_HEADER.size, 0))
-        if sync is None:
-            raise FormatError(f"{path} is not a stepscope journal, or its beginning is destroyed")
-        at = start or fmt.FILE_HEADER.size
-        while end is None or at < end:
-            head = os.pread(fd, fmt.FRAME_HEADER.size, at)
-            frame = fmt.decode_frame_header(head, 0, sync) if len(head) == fmt.FRAME_HEADER.size else None
-            if frame is None:
+        for found in walk(fd, sync_word(fd, path), start or fmt.FILE_HEADER.size):
+            if end is not None and found.at >= end:
                 return
-            kind, _, number, length, _ = frame
-            body = at + len(head)
-            if body + length > os.fstat(fd).st_size:
-                return
-            if kind == fmt.FrameType.EVENTS:
-                decoded = fmt.decode_events_header(os.pread(fd, min(length, fmt.MAX_EVENTS_HEADER), body))
-                if decoded is not None:
-                    yield Place(at, number, length, decoded[1], decoded[0])
-            at = body + length
+            place = events_place(found.at, found.number, found.length, found.beginning)
+            if found.kind == fmt.FrameType.EVENTS and place is not None:
+                yield place
     finally:
         os.close(fd)
+
+
+def events_place(at: int, number: int, length: int, beginning: bytes) -> EventsPlace | None:
+    """That of a frame of events, by the beginning of its payload; `None` if it contradicts itself."""
+    decoded = fmt.decode_events_header(beginning)
+    if decoded is None:
+        return None
+    header = decoded[0]
+    return EventsPlace(at=at, number=number, length=length, gone=GivenUp({header.window: header.count}), header=header)
 
 
 def block_bytes(directory: Path) -> int:
@@ -96,9 +96,9 @@ def block_bytes(directory: Path) -> int:
         os.fsync(descriptor)  # else there are file systems that have given it no blocks yet
         before = os.fstat(descriptor).st_blocks
         try:
-            _punch(descriptor, block, 2 * block)
+            punch(descriptor, block, 2 * block)
         except OSError as error:
-            if error.errno in _UNABLE:
+            if error.errno in UNABLE:
                 return 0
             raise
         os.fsync(descriptor)
@@ -108,59 +108,82 @@ def block_bytes(directory: Path) -> int:
         os.close(descriptor)
 
 
-def discard(path: Path, chosen: Iterable[Place]) -> int:
-    """Frees the disk blocks of these frames' events; each becomes a frame that says what was in it.
+def discard(
+    path: Path,
+    chosen: Iterable[Place],
+    *,
+    start: int = 0,
+    borders: Collection[int] = (),
+    ended: Collection[int] = (),
+) -> Discarded:
+    """Gives up frames: those that lie next to each other, and next to others that were given up before, become one that
+    says what was in them, and all blocks are freed that no other frame touches. Records between them move together.
 
-    The file keeps its length and its frames their numbers, so one that is being written may be given as well.
-    If the process is killed meanwhile a frame is whole, or discarded.
+    The file keeps its length, events their places, and all frames their order and numbers, so one that is being written may be
+    given as well. If the process is killed meanwhile, frames are whole, or given up; what is not freed yet then, `free` frees.
 
-    Returns:
-        Bytes that the file takes less on disk than before; of one that was written to meanwhile, fewer than were freed.
+    Args:
+        path: the journal.
+        chosen: those frames.
+        start: byte at which a frame begins from which on they are looked for, with frames between that were given up before.
+        borders: bytes at which no frame may begin or end within one that is made: somebody goes on to read there.
+        ended: windows whose ends are among what is given up, or were: nobody asks how many events each of them had.
 
     Raises:
-        OSError: if the file cannot be written, or its file system cannot free a part of it; that costs one frame at most.
+        OSError: if the file cannot be written, or its file system cannot free a part of it; that costs what was chosen at
+            most.
         FormatError: if it is no journal.
     """
+    wanted = {place.at: place for place in chosen}
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        sync = fmt.decode_file_header(os.pread(fd, fmt.FILE_HEADER.size, 0))
-        if sync is None:
-            raise FormatError(f"{path} is not a stepscope journal, or its beginning is destroyed")
+        sync = sync_word(fd, path)
         before = os.fstat(fd).st_blocks
-        for place in chosen:
-            body, empty = place.at + fmt.FRAME_HEADER.size, place.length - place.kept
-            crc = _crc_of_zeros(empty, zlib.crc32(os.pread(fd, place.kept, body)))
-            head = fmt.FRAME_HEADER.pack(
-                sync, fmt.FrameType.DISCARDED, 0, 0, place.number & 0xFFFFFFFF, place.length, crc, 0
-            )[:-4]
-            os.pwrite(fd, head + zlib.crc32(head).to_bytes(4, "little"), place.at)
-            try:
-                _punch(fd, body + place.kept, empty)
-            except OSError as error:
-                if error.errno in _UNABLE:
-                    _clear(fd, body + place.kept, empty)  # the frame says that it is empty
-                raise
-        return max(before - os.fstat(fd).st_blocks, 0) * 512
+        last = max(wanted, default=-1)
+        number = None if start > fmt.FILE_HEADER.size else -1
+        region = Region(fd, sync, ended, number)
+        for found in walk(fd, sync, start or fmt.FILE_HEADER.size):
+            place = wanted.get(found.at)
+            gone = found.gone if place is None else place.gone
+            if found.at > last and (gone is None or not region.open):
+                break
+            if found.at in borders:
+                region.close(number)
+            number = found.number
+            if any(found.at < border < found.end for border in borders):
+                region.close(number)
+            elif gone is not None or found.kind in MOVED:
+                region.add(found, gone, fresh=place is not None)
+            else:
+                region.close(number)
+        region.close(number)
+        return Discarded(max(before - os.fstat(fd).st_blocks, 0) * 512, region.made)
     finally:
         os.close(fd)
 
 
-def _crc_of_zeros(count: int, crc: int) -> int:
-    while count > 0:
-        crc = zlib.crc32(_ZEROS[: min(count, len(_ZEROS))], crc)
-        count -= len(_ZEROS)
-    return crc
+def free(path: Path, given: Iterable[tuple[int, int]]) -> int:
+    """Frees the blocks of frames that say that they were given up: who was killed before may not have done so.
 
+    Args:
+        path: the journal.
+        given: where these frames begin and end.
 
-def _punch(fd: int, at: int, count: int) -> None:
-    """Frees bytes of a file, which read as zeros then."""
-    if count > 0 and _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, at, count):
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+    Returns:
+        Bytes that the file takes less on disk than before.
 
-
-def _clear(fd: int, at: int, count: int) -> None:
-    while count > 0:
-        written = os.pwrite(fd, _ZEROS[: min(count, len(_ZEROS))], at)
-        at += written
-        count -= written
+    Raises:
+        OSError, FormatError: as `discard`.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        sync = sync_word(fd, path)
+        before = os.fstat(fd).st_blocks
+        for at, end in given:
+            found = next(walk(fd, sync, at), None)
+            if found is not None and found.end == end and found.kind == fmt.FrameType.GIVEN_UP and found.gone:
+                kept = given_up.needed(found.beginning)
+                punch(fd, at + fmt.FRAME_HEADER.size + kept, found.length - kept)
+        return max(before - os.fstat(fd).st_blocks, 0) * 512
+    finally:
+        os.close(fd)

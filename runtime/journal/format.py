@@ -44,6 +44,8 @@ COMPRESSED = 1
 """Frame flag: what follows the source's name is one zlib stream."""
 ZSTD = 2
 """Frame flag: what follows the source's name is one zstd frame that says how long its content is."""
+SPANS = 4
+"""Frame flag, but of events: numbers between that of the frame before and its own are not missing, but given up."""
 Compression = Literal["", "zlib", "zstd"]
 MAX_PAYLOAD = 64 << 20
 """Longer frames are neither written nor believed."""
@@ -72,6 +74,7 @@ class FrameType(IntEnum):
     END = 11
     CLOCK_SYNC = 12
     DISCARDED = 13
+    GIVEN_UP = 14
 
 
 class EventsHeader(msgspec.Struct, frozen=True, gc=False):

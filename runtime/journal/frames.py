@@ -12,11 +12,16 @@ import msgspec
 
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import given_up
 
 Frame = tuple[int, int, bytes]
 """Type, flags, payload."""
 
 _SCAN_BYTES = 1 << 20
+_MOST_SEARCHES = 8
+"""Times that a reader looks in vain for what was given up under its hands: damage looks alike."""
+_COUNT = slice(20, 24)
+"""Where the number of events stands in their payload."""
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +61,13 @@ class FrameReader:
         """What was passed over so far."""
         self._number = 0
         self._at = fmt.FILE_HEADER.size
+        self._events = 0
+        """That the last frame had."""
+        self._passed: int | None = 0
+        """Events of all frames so far; `None` if it began in the middle."""
+        self._ahead = 0
+        """Events of those that were read before they were given up, and that are counted from here on again."""
+        self._searches = 0
         self.head = (0, 0, 0)
         """(where it begins, its number as it stands there, bytes of its payload) of the frame that `passed` is shown."""
         # Non-blocking, so that a FIFO of this name is refused below instead of waited for.
@@ -83,6 +95,7 @@ class FrameReader:
     def resume(self, number: int, at: int) -> None:
         """Goes on at a position that was one of this file before."""
         self._number, self._at = number, at
+        self._passed, self._ahead = 0 if at == fmt.FILE_HEADER.size else None, 0
 
     @property
     def sync_word(self) -> bytes | None:
@@ -109,6 +122,13 @@ class FrameReader:
         """Goes past the next whole frame, unread if it has events; false at the end."""
         return self._advance(lambda _: True) is not None
 
+    def begins(self, at: int) -> bool:
+        """Whether a frame begins at a byte, whole or not, or the file ends there."""
+        head = os.pread(self._fd, fmt.FRAME_HEADER.size, at)
+        if self._sync is None or len(head) < fmt.FRAME_HEADER.size:
+            return True
+        return fmt.decode_frame_header(head, 0, self._sync) is not None
+
     def count_undecodable(self) -> None:
         """Notes that a whole frame made no sense."""
         self.damage = msgspec.structs.replace(self.damage, undecodable_frames=self.damage.undecodable_frames + 1)
@@ -119,10 +139,14 @@ class FrameReader:
         start = self._at
         while self._sync is not None:
             found = self._frame_at(self._at, passed)
+            if found is None and self._at == start and (gone := self._given_up_around(start)) is not None:
+                return gone
             if found is not None:
-                _, number, end = found
-                self._arrived(start, self._at, number, end)
-                return found
+                frame, number, end = found
+                spans = frame is not None and frame[0] != fmt.FrameType.EVENTS and bool(frame[1] & fmt.SPANS)
+                self._arrived(start, self._at, number, end, spans)
+                self._passed = None if self._passed is None else self._passed + self._events
+                return self._less(found) if self._ahead else found
             if not self._find_header(self._at + 1):
                 break
         # Nothing whole follows. What is left may be a frame that is being written: it is looked at again next time.
@@ -155,7 +179,9 @@ class FrameReader:
 
     def _frame_at(self, at: int, passed: Callable[[bytes], bool] | None = None) -> tuple[Frame | None, int, int] | None:
         """(frame, its number, where it ends) if a whole one is there; without the frame if it is passed over."""
-        head = os.pread(self._fd, fmt.FRAME_HEADER.size, at)
+        # Together, as something of it may be given up meanwhile.
+        both = os.pread(self._fd, fmt.FRAME_HEADER.size + (0 if passed is None else fmt.MAX_EVENTS_HEADER), at)
+        head = both[: fmt.FRAME_HEADER.size]
         if self._sync is None or len(head) < fmt.FRAME_HEADER.size:
             return None
         found = fmt.decode_frame_header(head, 0, self._sync)
@@ -166,17 +192,74 @@ class FrameReader:
         if body + length > os.fstat(self._fd).st_size:
             return None
         self.head = (at, number, length)
-        if kind == fmt.FrameType.DISCARDED:
+        self._events = 0
+        if kind in given_up.KINDS:
             # Nothing but its header is left; on disk it takes no room, and reading it would.
-            payload = os.pread(self._fd, min(length, fmt.MAX_EVENTS_HEADER), body)
+            payload = os.pread(self._fd, min(length, given_up.BEGINNING), body)
+            if kind == fmt.FrameType.GIVEN_UP and (needed := min(given_up.needed(payload), length)) > len(payload):
+                payload = os.pread(self._fd, needed, body)
+            self._events = _gone_in(kind, payload).total
             return (kind, flags, payload), number, body + length
         if passed is not None and kind == fmt.FrameType.EVENTS:
-            if passed(os.pread(self._fd, min(length, fmt.MAX_EVENTS_HEADER), body)):
+            beginning = both[len(head) : len(head) + length]
+            if passed(beginning):
+                self._events = int.from_bytes(beginning[_COUNT], "little")
                 return None, number, body + length
         payload = os.pread(self._fd, length, body)
         if len(payload) != length or zlib.crc32(payload) != crc:
             return None
+        if kind == fmt.FrameType.EVENTS:
+            self._events = int.from_bytes(payload[_COUNT], "little")
         return (kind, flags, payload), number, body + length
+
+    def _given_up_around(self, at: int) -> tuple[Frame | None, int, int] | None:
+        """Finds out whether a frame began at a byte that was given up meanwhile, together with what is around it.
+
+        Returns:
+            What was given up there and not read before; it goes on with the first record from around there that was not.
+        """
+        size = fmt.FRAME_HEADER.size
+        if self._sync is None or self._searches >= _MOST_SEARCHES or os.fstat(self._fd).st_size < at + size:
+            return None
+        head = fmt.decode_frame_header(os.pread(self._fd, size, at), 0, self._sync)
+        if head is not None and at + size + head[3] > os.fstat(self._fd).st_size:
+            return None  # it is being written
+        before, border = 0, fmt.FILE_HEADER.size
+        record: tuple[int, int] | None = None
+        gone = given_up.GivenUp()
+        while border <= at:
+            found = self._frame_at(border, lambda _: True)
+            if found is None:
+                break
+            frame, number, end = found
+            over = frame is not None and frame[0] in given_up.KINDS
+            ahead = (number - self._number) & 0xFFFFFFFF
+            if frame is not None and record is None:
+                if over:
+                    gone += _beyond(_gone_in(frame[0], frame[2]), before, self._passed)
+                elif ahead < 1 << 31:
+                    record = border, before
+            if end > at and frame is not None and (over or border < at):
+                self._at, total = record or (end, before + self._events)
+                if record is None and ahead < 1 << 31:
+                    self._number += ahead + 1
+                if self._passed is not None:
+                    self._ahead = max(self._passed - total, 0)
+                    self._passed = total
+                return (int(fmt.FrameType.GIVEN_UP), fmt.SPANS, given_up.encode(gone)), number, end
+            before, border = before + self._events, end
+        self._searches += 1
+        return None
+
+    def _less(self, found: tuple[Frame | None, int, int]) -> tuple[Frame | None, int, int]:
+        """The same, without events that were read before they were given up."""
+        frame, number, end = found
+        if frame is None or frame[0] not in given_up.KINDS:
+            return found
+        gone = _gone_in(frame[0], frame[2])
+        read = min(self._ahead, gone.total)
+        self._ahead -= read
+        return (int(fmt.FrameType.GIVEN_UP), frame[1], given_up.encode(gone.beyond(read))), number, end
 
     def _find_header(self, at: int) -> bool:
         """Moves to the next bytes from `at` on that look like a frame's header."""
@@ -196,11 +279,13 @@ class FrameReader:
             # A header may lie across the border of two chunks.
             at += found if found > 0 else len(chunk) - len(self._sync) + 1
 
-    def _arrived(self, start: int, found: int, number: int, end: int) -> None:
+    def _arrived(self, start: int, found: int, number: int, end: int, spans: bool) -> None:
         lost = (number - self._number) & 0xFFFFFFFF
         if lost >= 1 << 31:
             # An older number: a file put together from parts.
             lost, self._number = 0, number
+        elif spans:
+            lost, self._number = 0, self._number + lost
         if found > start or lost or self.damage.torn_bytes:
             self.damage = msgspec.structs.replace(
                 self.damage,
@@ -210,3 +295,18 @@ class FrameReader:
             )
         self._number += lost + 1
         self._at = end
+
+
+def _gone_in(kind: int, payload: bytes) -> given_up.GivenUp:
+    """What a frame says that was given up; nothing if it makes no sense, as who reads it counts."""
+    try:
+        return given_up.decode(kind, payload)
+    except FormatError:
+        return given_up.GivenUp()
+
+
+def _beyond(gone: given_up.GivenUp, before: int, passed: int | None) -> given_up.GivenUp:
+    """What of it was not read before, if so many events come before it and so many were read; nothing if that is not known."""
+    if passed is None or before + gone.total <= passed:
+        return given_up.GivenUp()
+    return gone.beyond(max(passed - before, 0))

@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 
 from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import given_up
 from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.frames import Damage, FrameReader
 from stepscope.runtime.journal.ids import IdMap
@@ -112,9 +114,11 @@ class JournalReader:
     def _decode(self, kind: int, flags: int, payload: bytes) -> JournalItem | None:
         if kind == fmt.FrameType.EVENTS:
             return self._batch(flags, payload)
-        if kind == fmt.FrameType.DISCARDED:
-            gone = fmt.decode_events_header(payload)
-            self.discarded += gone[0].count if gone is not None else 0
+        if kind in given_up.KINDS:
+            try:
+                self.discarded += given_up.decode(kind, payload).total
+            except FormatError:
+                self._frames.count_undecodable()
             return None
         if not records.is_known(kind):
             self.unknown_frames += 1

@@ -250,6 +250,31 @@ class JournalWriter:
             self._records_left_out += not self._record(fmt.FrameType.RUN, records.run_record(run, time.time_ns()))
             self._serial, self._next_track, self._metadata = 0, 1, b""
 
+    def restated(self, run: Run, before: int) -> list[bytes]:
+        """Frames that say again what all frames so far are read with: the run, the tables and the metadata.
+
+        They are not appended, but for who has lost all frames up to one that was written, and puts them there.
+
+        Args:
+            run: whose journal it is.
+            before: number of that frame; theirs are the ones before it, as many as they are.
+        """
+        with self._lock:
+            tables, _, _ = self._tables(0, 1)
+            found: list[tuple[fmt.FrameType, object]] = [
+                (fmt.FrameType.RUN, records.run_record(run, time.time_ns())),
+                *tables,
+            ]
+            payloads = [(kind, records.encode_record(record)) for kind, record in found]
+            if self._metadata:
+                payloads.append((fmt.FrameType.METADATA, self._metadata))
+            payloads = [(kind, payload) for kind, payload in payloads if len(payload) <= self._max_frame]
+            first = before - len(payloads)
+            return [
+                b"".join(fmt.encode_frame(self._sync, kind, first + at, [payload]))
+                for at, (kind, payload) in enumerate(payloads)
+            ]
+
     def write_cap(self, record: records.CapRecord) -> None:
         """Appends the size marker of a journal that is being copied.
 
@@ -283,16 +308,24 @@ class JournalWriter:
 
     def _add_tables(self) -> tuple[int, int]:
         """Adds frames of the strings and tracks that are new, and returns how far the tables will be written then."""
-        serial, pairs = strings.since(self._serial)
+        found, serial, next_track = self._tables(self._serial, self._next_track)
+        for kind, rows in found:
+            self._control(kind, rows)
+        return serial, next_track
+
+    def _tables(self, serial: int, next_track: int) -> tuple[list[tuple[fmt.FrameType, object]], int, int]:
+        """Frames of the strings and tracks from these on, and how far the tables are written with them."""
+        serial, pairs = strings.since(serial)
         per_frame = min(fmt.STRINGS_PER_FRAME, max(self._max_frame // _MOST_PER_ROW, 1))
-        for at in range(0, len(pairs), per_frame):
-            self._control(fmt.FrameType.STRINGS, pairs[at : at + per_frame])
-        new = tracks.since(self._next_track)
+        found: list[tuple[fmt.FrameType, object]] = [
+            (fmt.FrameType.STRINGS, pairs[at : at + per_frame]) for at in range(0, len(pairs), per_frame)
+        ]
+        new = tracks.since(next_track)
         for at in range(0, len(new), per_frame):
             part = new[at : at + per_frame]
             rows = [records.TrackRecord(t.id, int(t.kind), t.pid, t.tid, t.parent, t.name) for t in part]
-            self._control(fmt.FrameType.TRACKS, rows)
-        return serial, new[-1].id + 1 if new else self._next_track
+            found.append((fmt.FrameType.TRACKS, rows))
+        return found, serial, new[-1].id + 1 if new else next_track
 
     def _record(self, kind: fmt.FrameType, record: object, sync: bool = False) -> bool:
         """Writes one control frame; false if it does not fit."""

@@ -92,7 +92,7 @@ def _add_disk(parser: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         type=int,
         default=0,
-        help="bytes on disk that are not exceeded: events of the oldest windows are given up",
+        help="bytes on disk that are not exceeded: the oldest windows, and runs that are over, are given up",
     )
     group.add_argument("--keep-newest", metavar="N", type=int, default=8, help="windows given up last; default 8")
     group.add_argument(

@@ -16,9 +16,17 @@ from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import ARGUMENTS, every_kind, run_in, window_of
 from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.runtime import _core, strings, tracks
+from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import given_up
+from stepscope.runtime.journal.given_up import GivenUp
+from stepscope.runtime.journal.records import ClockSync, encode_record
 from tests.journals import frame_borders, write_journal
 from tests.streams import SYNC, frames, hello
+from tests.windowed import END, closed, run_of, windows
+
+RECORD = struct.Struct("<BBH")
+"""Before each frame of a stream: its type, its flags, bytes of its payload."""
 
 
 def seeds(target: str) -> list[bytes]:
@@ -53,6 +61,8 @@ def _of(target: str, place: Path) -> list[bytes]:
     if target == "session_note":
         note = b'{"directory": "@/files", "pid": 1, "start_time": 1, "profiler": 1, "keep_last": 2, "outputs": ["@/x"]}'
         return [note, b"\1\x7f\x7f" + bytes(29) + b"precious\n../precious", b"\xff" * 32 + b"../../elsewhere"]
+    if target == "given_up":
+        return _windows()
     if target == "merged":
         journal = _records(write_journal(place / "one", [batch]).read_bytes())
         return [journal + journal]
@@ -81,12 +91,32 @@ def _streamed(target: str, place: Path) -> list[bytes]:
     ]
 
 
+def _windows() -> list[bytes]:
+    """Streams of some windows, behind a byte that says how many of them are dear."""
+    tiny = (int(fmt.FrameType.CLOCK), 0, bytes(8))
+    reading = (int(fmt.FrameType.CLOCK), 0, encode_record(ClockAnchor(1, 2, 3)))
+    trip = ClockSync(sent=1, arrived=2, answered=3, returned=4, clock="a")
+    comparisons = [(int(fmt.FrameType.CLOCK_SYNC), 0, encode_record(trip))] * 9
+    gone = (int(fmt.FrameType.GIVEN_UP), 4, given_up.encode(GivenUp({0: 7}, 1, 1)) + bytes(200))
+    names = (int(fmt.FrameType.STRINGS), 0, encode_record([[5000, "x" * 3000]]))
+    streams = [
+        [*windows(range(6), 4096, frames=2), gone, gone, *windows(range(6, 8), 4096, ended=False)],
+        [closed(0, 0, 0), closed(1, 2, 1), names, tiny, reading, closed(2, 4, 2), *windows(range(3, 5), 4096)],
+        [*windows(range(3), 128), *comparisons, names, *windows(range(3, 40), 128, frames=1, packed="zlib"), reading],
+        [*windows(range(2), 8192), END],
+    ]
+    return [
+        bytes([dear]) + b"".join(RECORD.pack(kind, flags, len(payload)) + payload for kind, flags, payload in frames)
+        for dear, frames in enumerate([run_of(), *frames] for frames in streams)
+    ]
+
+
 def _records(journal: bytes) -> bytes:
     borders = frame_borders(journal)
     made = b""
     for at, end in zip(borders, borders[1:], strict=False):
         payload = journal[at + 24 : end][:60_000]
-        made += struct.pack("<BBH", journal[at + 4], journal[at + 5], len(payload)) + payload
+        made += RECORD.pack(journal[at + 4], journal[at + 5], len(payload)) + payload
     return made
 
 

@@ -14,7 +14,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from stepscope.collector.disk_use import disk_use
+from stepscope.collector.inventory import Inventory
 from stepscope.collector.merge.outputs import write_merged
+from stepscope.collector.retention import StoragePolicy
+from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.storage import Storage
+from stepscope.collector.store import Store
 from stepscope.collector.stream_file import StreamFile
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.perfetto_file import SAYING, packet
@@ -26,6 +32,7 @@ from stepscope.runtime.errors import FormatError, StepscopeError
 from stepscope.runtime.events import EVENT_DTYPE, EventBatch, join_blocks
 from stepscope.runtime.intervals import ends
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.frames import Damage, FrameReader
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.leftovers import Leftovers
@@ -35,6 +42,15 @@ from stepscope.runtime.recovery.session_files import SessionFiles
 PLACE = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
 RUN = run_in(Path("/"))
 SYNC = b"\xf5abc"
+_GOES = {
+    fmt.FrameType.EVENTS,
+    fmt.FrameType.DISCARDED,
+    fmt.FrameType.GIVEN_UP,
+    fmt.FrameType.WINDOW_OPENED,
+    fmt.FrameType.WINDOW_CLOSED,
+    fmt.FrameType.CLOCK,
+    fmt.FrameType.CLOCK_SYNC,
+}
 _RECORD = struct.Struct("<BBH")
 _SIZE = EVENT_DTYPE.itemsize
 
@@ -52,15 +68,16 @@ def journal_frames(data: bytes) -> None:
     journal(_framed(data))
 
 
-def _framed(data: bytes) -> bytes:
+def _framed(data: bytes, gaps: bool = False) -> bytes:
+    """Frames of any types, flags and payloads; if there may be gaps, some of their numbers are missing."""
     parts = [fmt.encode_file_header(SYNC)]
     at = number = 0
     while at + _RECORD.size <= len(data):
         kind, flags, length = _RECORD.unpack_from(data, at)
         payload = data[at + _RECORD.size : at + _RECORD.size + length]
         at += _RECORD.size + length
-        parts += map(bytes, fmt.encode_frame(SYNC, kind % 14, number, [payload], flags))
-        number += 1
+        parts += map(bytes, fmt.encode_frame(SYNC, kind % 15, number, [payload], flags))
+        number += 2 if gaps and kind >= 240 else 1
     return b"".join(parts)
 
 
@@ -289,6 +306,39 @@ def collector_file(data: bytes) -> None:
         again.close()
 
 
+def given_up(data: bytes) -> None:
+    """A stream of whole frames, of any kind, in a collector that has little room: all that can be given up is, in steps, the
+    rest stays as it is, and what is gone counts."""
+    with tempfile.TemporaryDirectory(dir=PLACE) as place:
+        store = Store(CollectorSettings(directory=Path(place)))
+        path = store.path("0" * 32)
+        path.parent.mkdir()
+        path.write_bytes(_framed(data[1:], gaps=True))
+        before = _stays(path)
+        full = disk_use(store.directory).total
+        storage = Storage(store, StoragePolicy(max_bytes=full, newest=data[0] % 3 if data else 0, slowest=1))
+        for wanted in (full // 8, full // 2, full):
+            if storage.enforce(wanted).deleted:
+                return
+            assert _stays(path) == before
+
+
+def _stays(path: Path) -> tuple[list[tuple[int, bytes]], Damage, int]:
+    """Records of a journal that are never given up, what is wrong with it, and the events that it has or had."""
+    reader = FrameReader(path)
+    records: list[tuple[int, bytes]] = []
+    try:
+        while (frame := reader.next()) is not None:
+            if frame[0] not in _GOES:
+                records.append((frame[0], frame[2]))
+    finally:
+        reader.close()
+    inventory = Inventory(path)
+    inventory.look()
+    # What a frame says of more events than any stream has is not believed.
+    return records, reader.damage, min(inventory.events, 1 << 47)
+
+
 def merged(data: bytes) -> None:
     """Two journals of whole frames, of any kind: they are merged into a journal, or it is said why not."""
     half = len(data) // 2
@@ -362,6 +412,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "collector_file": collector_file,
     "compressed_events": compressed_events,
     "session_note": session_note,
+    "given_up": given_up,
     "merged": merged,
     "otlp": otlp,
     "otlp_answers": otlp_answers,
