@@ -313,7 +313,7 @@ def test_killed_while_frames_are_moved(tmp_path: Path, after: float) -> None:
         import subprocess
         profiler.start()
         {FIFO.replace(chr(10), chr(10) + " " * 8)}
-        subprocess.Popen(["sh", "-c", f"sleep {after}; kill -9 {{os.getpid()}}"])
+        subprocess.Popen(["sh", "-c", f"sleep {after}; kill -9 {{os.getpid()}}"], env={{"PATH": os.environ["PATH"]}})
         while True:
             turn()
         """)
