@@ -37,6 +37,7 @@ from stepscope.collector.views import (
     WindowView,
 )
 from stepscope.collector.window_views import window_detail
+from stepscope.collector.windows import KEPT
 from stepscope.runtime.errors import FormatError
 
 if TYPE_CHECKING:
@@ -261,7 +262,11 @@ class Api:
         found = self._collector.live.window(index, query.job)
         if not found:
             of = "" if query.job is None else f" of the job {query.job!r}"
-            raise ProblemError(404, f"no rank{of} has window {index}, or it is not among the newest any more")
+            raise ProblemError(
+                404,
+                f"no rank{of} has window {index}, or it is not among the newest {KEPT} of a rank, which are shown; what is left "
+                f"of an older one `stepscope merge --window {index}` reads in the collector's directory",
+            )
         if len(found) > 1:
             names = ", ".join(repr(group.job) for group in found)
             raise ProblemError(409, f"several jobs have window {index}, choose one with ?job=...: {names}"[:2000])

@@ -11,6 +11,7 @@ from stepscope.runtime import _core, strings
 from stepscope.runtime.documented import Documented
 from stepscope.runtime.table import (
     Column,
+    human_count,
     human_number,
     human_time,
     markdown_code,
@@ -201,7 +202,9 @@ class Summary(Documented, frozen=True):
         hidden = len(self.rows) - len(shown)
         remarks = [f"{hidden:,} of {len(self.rows):,} rows are not shown"] if hidden else []
         spans = sum(row.count for row in self.rows)
-        remarks.append(f"{spans:,} spans, {human_time(whole)} self time" if spans else "no spans were recorded")
+        remarks.append(
+            f"{human_count(spans, 'span')}, {human_time(whole)} self time" if spans else "no spans were recorded"
+        )
         remarks += [_REMARKS[name].format(f"{n:,}") for name, n in self.counts.items() if n and name in _REMARKS]
         parts.append("\n".join(remark.format(line) for line in remarks))
         if self.counters:

@@ -9,6 +9,7 @@ import msgspec
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.control.window_detail import WindowDetail
 from stepscope.runtime.schedule import NEVER
+from stepscope.runtime.table import human_count
 
 MAX_RUN_ID = 80
 """Characters of a run id."""
@@ -112,4 +113,4 @@ class WindowRequest(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return f"{self.seconds:g} s {first}"
         if self.stop_step is not None:
             return f"steps {self.start_step}-{self.stop_step}"
-        return f"{self.steps} steps {first}"
+        return f"{human_count(self.steps or 0, 'step')} {first}"

@@ -83,7 +83,8 @@ class TracedProgram(msgspec.Struct, frozen=True):
         """Prints the table, the report and what opens the result."""
         profiler = self.profiler
         say = [profiler.summary(top=15), str(profiler.report()), ""]
-        for exporter, path in self.files.items():
+        windows = profiler.statistics().windows if profiler.keep_last is None else len(profiler.saved())
+        for exporter, path in self.files.items() if windows else ():
             if exporter in _TRACES and (trace := _latest(path)) is not None:
                 say.append(f"see it     {opening.perfetto(trace)}")
             elif exporter == "tensorboard" and path.exists():
@@ -91,7 +92,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         if self.watch.problem is not None:
             say.append(f"no steps   {type(self.watch.problem).__name__}: {self.watch.problem}")
         if profiler.keep_last is None:
-            say.append(f"convert it {opening.convert(profiler.output.path, 'out.json')}")
+            say += [f"convert it {opening.convert(profiler.output.path, 'out.json')}"] if windows else []
         else:
             say += [f"convert it {opening.convert(path, 'out.json')}" for path in profiler.saved()[-1:]]
         print("\n".join(say), file=sys.stderr)
