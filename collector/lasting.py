@@ -17,14 +17,13 @@ T = TypeVar("T")
 log = logging.getLogger("stepscope.collector")
 
 
-async def outlasting(task: asyncio.Task[T]) -> T:
-    """What a task gives. It is not cancelled with who waits here, who waits for `PATIENCE` more seconds then."""
+async def outlasting(work: asyncio.Future[T]) -> T:
+    """What a task or future gives. It is not cancelled with who waits here, who waits for `PATIENCE` more seconds then."""
     try:
-        await asyncio.wait({task})
+        return await asyncio.shield(work)
     except asyncio.CancelledError:
-        await _part(task)
+        await _part(work)
         raise
-    return task.result()
 
 
 @contextlib.asynccontextmanager
@@ -71,14 +70,14 @@ async def _hold(manager: AbstractAsyncContextManager[T], entered: asyncio.Future
     await stack.aclose()
 
 
-async def _part(task: asyncio.Task[Any]) -> None:
-    """Waits for a task a little longer, and leaves it."""
+async def _part(task: asyncio.Future[Any]) -> None:
+    """Waits for it a little longer, and leaves it."""
     task.add_done_callback(_tell)
     with contextlib.suppress(TimeoutError):
         await finish(asyncio.wait({task}), PATIENCE)
 
 
-def _tell(task: asyncio.Task[Any]) -> None:
-    """Nobody else sees what a task raises."""
+def _tell(task: asyncio.Future[Any]) -> None:
+    """Nobody else sees what it raises."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("nobody waits for it any more: %s", error)

@@ -46,15 +46,13 @@ class Room:
         """Bytes that writes wait for: of all together, as far as that is a quarter of the limit, and of each in any case."""
         return max(*self._waiting, min(sum(self._waiting), self._limit // 4)) if self._waiting else 0
 
-    @contextlib.asynccontextmanager
-    async def writing(self, size: int) -> AsyncGenerator[None]:
-        """There is room for so many bytes, which are written inside.
+    async def take(self, size: int) -> None:
+        """There is room for so many bytes, which are written from now on until `wrote` is told.
 
         Raises:
             FullError: if there is none, and none can be made.
         """
         if not self._limit:
-            yield
             return
         if self._left < size:
             await self._wait(size)
@@ -63,10 +61,24 @@ class Room:
         self._writing += size
         if self._left < self._slack // 2:
             self.due.set()
+
+    def wrote(self, size: int) -> None:
+        """So many bytes are written for which there was room, or never will be."""
+        if self._limit:
+            self._writing -= size
+
+    @contextlib.asynccontextmanager
+    async def writing(self, size: int) -> AsyncGenerator[None]:
+        """There is room for so many bytes, which are written inside.
+
+        Raises:
+            FullError: if there is none, and none can be made.
+        """
+        await self.take(size)
         try:
             yield
         finally:
-            self._writing -= size
+            self.wrote(size)
 
     def begin(self) -> None:
         """A look begins."""

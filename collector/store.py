@@ -64,7 +64,7 @@ class Store:
         self._writer = Writer(fsync=settings.fsync)
         self._seats: dict[str, _Seat] = {}
         self._unused: Callable[[], object] = lambda: None
-        self._writes: dict[StreamFile, asyncio.Task[None]] = {}
+        self._writes: dict[StreamFile, asyncio.Future[None]] = {}
         """What is being written."""
         self._open: set[str] = set()
         self._stuck: set[str] = set()
@@ -232,36 +232,32 @@ class Store:
         """
         if not addition.frames:
             return
-        size = len(addition.data)
-        async with contextlib.AsyncExitStack() as held:
-            await held.enter_async_context(self.room.writing(size))
-            for limit, there, what in (
-                (self._settings.max_bytes, self.bytes, "of all streams"),
-                (self._settings.max_stream_bytes, file.size, "of a stream"),
-            ):
-                if limit and there + size > limit:
-                    raise FullError(f"the collector's limit of {limit} bytes {what} is met")
-            self.bytes += size
-            room = held.pop_all()
-        writing = self._writes[file] = asyncio.create_task(self._written(room, file, addition, hello))
-        await outlasting(writing)
-        if file.ended:
-            await self._supersede(hello)
-
-    async def _written(
-        self, room: contextlib.AsyncExitStack, file: StreamFile, addition: Addition, hello: Hello
-    ) -> None:
         before, size = file.size, len(addition.data)
-        async with room:
-            try:
-                await self._writer.write(file, addition)
-            except OSError:
+        await self.room.take(size)
+
+        def over(error: OSError | None) -> None:
+            self.room.wrote(size)
+            del self._writes[file]
+            if error is not None:
                 self.bytes += file.size - before - size
                 if file.stuck:
                     self._stuck.add(hello.stream)
-                raise
-            finally:
-                del self._writes[file]
+
+        try:
+            for limit, there, what in (
+                (self._settings.max_bytes, self.bytes, "of all streams"),
+                (self._settings.max_stream_bytes, before, "of a stream"),
+            ):
+                if limit and there + size > limit:
+                    raise FullError(f"the collector's limit of {limit} bytes {what} is met")
+            writing = self._writes[file] = self._writer.write(file, addition, over)
+        except BaseException:
+            self.room.wrote(size)
+            raise
+        self.bytes += size
+        await outlasting(writing)
+        if file.ended:
+            await self._supersede(hello)
 
     def superseded(self) -> Iterator[tuple[str, Path]]:
         """Ids and files of streams of which another one that is kept has everything."""

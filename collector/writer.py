@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import threading
@@ -13,19 +12,22 @@ from collections.abc import Callable
 
 import msgspec
 
-from stepscope.collector.disk import PATIENCE
 from stepscope.collector.stream_file import Addition, StreamFile
-from stepscope.runtime.ending_tasks import finish
 
 log = logging.getLogger("stepscope.collector")
 
 ENDING = 1.0
+"""Seconds."""
+MANY = 32
+"""Streams from which on what comes within `TOGETHER` is written together: the thread and the loop wake each other less."""
+TOGETHER = 0.003
 """Seconds."""
 
 
 class _Job(msgspec.Struct):
     file: StreamFile
     addition: Addition
+    over: Callable[[OSError | None], object]
     done: asyncio.Future[None]
     error: OSError | None = None
 
@@ -63,31 +65,28 @@ class Writer:
             self._thread.join(ENDING)  # it has nothing left to do
             self._thread = None
 
-    async def write(self, file: StreamFile, addition: Addition) -> None:
-        """Appends to a file; returns when it is written. One call at a time for each file.
+    def write(
+        self, file: StreamFile, addition: Addition, over: Callable[[OSError | None], object] = lambda _: None
+    ) -> asyncio.Future[None]:
+        """Appends to a file. One call at a time for each file.
 
-        One that is cancelled, however often, is waited for all the same, unless the disk hangs: the file is not to be closed
-        under the thread's hands.
+        Args:
+            file: must not be closed before it is written.
+            addition: what is appended.
+            over: is called on the loop when it is written, or could not be, with the reason.
 
-        Raises:
-            OSError: if it cannot be written.
+        Returns:
+            What is done then, or has the `OSError`. It must not be cancelled.
         """
         loop = asyncio.get_running_loop()
-        job = _Job(file, addition, loop.create_future())
+        job = _Job(file, addition, over, loop.create_future())
         with self._wanted:
             self._jobs.append(job)
             self._wanted.notify()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, args=(loop,), name="stepscope-writer", daemon=True)
             self._thread.start()
-        try:
-            await asyncio.shield(job.done)
-        except asyncio.CancelledError:
-            with contextlib.suppress(TimeoutError):
-                await finish(job.done, PATIENCE)
-            raise
-        if job.error is not None:
-            raise job.error
+        return job.done
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
@@ -96,6 +95,9 @@ class Writer:
                     if not self._users:
                         return
                     self._wanted.wait()
+            if self._users >= MANY:
+                time.sleep(TOGETHER)
+            with self._wanted:
                 jobs = list(self._jobs)
                 self._jobs.clear()
             self._began = time.monotonic()
@@ -124,5 +126,8 @@ def _attempt(job: _Job, work: Callable[[_Job], object]) -> None:
 
 def _tell(jobs: list[_Job]) -> None:
     for job in jobs:
-        if not job.done.done():
+        job.over(job.error)
+        if job.error is None:
             job.done.set_result(None)
+        else:
+            job.done.set_exception(job.error)

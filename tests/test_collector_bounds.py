@@ -168,6 +168,30 @@ async def test_a_fault_in_the_writer_costs_one_stream(tmp_path: Path) -> None:
     good.close()
 
 
+async def test_many_streams_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes shortly after the first; of few streams each is written at once."""
+    monkeypatch.setattr(writer, "TOGETHER", 1.0)
+    files: list[StreamFile] = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        files.append(StreamFile(tmp_path / name, SYNC))
+    first, second = files
+    with contextlib.ExitStack() as users:
+        written = Writer(fsync=False)
+        users.enter_context(written)
+        await asyncio.wait_for(written.write(first, first.check(0, 1, memoryview(frames(0, 1)))), 0.9)
+        for _ in range(writer.MANY - 1):
+            users.enter_context(written)
+        one = written.write(first, first.check(1, 1, memoryview(frames(1, 1))))
+        await asyncio.sleep(0.01)
+        assert not one.done()
+        other = written.write(second, second.check(0, 1, memoryview(frames(0, 1))))
+        await one
+        assert other.done() and (first.next, second.next) == (2, 1)
+    for file in files:
+        file.close()
+
+
 def test_a_file_that_was_read_to_its_end_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another start of the machine believes no checkpoint; the first who opens the file makes one, and writes nothing else."""
     file = StreamFile(tmp_path, SYNC)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.collector import disk, lasting, server, writer
+from stepscope.collector import disk, lasting, server
 from stepscope.collector.app import Collector
 from stepscope.collector.errors import DirectoryInUseError
 from stepscope.collector.lock import DirectoryLock
@@ -45,7 +45,7 @@ class HangingCall:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for long for what hangs."""
-    for module in (disk, lasting, writer):
+    for module in (disk, lasting):
         monkeypatch.setattr(module, "PATIENCE", 0.05)
 
 
