@@ -51,8 +51,8 @@ class NatsSource:
     """Finds streams that nobody takes, leases its part of them, and writes what they hold into the collector's files.
 
     Who has more than its part gives some away at each look, the smallest first, but none of which JetStream no longer has the
-    beginning: whoever took it would not have all of it. Whatever goes wrong is shown, and tried again. A stream that has ended is left as soon as all of it is written, and one of
-    which JetStream has nothing any more until it has.
+    beginning: whoever took it would not have all of it. Whatever goes wrong is shown, and tried again. A stream that has ended
+    is left as soon as all of it is written, and one of which JetStream has nothing any more until it has.
     """
 
     def __init__(

@@ -15,8 +15,9 @@ PATIENCE = 15.0
 class Room:
     """Bounds what is written between two looks at the disk, so that no writer, however fast, runs past a limit.
 
-    There is no limit at first. Who looks says when a look begins and what it found; what was written meanwhile may not be in that, and is taken off. A
-    write for which there is no room waits for a look that begins after it came. Methods are for the loop.
+    There is no limit at first. Who looks says when a look begins and what it found; what was written meanwhile may not be in
+    that, and is taken off. A write for which there is no room waits for a look that begins after it came. Methods are for the
+    loop.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,8 @@
 
 usage: python -m benchmarks.endurance.load SPANS RATE DIRECTORY KEPT
 
-With KEPT steps, it keeps these at all times and saves them now and then, instead of writing everything. It prints how many it has recorded, a line a second, and at the end what became of them, as JSON.
+With KEPT steps, it keeps these at all times and saves them now and then, instead of writing everything. It prints how many it
+has recorded, a line a second, and at the end what became of them, as JSON.
 """
 
 from __future__ import annotations
