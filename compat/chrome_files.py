@@ -22,6 +22,7 @@ from stepscope.runtime.clock import ClockAnchor, ClockMapping
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, join_blocks
 from stepscope.runtime.sink import BackendReport, Sink
+from stepscope.runtime.threads import start
 
 Item = tuple[int, Path, int] | int | None
 """A file (its descriptor, its name, when it came), a time that the watermark may go to, or the end."""
@@ -65,7 +66,7 @@ class ChromeFilesBackend:
         self._queue.put((descriptor, Path(path), ClockAnchor.read().monotonic_ns))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="stepscope chrome files", daemon=True)
-            self._thread.start()
+            start(self._thread)
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         if self._thread is not None:

@@ -15,7 +15,7 @@ import threading
 from stepscope.runtime import _core, profiler
 from stepscope.runtime.profiler import close_all
 from stepscope.runtime.recorder import close_recorder
-from stepscope.runtime.threads import start_also_at_exit
+from stepscope.runtime.threads import start, start_also_at_exit
 
 LOOK = 0.05
 """Seconds between two looks at whether the interpreter still waits."""
@@ -29,15 +29,20 @@ def _close() -> None:
     """The main thread has done its work."""
     global _last
     start_also_at_exit()
-    if _used_here() or not _at_work():
-        close_all()
-        return
-    _last = threading.Thread(target=_close_last, name="stepscope exit", daemon=False)
     try:
-        _last.start()
+        if not _used_here() and _at_work():
+            last = threading.Thread(target=_close_last, name="stepscope exit", daemon=False)
+            start(last)
+            _last = last
+            return
     except RuntimeError:
-        _last = None
+        pass  # the system gives no further thread
+    except BaseException:
+        # Ctrl-C, as a thread may press it that saw the main thread end: the interpreter waits for no thread any more.
+        _at_once.set()
         close_all()
+        raise
+    close_all()
 
 
 def _used_here() -> bool:

@@ -43,6 +43,8 @@ class Hub:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._pipelines: list[Pipeline] = []
+        self._leaving: list[Pipeline] = []
+        """Those that are given nothing more, and whose exporters have yet to write what they have."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: list[tuple[Block, bytes]] = []
         self._parts: deque[tuple[Block, bytes]] = deque()
@@ -197,9 +199,13 @@ class Hub:
             if scope.cancelled_caught:
                 self._take()  # what has waited in rings is counted, too
         self._pipelines.remove(pipeline)
-        for events, _ in (*self._parts, *self._held):
-            pipeline.drop_closed(RECORDER, events)  # the deadline came before their turn
-        await pipeline.aclose(deadline)
+        self._leaving.append(pipeline)
+        try:
+            for events, _ in (*self._parts, *self._held):
+                pipeline.drop_closed(RECORDER, events)  # the deadline came before their turn
+            await pipeline.aclose(deadline)
+        finally:
+            self._leaving.remove(pipeline)
 
     async def _drain_for_ever(self) -> None:
         while not self._stopping:
@@ -247,7 +253,8 @@ class Hub:
                     pipeline.close_windows(spans)
             for pipeline in self._pipelines:
                 pipeline.settle()
-            journals = [outlet for pipeline in self._pipelines for outlet in pipeline.outlets if outlet.is_journal]
+            pipelines = (*self._pipelines, *self._leaving)
+            journals = [outlet for pipeline in pipelines for outlet in pipeline.outlets if outlet.is_journal]
             self._recorder.spool.turn(until, journals)
             return False
 

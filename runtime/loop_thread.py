@@ -131,7 +131,11 @@ class DaemonExecutor(ThreadPoolExecutor):
         self._guard = threading.Lock()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Runs the call on a thread of the pool."""
+        """Runs the call on a thread of the pool.
+
+        Raises:
+            RuntimeError: if there is none, and the system gives none; then it is not run later, either.
+        """
         future: Future[T] = Future()
 
         def job() -> None:
@@ -148,11 +152,20 @@ class DaemonExecutor(ThreadPoolExecutor):
             spare = self._idle > 0 or self._workers >= MAX_WORKERS
             self._idle -= spare
             self._workers += not spare
-        self._jobs.put(job)
         if not spare:
             thread = threading.Thread(target=self._run, name="stepscope worker", daemon=True)
-            self.threads.append(thread)
-            thread.start()
+            try:
+                threads.start(thread)
+            except RuntimeError:
+                with self._guard:
+                    self._workers -= 1
+                    self._idle -= 1
+                    if not self._workers:
+                        self._idle = 0
+                        raise
+            else:
+                self.threads.append(thread)
+        self._jobs.put(job)
         return future
 
     def _run(self) -> None:

@@ -101,3 +101,35 @@ async def test_threads_of_the_executor_are_used_again() -> None:
 def _meet(barrier: threading.Barrier) -> int:
     barrier.wait(30)
     return threading.get_ident()
+
+
+def test_an_executor_outlives_a_system_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is told that there is none need not fear that its call is made later; who comes then is served."""
+    begin = threading.Thread.start
+    full = True
+
+    def start(thread: threading.Thread) -> None:
+        if full:
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    executor, done = DaemonExecutor(), list[str]()
+    for _ in range(2 * MAX_WORKERS):
+        with pytest.raises(RuntimeError):
+            executor.submit(done.append, "refused")
+    full = False
+    executor.submit(done.append, "first").result(30)
+    full = True
+    gate = threading.Event()
+    waits = executor.submit(gate.wait, 30)
+    later = [executor.submit(done.append, "later") for _ in range(3)]  # for the one thread that there is
+    gate.set()
+    assert waits.result(30)
+    for each in later:
+        each.result(30)
+    assert done == ["first", *["later"] * 3]
+    assert len(executor.threads) == 1
+    executor.shutdown()
+    for thread in executor.threads:
+        thread.join(30)

@@ -89,6 +89,34 @@ def test_a_journal_that_keeps_up_has_nothing_missing(crash: Crash) -> None:
     assert not recovery.missing
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_killed_while_it_closes(crash: Crash, beside: bool) -> None:
+    """With much that the journal has yet to write; while other profilers, or none, go on."""
+    other = """
+profiler_beside = sc.trace(output_dir=sys.argv[1] + "/beside", exporters=[sc.MemoryExporter()], options=sc.Options(
+    session_dir=sys.argv[2], drain_interval=0.005, journal=False))
+profiler_beside.start()
+"""
+    loop = """
+import threading
+for _ in range(10):
+    for _ in range(300):
+        with sc.span("x"):
+            pass
+    made += 300
+    time.sleep(0.04)
+threading.Thread(target=profiler.close, daemon=True).start()
+deadline = time.monotonic() + 30
+while profiler._pipeline in profiler._hub._pipelines and time.monotonic() < deadline:
+    time.sleep(0.01)
+for _ in range(20):
+    profiler._hub.wake()
+    time.sleep(0.01)
+"""
+    crash.of(program((other if beside else "") + loop, seconds=1000.0, queue=1 << 20))
+    check(crash)
+
+
 def test_a_session_whose_disk_is_full(tmp_path: Path) -> None:
     """Nothing can be copied to the spool."""
     crash = Crash(tmp_path)

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from stepscope.compat.mindspore.at_exit import before_exit
 from stepscope.runtime import locks
+from stepscope.runtime.threads import start
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ class Analyses:
             self._jobs.append((future, job))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="stepscope analysis", daemon=True)
-                self._thread.start()
+                start(self._thread)
         return future
 
     def _run(self) -> None:
