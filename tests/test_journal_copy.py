@@ -14,9 +14,9 @@ from stepscope.collector.borders import Borders
 from stepscope.collector.frame_lock import FrameLock
 from stepscope.collector.journal_copy import JournalCopy
 from stepscope.exporters.specimens import spans
-from tests import test_storage_rotation
+from tests import rotation
+from tests.rotation import MIB, Training, held, settings
 from tests.streams import STREAM
-from tests.test_storage_rotation import MIB, Training, held, settings
 from tests.viewers.scene import START
 
 
@@ -47,7 +47,7 @@ async def downloaded(collector: Collector, path: str, meanwhile: Any) -> bytes:
 async def test_a_download_while_events_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records move behind a reader who is slow, and frames become one: not around where it goes on."""
     names = ["forward", "backward", "optimizer", "load"] * 300
-    monkeypatch.setattr(test_storage_rotation, "some_spans", lambda: spans(names, start_ns=START))
+    monkeypatch.setattr(rotation, "some_spans", lambda: spans(names, start_ns=START))
     limit = 8 * MIB
     collector = Collector(settings(tmp_path / "c", limit))
     async with collector.serving() as url:

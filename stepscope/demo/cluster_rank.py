@@ -56,7 +56,10 @@ def main() -> None:
                     loss.backward()
                     time.sleep(0.03 if rank == slow else 0.01)
             finally:  # also when another rank has died: the span has ended
-                diary.write(b"%d\n" % step)
+                # But not if SIGTERM has closed the trace inside it: it is there as one that was open.
+                recorder = profiler.statistics().recorder
+                if recorder is not None and recorder.recording:
+                    diary.write(b"%d\n" % step)
             with sc.span("all_reduce"):
                 group.all_reduce(loss.detach())
             with sc.span("optimizer"):
