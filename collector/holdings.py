@@ -16,6 +16,9 @@ from stepscope.collector.streams import Streams
 FORSAKEN = 3600 * 10**9
 """ns without news after which a stream is over that has no end: its process was killed."""
 
+NEVER = 1 << 63
+"""ns."""
+
 Copied = Callable[[str], int]
 """How many bytes of a stream's file are elsewhere as well."""
 
@@ -35,13 +38,12 @@ class Holdings:
     def __init__(self, inventories: Mapping[str, Inventory], streams: Streams | None, copied: Copied | None) -> None:
         """Args: the journals by their streams; what is known of these; if everything is to be copied, how much was."""
         self._inventories, self._streams, self._copied = inventories, streams, copied
-        of_ranks: defaultdict[tuple[str, int | None, str], list[str]] = defaultdict(list)
-        for stream, one in sorted(inventories.items(), key=lambda item: item[1].began_ns):
-            of_ranks[one.job, one.rank, stream if one.rank is None else ""].append(stream)
-        self._later = {stream for starts in of_ranks.values() for stream in starts[1:]}
-        self._over = {stream for starts in of_ranks.values() for stream in starts[:-1]}
+        of_jobs = self._starts(lambda stream: inventories[stream].job)
+        self._over = {stream for starts in of_jobs for stream in starts[:-1]}
         if streams is not None:
             self._over |= set(filter(streams.over, inventories))
+        self._runs = self._of_runs()
+        self._later = {stream for starts in self._starts(self._runs.__getitem__) for stream in starts[1:]}
         self.windows = self._held()
 
     @property
@@ -68,22 +70,43 @@ class Holdings:
                 found.append(Over(stream, one.last_ns, one))
         return sorted(found, key=lambda one: one.end_ns)
 
+    def _starts(self, whose: Callable[[str], Hashable]) -> Collection[list[str]]:
+        """The streams of each rank, the oldest first; `whose`: of what it is a rank."""
+        found: defaultdict[tuple[Hashable, int | None, str], list[str]] = defaultdict(list)
+        for stream, one in sorted(self._inventories.items(), key=lambda item: item[1].began_ns):
+            found[whose(stream), one.rank, stream if one.rank is None else ""].append(stream)
+        return found.values()
+
+    def _of_runs(self) -> dict[str, tuple[str, int]]:
+        """The job of each stream, and which run of it: one that began when all before were over is another one, and its steps
+        are not theirs, though they may have the same numbers."""
+        found: dict[str, tuple[str, int]] = {}
+        numbers, until = Counter[str](), Counter[str]()
+        for stream, one in sorted(self._inventories.items(), key=lambda item: item[1].made_ns):
+            numbers[one.job] += one.made_ns > until[one.job]
+            end = one.written_ns if one.ended or stream in self._over else NEVER
+            until[one.job] = max(until[one.job], end)
+            found[stream] = one.job, numbers[one.job]
+        return found
+
     def _held(self) -> list[Held]:
-        marks: defaultdict[str, tuple[Counter[Mark], Counter[Mark]]] = defaultdict(lambda: (Counter(), Counter()))
+        marks: defaultdict[tuple[str, int], tuple[Counter[Mark], Counter[Mark]]] = defaultdict(
+            lambda: (Counter(), Counter())
+        )
         for stream, one in self._inventories.items():
-            marks[one.job][stream in self._later].update(map(one.mark, one.windows))
-        placed = {job: places(*its) for job, its in marks.items()}
+            marks[self._runs[stream]][stream in self._later].update(map(one.mark, one.windows))
+        placed = {run: places(*its) for run, its in marks.items()}
         held: list[Held] = []
         for stream, one in self._inventories.items():
             copied = None if self._copied is None else self._copied(stream)
-            later = stream in self._later
+            later, run = stream in self._later, self._runs[stream]
             for window, extent in one.windows.items():
                 # What a later start is at is no window of the job until its steps say which.
                 own = not one.job or (later and extent.steps is None)
                 held.append(
                     Held(
                         stream=stream,
-                        group=(stream, window) if own else (one.job, placed[one.job][later, one.mark(window)]),
+                        group=(stream, window) if own else (*run, placed[run][later, one.mark(window)]),
                         window=window,
                         nbytes=extent.nbytes,
                         end_ns=extent.last_ns,

@@ -84,13 +84,17 @@ class Inventory:
         """Unix time of its latest window, or event, no later than that was seen."""
         self.size = 0
         """Bytes of the file, as of the last look."""
+        self.made_ns = 0
+        """Unix time by which its file was there."""
         self.grown_ns = 0
         """Unix time at which it was seen to have grown."""
+        self.written_ns = 0
+        """Unix time at which it had grown, as its file says."""
         self.unfreed: list[tuple[int, int]] = []
         """Where frames begin and end that were given up before it was looked at: their blocks may not be free yet."""
         self._file = (0, 0)
-        self._made_ns = self._seen_ns = 0
-        """Unix times by which it, and what this look reads, was there."""
+        self._seen_ns = 0
+        """Unix time by which what this look reads was there."""
         self._excess_ns = 0
         self._position = (0, 0)
         self._opened: set[int] = set()
@@ -116,7 +120,7 @@ class Inventory:
     @property
     def began_ns(self) -> int:
         """Unix time at which its process began, no later than its file was there."""
-        return 0 if self.run is None else min(self.run.anchor.wall_ns, self._made_ns)
+        return 0 if self.run is None else min(self.run.anchor.wall_ns, self.made_ns)
 
     def ahead_ns(self, window: int) -> int:
         """By how much Unix time was ahead of the rank's clock, so that nothing of a window is later than it was seen."""
@@ -149,7 +153,7 @@ class Inventory:
             if (about.st_dev, about.st_ino) != self._file or about.st_size < self.position:
                 self._start_anew()
                 self._file = (about.st_dev, about.st_ino)
-                self._made_ns = min(about.st_mtime_ns, os.stat(self.path.parent).st_mtime_ns)
+                self.made_ns = min(about.st_mtime_ns, os.stat(self.path.parent).st_mtime_ns)
             self._seen_ns = time.time_ns() if self.position else about.st_mtime_ns
             self.size = about.st_size
             if self.position:
@@ -165,7 +169,7 @@ class Inventory:
                 self._record(frame[0], frame[2], reader.head[0], reader.head[1], reader.position[1])
             if reader.position != self._position:
                 # What is given up changes the file's time, too.
-                self.grown_ns = self._seen_ns
+                self.grown_ns, self.written_ns = self._seen_ns, min(about.st_mtime_ns, self._seen_ns)
             self._position = reader.position
         finally:
             reader.close()

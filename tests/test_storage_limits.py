@@ -137,6 +137,19 @@ def test_windows_of_one_time_go_on_all_ranks(store: Store) -> None:
     assert gone(again)
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_another_run_of_a_job_has_windows_of_its_own(store: Store, together: bool) -> None:
+    """It begins when the one before is over, and has the same steps; but two starts at one time have the same windows."""
+    before = stored(store, ONE, [run_of(), *windows(range(3), 256 * KIB), END])
+    after = stored(store, TWO, [run_of(began=100), *windows(range(3), 256 * KIB, began=100), END])
+    written = os.stat(after.parent).st_mtime + (10 if together else -10)
+    os.utime(before, (written, written))
+    limit = disk_use(store.directory).total - 256 * KIB
+    Storage(store, StoragePolicy(max_bytes=limit, newest=2, slowest=0)).enforce()
+    assert set(kept(after)) == ({1, 2} if together else {0, 1, 2})
+    assert set(kept(before)) == ({1, 2} if together else {2})
+
+
 def test_blocks_that_small_frames_share_are_freed(store: Store) -> None:
     """Also those that hold parts of several frames; what counts as freed is what the file takes less."""
     small = stored(store, ONE, [run_of(), *windows(range(50), 16 * KIB, frames=16), END])

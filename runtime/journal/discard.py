@@ -138,7 +138,7 @@ def discard(
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         sync = sync_word(fd, path)
-        before = os.fstat(fd).st_blocks
+        about = os.fstat(fd)
         last = max(wanted, default=-1)
         number = None if start > fmt.FILE_HEADER.size else -1
         region = Region(fd, sync, ended, number)
@@ -157,7 +157,7 @@ def discard(
             else:
                 region.close(number)
         region.close(number)
-        return Discarded(max(before - os.fstat(fd).st_blocks, 0) * 512, region.made)
+        return Discarded(_freed(fd, about), region.made)
     finally:
         os.close(fd)
 
@@ -178,12 +178,18 @@ def free(path: Path, given: Iterable[tuple[int, int]]) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         sync = sync_word(fd, path)
-        before = os.fstat(fd).st_blocks
+        about = os.fstat(fd)
         for at, end in given:
             found = next(walk(fd, sync, at), None)
             if found is not None and found.end == end and found.kind == fmt.FrameType.GIVEN_UP and found.gone:
                 kept = given_up.needed(found.beginning)
                 punch(fd, at + fmt.FRAME_HEADER.size + kept, found.length - kept)
-        return max(before - os.fstat(fd).st_blocks, 0) * 512
+        return _freed(fd, about)
     finally:
         os.close(fd)
+
+
+def _freed(fd: int, before: os.stat_result) -> int:
+    """Bytes that a file takes less on disk than before. It keeps its time, which says when it was written to last."""
+    os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
+    return max(before.st_blocks - os.fstat(fd).st_blocks, 0) * 512
