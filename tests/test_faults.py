@@ -37,24 +37,33 @@ OF_ALL = ("_drain", "_take", "_route", "_interval")
 
 
 class NoMemory:
-    """The next call of a function by a thread of ours, once it is `armed`, finds no memory."""
+    """The next call of a function by a thread of ours, once it is `armed`, finds no memory.
 
-    def __init__(self, file: str, function: str) -> None:
+    Args:
+        file: of the function, without its ending.
+        function: its name.
+        caller: name of the function that calls it, if not any.
+    """
+
+    def __init__(self, file: str, function: str, caller: str = "") -> None:
         self.armed = self.came = False
+        self._caller = caller
         self._file, self._function = f"runtime/{file}.py", function
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         """Called by the interpreter for each call."""
-        code = frame.f_code
-        if self.armed and not self.came and code.co_name == self._function and code.co_filename.endswith(self._file):
+        code, caller = frame.f_code, frame.f_back
+        if not self.armed or self.came or code.co_name != self._function or not code.co_filename.endswith(self._file):
+            return
+        if not self._caller or (caller is not None and caller.f_code.co_name == self._caller):
             self.came = True
             raise MemoryError(self._function)
 
 
 @contextmanager
-def no_memory(file: str, function: str) -> Generator[NoMemory]:
+def no_memory(*where: str) -> Generator[NoMemory]:
     """Gives the fault of threads that are started inside."""
-    before, fault = threading.gettrace(), NoMemory(file, function)
+    before, fault = threading.gettrace(), NoMemory(*where)
     threading.settrace(cast(Any, fault))
     try:
         yield fault
@@ -125,6 +134,29 @@ def test_a_fault_while_one_closes(file: str, function: str, tmp_path: Path) -> N
     assert memory.names(kind=Kind.INSTANT) == ["before", "after"]
     assert not other.audit()
     assert faults_of(unlucky) == 1
+
+
+async def test_a_fault_when_the_deadline_has_passed(tmp_path: Path) -> None:
+    """What is done without a drain then: the profiler is closed all the same, and the other goes on."""
+    memory, hasty = sc.MemoryExporter(), sc.Options(close_timeout=1e-9)
+
+    def closed() -> bool:
+        closing = any(thread.name == "stepscope closing" for thread in threading.enumerate())
+        return not closing and not unlucky.statistics().given_up
+
+    with no_memory("hub", "_take", "remove") as fault:
+        unlucky = sc.trace(output_dir=tmp_path / "unlucky", options=hasty)
+        other = sc.trace(exporters=[memory], output_dir=tmp_path / "other", options=QUIET)
+        with unlucky, other:
+            assert other.flush()
+            fault.armed = True
+            unlucky.close()
+            await poll(closed)
+            assert fault.came
+            sc.instant("after")
+            assert other.flush()
+    assert memory.names(kind=Kind.INSTANT) == ["after"]
+    assert faults_of(other) == 1
 
 
 def test_what_is_kept(caplog: pytest.LogCaptureFixture) -> None:
