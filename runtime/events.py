@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import IntEnum, IntFlag
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +105,21 @@ def empty_block(n: int = 0) -> Block:
 
 
 _RAW = np.dtype((np.void, EVENT_DTYPE.itemsize))
+
+
+def check_block(block: object, source: str) -> None:
+    """Checks what a source gave as a block.
+
+    Raises:
+        TypeError: if it is none.
+    """
+    if not isinstance(block, np.ndarray):
+        raise TypeError(f"a block of {source!r} must be an array of EVENT_DTYPE, got {type(block).__name__}")
+    array = cast(NDArray[Any], block)
+    if array.dtype != EVENT_DTYPE:
+        raise TypeError(f"a block of {source!r} must have EVENT_DTYPE, got {array.dtype}")
+    if array.ndim != 1:
+        raise TypeError(f"a block of {source!r} must have one dimension, got the shape {array.shape}")
 
 
 def join_blocks(blocks: Iterable[Block]) -> Block:

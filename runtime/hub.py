@@ -18,6 +18,7 @@ import anyio.lowlevel
 
 from stepscope.runtime import _core, signals
 from stepscope.runtime.events import EVENT_DTYPE, Block, Kind, join_blocks, split_block, without_ids
+from stepscope.runtime.faults import Faults
 from stepscope.runtime.lasting_loop import lasting_loop
 from stepscope.runtime.loop_thread import loop_name
 from stepscope.runtime.meter import register_loop
@@ -32,6 +33,8 @@ T = TypeVar("T")
 
 SETTLE = 0.001
 """Seconds until the hub looks again while a change of action is on its way to it."""
+AFTER_FAULT = 0.1
+"""Seconds until it looks again after a fault of ours."""
 
 
 class Hub:
@@ -45,6 +48,7 @@ class Hub:
         self._pipelines: list[Pipeline] = []
         self._leaving: list[Pipeline] = []
         """Those that are given nothing more, and whose exporters have yet to write what they have."""
+        self._faults = Faults("the runtime's loop")
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: list[tuple[Block, bytes]] = []
         self._parts: deque[tuple[Block, bytes]] = deque()
@@ -187,7 +191,8 @@ class Hub:
         deadline = anyio.current_time() + seconds
         with anyio.CancelScope(deadline=deadline - seconds / 2):
             await self.drain(final=True)  # what the sources have yet to be told
-            await pipeline.close_sources()
+            with self._contained("close_sources"):
+                await pipeline.close_sources()
         with anyio.CancelScope(deadline=deadline - seconds / 4) as scope:
             await self.drain(final=True)
             while pipeline.busy():
@@ -197,7 +202,8 @@ class Hub:
             with anyio.CancelScope(deadline=deadline - seconds / 8) as scope, self._hurry():
                 await self.drain(final=True)
             if scope.cancelled_caught:
-                self._take()  # what has waited in rings is counted, too
+                with self._contained("take"):
+                    self._take()  # what has waited in rings is counted, too
         self._pipelines.remove(pipeline)
         self._leaving.append(pipeline)
         try:
@@ -209,8 +215,9 @@ class Hub:
 
     async def _drain_for_ever(self) -> None:
         while not self._stopping:
-            unsettled = await self.drain()
-            timeout = SETTLE if unsettled else self._interval()
+            timeout: float | None = AFTER_FAULT
+            with self._contained("drain"):
+                timeout = SETTLE if await self._drain() else self._interval()
             with anyio.move_on_after(timeout):
                 await self._wake.wait()
             self._wake.clear()
@@ -224,13 +231,28 @@ class Hub:
             return min([*intervals, *self._recorder.workers.interval()], default=None)
         return None
 
+    @contextlib.contextmanager
+    def _contained(self, where: str) -> Generator[None]:
+        """What goes wrong inside, and is no one profiler's, is kept and shown by all: the loop goes on."""
+        try:
+            yield
+        except Exception as error:
+            self._faults.keep(where, error)
+            for pipeline in self._pipelines:
+                pipeline.faults.note(where, error)
+
     async def drain(self, final: bool = False) -> bool:
-        """Moves everything that is there one stage on.
+        """Moves everything that is there one stage on, as far as nothing goes wrong.
 
         Returns:
             Whether a change of action is under way in another thread, so that what was drained is held back:
             which window it belongs to is not known yet.
         """
+        with self._contained("drain"):
+            return await self._drain(final)
+        return False
+
+    async def _drain(self, final: bool = False) -> bool:
         async with self._draining:
             until = self._take()
             if _core.changing(0) > 0 and not final:

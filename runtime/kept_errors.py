@@ -1,17 +1,17 @@
-"""What others raised while a profiler ran, which was kept instead of disturbing the training."""
+"""What was raised while a profiler ran, by others or by faults of ours, and was kept instead of disturbing the training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from stepscope.runtime.error_text import error_text
-from stepscope.runtime.errors import BackendError, ExporterError, ScheduleError, TriggerError
+from stepscope.runtime.errors import BackendError, ExporterError, InternalError, ScheduleError, TriggerError
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.table import human_count
 
 
 def kept_errors(pipeline: Pipeline | None) -> list[Exception]:
-    """What backends, triggers, exporters and callbacks raised so far, each with the original as its cause."""
+    """What backends, triggers, exporters and callbacks raised so far, and faults of ours, each with its cause."""
     errors: list[Exception] = []
     if pipeline is None:
         return errors
@@ -21,6 +21,8 @@ def kept_errors(pipeline: Pipeline | None) -> list[Exception]:
         errors.append(_wrapped(TriggerError(f"a trigger failed: {error_text(error)}"), error))
     for outlet in pipeline.outlets:
         errors += [_wrapped(ExporterError(f"exporter {outlet.name!r}: {error_text(e)}"), e) for e in outlet.errors]
+    for fault in pipeline.faults.errors:
+        errors.append(_wrapped(InternalError(f"a fault of stepscope: {error_text(fault)}; please report it"), fault))
     return errors
 
 
@@ -44,6 +46,12 @@ def error_notes(pipeline: Pipeline | None) -> Iterator[str]:
         if said.errors:
             count = human_count(said.errors, "time")
             yield f"exporter {outlet.name!r} failed {count}, first by {said.first_error}; raise_errors() raises it"
+    if pipeline.faults.count:
+        count = human_count(pipeline.faults.count, "fault")
+        yield (
+            f"{count} of stepscope, first in {pipeline.faults.first}: something of what was recorded may be missing; please "
+            "report what raise_errors() raises"
+        )
 
 
 def _wrapped(error: Exception, cause: BaseException) -> Exception:

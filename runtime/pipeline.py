@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,11 @@ from stepscope.runtime.attendance import Attendance
 from stepscope.runtime.bound import source_of
 from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.control.armed_facts import add_recorded
+from stepscope.runtime.delivering import deliver_for
 from stepscope.runtime.detail import FULL, Detail
 from stepscope.runtime.events import Block, EventBatch, Kind
 from stepscope.runtime.fanout import Fanout
+from stepscope.runtime.faults import Faults, contained
 from stepscope.runtime.flight.flight import Flight
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.inbox import Inbox
@@ -86,6 +87,7 @@ class Pipeline:
             ask: has the level of detail changed, at the next step.
         """
         self.run_facts = run
+        self.faults = Faults(f"profiler {run.name!r}")
         self.options = options
         self.inbox: Inbox[Message] = Inbox(options.inbox_bytes, wake)
         self.sources = [source_of(backend, self.inbox, options) for backend in backends]
@@ -120,11 +122,11 @@ class Pipeline:
     def start(self) -> None:
         """Starts the exporters, each on its thread. Those are there when it returns: a tool that looks at all threads, as
         torch's tracer of Python functions does, is not to meet them half made."""
-        self.fanout.start(partial(_delivering.set, self))
+        self.fanout.start(partial(deliver_for, self))
 
     async def run(self) -> None:
         """Runs the backends' coroutines until `aclose`."""
-        _delivering.set(self)
+        deliver_for(self)
         with self._scope:
             async with anyio.create_task_group() as self._tasks:
                 if self.overseer.budget is not None:
@@ -158,6 +160,7 @@ class Pipeline:
 
     # called by the hub, in this order
 
+    @contained(None)
     def take_messages(self) -> None:
         """Handles what is in the inbox; what backends delivered waits for the step marks of its time."""
         for message in self.inbox.take():
@@ -183,10 +186,12 @@ class Pipeline:
         """Counts what the recorder held, and will be routed or dropped."""
         self._drained += sum(events_in(events) for events, _ in blocks)
 
+    @contained(None)
     def take_marks(self, marks: Block) -> None:
         """Takes the step marks, of all profilers, that the recorder held."""
         self._windows.take_marks(marks)
 
+    @contained(None)
     def take_block(self, events: Block, args: bytes) -> None:
         """Routes a block of the recorder."""
         start = clock.now()
@@ -194,11 +199,13 @@ class Pipeline:
         self._route(RECORDER, events, args)
         self._loop_ns += clock.now() - start
 
+    @contained(None)
     def take_watermark(self, until: int) -> None:
         """Everything that the recorder held up to this time was routed."""
         self._routed_to = until
         self._windows.watermark(RECORDER, until)
 
+    @contained(None)
     def save(self, until: int) -> None:
         """What is to be saved of the last steps goes to the exporters, as fast as they take it."""
         if self.flight is None:
@@ -216,10 +223,12 @@ class Pipeline:
         """Lets exporters that are behind catch up, so that a burst does not overflow their queues."""
         await self.fanout.relieve()
 
+    @contained(False)
     def closable(self) -> bool:
         """Whether a window waits for nothing but its open spans."""
         return self._windows.closable(clock.now())
 
+    @contained(None)
     def close_windows(self, open_spans: Block) -> None:
         """Closes the windows that are ready."""
         start = clock.now()
@@ -235,6 +244,7 @@ class Pipeline:
 
         self.settle()
 
+    @contained(None)
     def settle(self) -> None:
         """Answers flushes when no window waits any more: what came before them is with the exporters.
 
@@ -247,6 +257,7 @@ class Pipeline:
                     self._spawn(partial(self._flushed, flush.done))
             self._flushes = [flush for flush in self._flushes if flush.at > self._routed_to]
 
+    @contained(False)
     def busy(self) -> bool:
         """Whether the hub should look again soon."""
         saving = self.flight is not None and self.flight.busy
@@ -254,6 +265,7 @@ class Pipeline:
 
     # inside
 
+    @contained(None)
     def _handle(self, message: Message) -> None:
         match message:
             case Delivery():
@@ -405,9 +417,7 @@ class Pipeline:
 
     async def aclose(self, deadline: float) -> None:
         """Closes backends, then exporters, by `deadline` (the loop's clock); then drops what is left, and counts it."""
-        if self.flight is not None:
-            self.flight.watch.end()
-            self._give(self.flight.windows.end_keeping())
+        self._end_keeping()
         self._drop_rest(self.inbox.take())  # before the exporters write their last accounts
         self._closing.set()
         with anyio.CancelScope(deadline=deadline):
@@ -426,6 +436,13 @@ class Pipeline:
         for flush in self._flushes:
             flush.done.give(False)
 
+    @contained(None)
+    def _end_keeping(self) -> None:
+        """What windows that are saved wait for is given to them."""
+        if self.flight is not None:
+            self.flight.watch.end()
+            self._give(self.flight.windows.end_keeping())
+
     def _drop_rest(self, messages: list[Message]) -> None:
         """What backends delivered, and nobody sorts any more."""
         for message in (*(message for _, message in self._delivered), *messages):
@@ -435,6 +452,7 @@ class Pipeline:
                 self._handle(message)
         self._delivered.clear()
 
+    @contained(None)
     def drop_closed(self, source: str, events: Block) -> None:
         """Counts events that came too late for the deadline of closing."""
         count = events_in(events)
@@ -465,6 +483,7 @@ class Pipeline:
             inbox=self.inbox.statistics(),
             windows=self._windows.statistics(),
             exporters=tuple(outlet.statistics() for outlet in self.outlets),
+            faults=self.faults.count,
             drained=self._drained,
             routed=self._routed,
             unrouted=self._unrouted,
@@ -475,14 +494,6 @@ class Pipeline:
             flight=None if self.flight is None else self.flight.statistics(),
             overhead=self.overseer.statistics(),
         )
-
-
-_delivering: ContextVar[Pipeline | None] = ContextVar("stepscope delivering", default=None)
-
-
-def delivering() -> Pipeline | None:
-    """The pipeline whose exporter or callback the caller is, on whatever thread; `None` for everybody else."""
-    return _delivering.get()
 
 
 STEP_TRACK_TID = 1 << 30

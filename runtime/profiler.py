@@ -18,6 +18,7 @@ from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.closing import Closing
 from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.control.settings import Control
+from stepscope.runtime.delivering import delivering
 from stepscope.runtime.ending import call_before_close
 from stepscope.runtime.errors import ClosedError, ProfilerStateError
 from stepscope.runtime.flight.settings import FlightRecorder
@@ -28,7 +29,7 @@ from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.options import Options
 from stepscope.runtime.output import Output
 from stepscope.runtime.overhead import OverheadBudget
-from stepscope.runtime.pipeline import Pipeline, delivering
+from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.promise import Promise
 from stepscope.runtime.recorder import recorder
 from stepscope.runtime.recorder_accounts import RecorderAccounts

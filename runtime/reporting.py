@@ -142,10 +142,11 @@ class Reporting(Saving):
         )
 
     def raise_errors(self) -> None:
-        """Raises what backends, exporters, callbacks and the schedule raised so far, if anything.
+        """Raises what backends, exporters, triggers, callbacks and the schedule raised so far, if anything.
 
         Raises:
-            ExceptionGroup: of `BackendError` and `ExporterError`, each with the original as its cause.
+            ExceptionGroup: of `BackendError`, `ExporterError` and `TriggerError`, and of `InternalError` for faults of
+                stepscope itself, each with the original as its cause.
         """
         errors: list[Exception] = [*self._calls.errors, *kept_errors(self._pipeline)]
         errors += schedule_errors(self.schedule_error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stepscope.runtime import clock
 from stepscope.runtime.arming import Arming
 from stepscope.runtime.error_text import error_text
+from stepscope.runtime.flight.found import made_anew
 from stepscope.runtime.flight.raised import Raised
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.terminated import Terminated
@@ -86,7 +87,7 @@ class Saving(Arming):
             return False
         # One wake is enough for all that wait; at the latest the next drain looks.
         first = not flight.watch.waiting
-        taken = flight.watch.call(Fired(reason, finding, always))
+        taken = flight.watch.call(Fired(reason, made_anew(finding), always))
         if first:
             self._hub.wake()
         return taken

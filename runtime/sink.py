@@ -34,16 +34,28 @@ class Sink(Protocol):
             `Options.shed` was dropped, and counted.
 
         Raises:
+            TypeError: if the block, its arguments or the watermark are none; nothing is taken then.
+            ValueError: if the watermark is out of range; likewise.
             ClosedError: after the profiler was closed.
         """
         ...
 
     def watermark(self, at: int) -> None:
-        """States that every event which began before `at` (ns, our clock) was delivered or reported dropped."""
+        """States that every event which began before `at` (ns, our clock) was delivered or reported dropped.
+
+        Raises:
+            TypeError: if `at` is no number.
+            ValueError: if it does not fit 64 bits.
+        """
         ...
 
     def dropped(self, count: int, reason: str, at: int) -> None:
-        """Reports `count` events that the source itself lost around time `at`; they count as produced."""
+        """Reports `count` events that the source itself lost around time `at`; they count as produced.
+
+        Raises:
+            TypeError: if `count` or `at` is no number, or `reason` no str.
+            ValueError: if `count` is below 0, or a number does not fit 64 bits.
+        """
         ...
 
     def run_soon(self, work: object) -> None:

@@ -12,9 +12,10 @@ from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.detail import Detail
 from stepscope.runtime.error_text import error_text
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.events import EVENT_DTYPE, Block, EventBatch
+from stepscope.runtime.events import Block, EventBatch, check_block
 from stepscope.runtime.inbox import Inbox
 from stepscope.runtime.messages import Delivery, Dropped, Message, Spawn, Watermark
+from stepscope.runtime.number import whole
 from stepscope.runtime.options import Options
 from stepscope.runtime.outside import contain, interrupts
 from stepscope.runtime.shedding import Shedding
@@ -37,7 +38,7 @@ class Producer(Protocol):
 
 
 class InboxSink:
-    """The sink that a backend is given: it puts into the profiler's inbox."""
+    """The sink that a backend is given: it puts into the profiler's inbox, and refuses what the loop could not handle."""
 
     def __init__(self, source: str, inbox: Inbox[Message], options: Options) -> None:
         self._source = source
@@ -46,8 +47,10 @@ class InboxSink:
         self._shedding = Shedding.of(options)
 
     def deliver(self, events: Block, args: bytes = b"", *, watermark: int | None = None) -> int:
-        if events.dtype != EVENT_DTYPE:
-            raise TypeError(f"a block of {self._source!r} must have EVENT_DTYPE, got {events.dtype}")
+        check_block(events, self._source)
+        if not isinstance(args, bytes):
+            raise TypeError(f"the arguments of a block of {self._source!r} must be bytes, got {type(args).__name__}")
+        until = None if watermark is None else self._time("watermark", watermark)
         kept, heap = self._shedding.admit(events, args, self._inbox.waiting_bytes, self._max)
         # It may still not fit: other threads put into the same inbox.
         if len(kept) and not self._inbox.put(Delivery(self._source, kept, heap), int(kept.nbytes) + len(heap)):
@@ -55,20 +58,26 @@ class InboxSink:
         lost = len(events) - len(kept)
         if lost:
             self.dropped(lost, "inbox", int(events["ts"][0]))
-        if watermark is not None:
-            self.watermark(watermark)
+        if until is not None:
+            self.watermark(until)
         return len(kept)
 
     def watermark(self, at: int) -> None:
-        self._inbox.put(Watermark(self._source, at))
+        self._inbox.put(Watermark(self._source, self._time("watermark", at)))
 
     def dropped(self, count: int, reason: str, at: int) -> None:
-        self._inbox.put(Dropped(self._source, reason, count, at))
+        lost = whole(count, f"what {self._source!r} has dropped", least=0)
+        if not isinstance(reason, str):
+            raise TypeError(f"the reason why {self._source!r} has dropped events must be a str, got {reason!r}")
+        self._inbox.put(Dropped(self._source, reason, lost, self._time("dropped", at)))
 
     def run_soon(self, work: object) -> None:
         if not callable(work):
             raise TypeError(f"run_soon takes a coroutine function without arguments, got {work!r}")
         self._inbox.put(Spawn(self._source, cast(Callable[[], Awaitable[None]], work)))
+
+    def _time(self, what: str, at: object) -> int:
+        return whole(at, f"the time in ns that {self._source!r} gives {what}()")
 
 
 class Source:
@@ -138,7 +147,10 @@ class Source:
 
         def call() -> None:
             nonlocal block
-            block = derive(batch)
+            made = derive(batch)
+            if made is not None:
+                check_block(made, self.name)
+            block = made
 
         self._guard("derive", call)
         return block

@@ -34,6 +34,8 @@ class PipelineStatistics(msgspec.Struct, frozen=True):
     """Time that the loop spent on this pipeline, exporters not included, in ns."""
     overhead: OverheadStatistics
     flight: FlightStatistics | None = None
+    faults: int = 0
+    """What went wrong in the runtime itself: there is a mistake in stepscope then, or no memory."""
 
 
 class ProfilerStatistics(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from collections.abc import Sequence, Sized
 from itertools import islice
 from typing import NamedTuple
 
+from stepscope.runtime.flight.found import made_anew
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News, Trigger
 from stepscope.runtime.threads import Work
 
@@ -34,10 +35,10 @@ class Answer(NamedTuple):
 
 
 def ask(evaluator: Evaluator, news: News) -> Answer:
-    """Has an evaluator look; whatever it raises is an answer."""
+    """Has an evaluator look; whatever it raises is an answer, and so is what is wrong with a finding."""
     try:
         answer = evaluator.look(news)
-        found = list(islice(answer, MAX_FINDINGS))  # each is looked at, and there is more to do
+        found = [made_anew(one) for one in islice(answer, MAX_FINDINGS)]  # each costs time, and there is more to do
         return Answer(found, len(answer) - len(found) if isinstance(answer, Sized) else 0)
     except BaseException as error:  # of the program's code: also a cancellation would be meant for us
         return Answer(error=error)

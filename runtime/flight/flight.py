@@ -16,7 +16,6 @@ from stepscope.runtime.flight.trigger import News
 from stepscope.runtime.flight.watch import Fired, Watch, WatchStatistics
 from stepscope.runtime.flight.windows import FlightWindows
 from stepscope.runtime.open_window import OpenWindow
-from stepscope.runtime.plain import plain
 from stepscope.runtime.table import human_count
 from stepscope.runtime.window import Window
 
@@ -24,8 +23,6 @@ FACTS = "flight"
 """Key of a window's metadata that says why it was saved."""
 MAX_CAUSES = 64
 """Further triggers that are named in one window."""
-MAX_TEXT = 1000
-"""Characters kept of what a trigger says, and of its value."""
 MAX_SAVING = 8
 """Windows that may be on their way to the exporters; a storm of triggers must not pile them up."""
 
@@ -165,9 +162,9 @@ class Flight:
             "reason": fired.reason,
             "step": mark.number,
             "at_ns": at,
-            "value": plain(finding.value[:MAX_TEXT] if isinstance(finding.value, str) else finding.value),
+            "value": finding.value,
+            "text": finding.text,
         }
-        about["text"] = plain(str(finding.text)[:MAX_TEXT])
         window = windows.window_at(at)
         if window is not None:
             self.watch.joined(fired)

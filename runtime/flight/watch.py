@@ -174,19 +174,15 @@ class Watch:
         self._waiting.append(fired)
 
     def _take(self, name: str, answer: Answer, now: int) -> None:
-        try:
-            if answer.error is not None:
-                raise answer.error
-            if answer.more > 0:
-                self._fired[name] += answer.more
-                self._suppressed.setdefault("too many", Counter())[name] += answer.more
-            # What is said to be in the future would be waited for at the end of the run.
-            found = [msgspec.structs.replace(finding, at=min(int(finding.at), now)) for finding in answer.found]
-        except BaseException as error:  # as of a finding that is none
-            self._keep(name, answer.method, error)
+        if answer.error is not None:
+            self._keep(name, answer.method, answer.error)
             return
-        for finding in found:
-            self._note(Fired(name, finding))
+        if answer.more > 0:
+            self._fired[name] += answer.more
+            self._suppressed.setdefault("too many", Counter())[name] += answer.more
+        for finding in answer.found:
+            # What is said to be in the future would be waited for at the end of the run.
+            self._note(Fired(name, msgspec.structs.replace(finding, at=min(finding.at, now))))
 
     def _keep(self, name: str, method: str, error: BaseException) -> None:
         self._error_count += 1
