@@ -208,10 +208,11 @@ class Storage:
             work()
         except FileNotFoundError:
             return False  # somebody has deleted it
-        except (FormatError, OSError) as error:
-            said = str(error)
+        except Exception as error:  # also a fault of ours: what somebody has sent is not to cost the others their limit
+            known = isinstance(error, (FormatError, OSError))
+            said = str(error) if known else f"{type(error).__name__}: {error}"
             if said not in (self.unreadable.get(stream), self._faults.get(stream)):
-                log.warning("%s is left as it is: %s", path, said)
+                log.warning("%s is left as it is: %s", path, said, exc_info=None if known else error)
             self._faults[stream] = said
             return False
         return True

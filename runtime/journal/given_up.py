@@ -111,5 +111,5 @@ def decode(kind: int, payload: fmt.Bytes) -> GivenUp:
     end = needed(payload)
     try:
         return _decode(payload[_SIZE.size : end])
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FormatError(f"a frame that was given up does not say what it was: {error}") from error
