@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import sys
 import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from types import FrameType
 
 import pytest
 from hypothesis import given, settings
@@ -29,6 +27,7 @@ from stepscope.runtime.journal.given_up import KINDS, GivenUp, decode, encode
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import encode_record
 from stepscope.runtime.journal.region import LONGEST
+from tests.calls import counted
 from tests.streams import SYNC
 from tests.windowed import Frame, closed, encoded, run_of
 
@@ -320,18 +319,7 @@ def sums_made(path: Path, count: int) -> int:
     """Calls that deal with what is gone while so many frames become one, each of a window of its own."""
     journal(path, [batch(at, 130) for at in range(count)])
     chosen = list(places(path))
-    calls = 0
-
-    def called(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event == "call" and frame.f_code.co_filename == given_up_module.__file__
-
-    before = sys.getprofile()
-    sys.setprofile(called)
-    try:
-        done = discard(path, chosen)
-    finally:
-        sys.setprofile(before)
+    done, calls = counted(lambda: discard(path, chosen), given_up_module)
     assert len(done.made) == 1 and content(path).gone == count
     return calls
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
@@ -26,6 +24,7 @@ from stepscope.runtime.journal.discard import places
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import encode_record
+from tests.calls import counted
 from tests.streams import SYNC
 from tests.windowed import END, SECOND, START, Frame, closed, encoded, events, no_text, run_of, stored, windows
 
@@ -125,18 +124,7 @@ def calls_to_give_up(store: Store, stream: str, count: int) -> float:
     stored(store, stream, [run_of(), *windows(range(count), 256, frames=1), END])
     limit = disk_use(store.directory).total
     storage = Storage(store, StoragePolicy(max_bytes=limit, newest=1, slowest=0))
-    calls = 0
-
-    def called(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(called)
-    try:
-        done = storage.enforce(wanted=limit // 4)
-    finally:
-        sys.setprofile(before)
+    done, calls = counted(lambda: storage.enforce(wanted=limit // 4))
     assert done.windows > count // 10
     assert store.remove(stream)
     return calls / done.windows
