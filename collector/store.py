@@ -223,14 +223,23 @@ class Store:
         if not self._seats:
             unused()
 
-    async def write(self, file: StreamFile, addition: Addition, hello: Hello) -> None:
+    async def write(
+        self, file: StreamFile, addition: Addition, hello: Hello, written: Callable[[], object] = lambda: None
+    ) -> None:
         """Appends to a stream; returns when it is written. It goes on though this is cancelled.
+
+        Args:
+            file: of the stream.
+            addition: what is appended.
+            hello: whose stream it is.
+            written: is called when it is written, also if nobody waits for that any more.
 
         Raises:
             FullError: if a limit is met.
             OSError: if it cannot be written.
         """
         if not addition.frames:
+            written()
             return
         before, size = file.size, len(addition.data)
         await self.room.take(size)
@@ -242,6 +251,8 @@ class Store:
                 self.bytes += file.size - before - size
                 if file.stuck:
                     self._stuck.add(hello.stream)
+            else:
+                written()
 
         try:
             for limit, there, what in (
