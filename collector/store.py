@@ -246,7 +246,7 @@ class Store:
 
         def over(error: OSError | None) -> None:
             self.room.wrote(size)
-            del self._writes[file]
+            self._writes.pop(file, None)
             if error is not None:
                 self.bytes += file.size - before - size
                 if file.stuck:
