@@ -12,6 +12,7 @@ import pytest
 from stepscope.cli.main import main
 from stepscope.collector import checkpoint
 from stepscope.collector.app import Collector
+from stepscope.collector.deleting import Count, Deleted
 from stepscope.collector.disk_use import disk_use
 from stepscope.collector.inventory import Inventory
 from stepscope.collector.retention import StoragePolicy
@@ -264,6 +265,29 @@ def test_a_copy_that_cannot_be_deleted_costs_itself(store: Store) -> None:
     storage = Storage(store, StoragePolicy(max_bytes=limit, newest=1, slowest=0))
     done = storage.enforce()
     assert done.events and done.used <= limit and 7 in kept(path) and list(storage.unreadable) == [TWO]
+
+
+class Taken(Store):
+    """Somebody takes a stream right before it is deleted."""
+
+    def remove(self, stream: str) -> bool:
+        return stream != TWO and super().remove(stream)
+
+
+def test_what_cannot_be_deleted_does_not_count_as_deleted(store: Store) -> None:
+    """However often it is tried, be it that the disk refuses it or that somebody has it; it counts when it goes."""
+    for stream in (ONE, TWO):
+        path = stored(store, stream, [run_of(), *windows(range(2), 6400), END])
+        path.with_name(checkpoint.NAME).mkdir()
+    storage = Storage(store, StoragePolicy(max_bytes=1 << 30))
+    for _ in range(3):
+        assert not storage.enforce(crowd=2).deleted and sorted(storage.unreadable) == [ONE, TWO]
+        assert Deleted(store.directory).count == Count()
+    for stream in (ONE, TWO):
+        store.path(stream).with_name(checkpoint.NAME).rmdir()
+    for taken, deleted in ((Taken(CollectorSettings(directory=store.directory)), ONE), (store, TWO)):
+        assert Storage(taken, StoragePolicy(max_bytes=1 << 30)).enforce(crowd=2).deleted == [deleted]
+    assert Deleted(store.directory).count == Count(2, 400, TWO)
 
 
 def test_a_collector_goes_on_with_a_file_that_cannot_be_read(tmp_path: Path) -> None:
