@@ -249,6 +249,10 @@ class Storage:
         giving.oldest([one for one in ranked.trimmed if one.stream not in deleting.done])
         giving.oldest([one for one in ranked.last if one.stream not in deleting.done])
         giving.records(giving.surplus)
+        for stream in deleting.done:
+            del self._inventories[
+                stream
+            ]  # it may come again, in a file that looks like this one: numbers of files are used again
         if giving.events or removed or deleting.done:
             log.warning(
                 "%d events of %d windows, %d streams that were over, and %d bytes that other streams have, were given up: "

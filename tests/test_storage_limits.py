@@ -267,6 +267,19 @@ def test_a_copy_that_cannot_be_deleted_costs_itself(store: Store) -> None:
     assert done.events and done.used <= limit and 7 in kept(path) and list(storage.unreadable) == [TWO]
 
 
+def test_a_stream_that_comes_again_is_read_anew(store: Store, tmp_path: Path) -> None:
+    """Though its file has the number of the one that was deleted."""
+    path = stored(store, ONE, [run_of(), *windows(range(2), 6400), END])
+    os.link(path, tmp_path / "same")
+    storage = Storage(store, StoragePolicy(max_bytes=1 << 30))
+    assert storage.enforce(crowd=1).deleted == [ONE]
+    again = stored(store, ONE, [run_of(), *windows(range(5), 6400)])
+    (tmp_path / "same").write_bytes(again.read_bytes())
+    again.unlink()
+    os.link(tmp_path / "same", again)
+    assert not storage.enforce(crowd=1).deleted, "it has no end this time"
+
+
 class Taken(Store):
     """Somebody takes a stream right before it is deleted."""
 
