@@ -17,6 +17,7 @@ from pathlib import Path
 from stepscope.collector import checkpoint
 from stepscope.collector.borders import Borders
 from stepscope.collector.disk import Disk
+from stepscope.collector.disk_use import Failed, fails
 from stepscope.collector.errors import FullError
 from stepscope.collector.frame_lock import FrameLock
 from stepscope.collector.lasting import lasting, outlasting
@@ -270,14 +271,22 @@ class Store:
         if file.ended:
             await self._supersede(hello)
 
-    def superseded(self) -> Iterator[tuple[str, Path]]:
-        """Ids and files of streams of which another one that is kept has everything."""
-        for stream, path in self._all():
+    def superseded(self, failed: Failed = fails) -> Iterator[tuple[str, Path]]:
+        """Ids and files of streams of which another one that is kept has everything.
+
+        Args:
+            failed: is told which cannot be looked at; the others are given.
+        """
+        for stream, path in self._all(failed):
             try:
                 other = (path.parent / SUPERSEDED).read_bytes()[:33].decode(errors="replace")
+                over = _STREAM.fullmatch(other) and other != stream and self.existing(other) is not None
             except FileNotFoundError:
                 continue
-            if _STREAM.fullmatch(other) and other != stream and self.existing(other) is not None:
+            except OSError as error:
+                failed(path, error)
+                continue
+            if over:
                 yield stream, path
 
     def remove(self, stream: str) -> bool:
@@ -331,20 +340,38 @@ class Store:
         kept = not directory.is_symlink() and not path.is_symlink() and path.is_file()
         return path if kept else None
 
-    def journals(self) -> Iterator[tuple[str, Path]]:
-        """Ids and files of the streams that are kept, without those that others supersede."""
-        return ((stream, path) for stream, path in self._all() if not (path.parent / SUPERSEDED).exists())
+    def journals(self, failed: Failed = fails) -> Iterator[tuple[str, Path]]:
+        """Ids and files of the streams that are kept, without those that others supersede.
 
-    def _all(self) -> Iterator[tuple[str, Path]]:
+        Args:
+            failed: is told which cannot be looked at; the others are given.
+        """
+        for stream, path in self._all(failed):
+            try:
+                kept = not (path.parent / SUPERSEDED).exists()
+            except OSError as error:
+                failed(path, error)
+                continue
+            if kept:
+                yield stream, path
+
+    def _all(self, failed: Failed = fails) -> Iterator[tuple[str, Path]]:
         for entry in sorted(os.scandir(self.streams), key=lambda entry: entry.name):
+            if not _STREAM.fullmatch(entry.name):
+                continue
             path = Path(entry.path) / "journal"
-            if (
-                _STREAM.fullmatch(entry.name)
-                and entry.is_dir(follow_symlinks=False)
-                and not path.is_symlink()
-                and path.is_file()
-            ):
+            try:
+                there = entry.is_dir(follow_symlinks=False) and not path.is_symlink() and path.is_file()
+            except OSError as error:
+                failed(path, error)
+                continue
+            if there:
                 yield entry.name, path
+
+    def stream_at(self, path: Path) -> str:
+        """The id of the stream to which a file or directory belongs; empty if it is of none."""
+        parts = path.relative_to(self.streams).parts if path.is_relative_to(self.streams) else ()
+        return parts[0] if parts and _STREAM.fullmatch(parts[0]) else ""
 
     @property
     def crowd(self) -> int:

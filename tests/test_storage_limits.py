@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import Counter
+from collections.abc import Callable
 from copy import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -265,6 +268,46 @@ def test_a_copy_that_cannot_be_deleted_costs_itself(store: Store) -> None:
     storage = Storage(store, StoragePolicy(max_bytes=limit, newest=1, slowest=0))
     done = storage.enforce()
     assert done.events and done.used <= limit and 7 in kept(path) and list(storage.unreadable) == [TWO]
+
+
+def test_a_stream_that_cannot_be_looked_at_costs_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither it nor whether another one has it: both are named, and the limit is kept with the others."""
+    good = stored(store, ONE, [run_of(), *windows(range(8), 128 * KIB), END])
+    stored(store, TWO, [run_of()]).with_name(SUPERSEDED).mkdir()
+    bad = stored(store, THREE, [run_of(), END]).parent
+    limit = disk_use(store.directory).total - 256 * KIB
+
+    def failing(real: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+        def look(path: Any, **how: Any) -> os.stat_result:
+            if not isinstance(path, int) and Path(path).is_relative_to(bad):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), os.fspath(path))
+            return real(path, **how)
+
+        return look
+
+    storage = Storage(store, StoragePolicy(max_bytes=limit, newest=1, slowest=0))
+    with monkeypatch.context() as patch:
+        for name in ("stat", "lstat"):
+            patch.setattr(os, name, failing(getattr(os, name)))
+        done = storage.enforce()
+        assert sorted(storage.unreadable) == [TWO, THREE] and "Input/output error" in storage.unreadable[THREE]
+    assert done.events and done.used <= limit and 7 in kept(good)
+
+
+def test_what_was_deleted_is_told_though_the_disk_fails_then(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its events would count as there for ever."""
+    path = stored(store, ONE, [run_of(), END])
+    real = os.lstat
+
+    def look(at: Any, **how: Any) -> os.stat_result:
+        if at == store.streams and not os.path.exists(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), os.fspath(at))
+        return real(at, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", look)
+        done = Storage(store, StoragePolicy(max_bytes=1 << 30)).enforce(crowd=1)
+    assert done.deleted == [ONE] and done.freed
 
 
 def test_a_stream_that_comes_again_is_read_anew(store: Store, tmp_path: Path) -> None:
