@@ -164,10 +164,13 @@ class Connection:
         if before < header.first <= hello.oldest:
             file.skip(header.first)  # what is between is nowhere any more
         addition = file.check(header.first, header.count, payload)
-        await self._store.write(file, addition, hello)
-        if before < header.first:
-            stream.missed(header.first - before, header.first)
-        stream.took(addition.frames, len(addition.data), file.next)
+
+        def written() -> None:
+            if before < header.first:
+                stream.missed(header.first - before, header.first)
+            stream.took(addition.frames, len(addition.data), addition.next)
+
+        await self._store.write(file, addition, hello, written)
         self._supersede(file, hello)
         await self._send(protocol.Ack(file.next))
 

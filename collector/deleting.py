@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -54,8 +55,20 @@ class Deleted:
         if self.count.last == stream:
             return
         count = Count(self.count.streams + 1, self.count.events + events, stream)
-        replace_private(self._path, msgspec.json.encode(count))
+        self._write(count)
         self.count = count
+
+    def take_back(self, before: Count) -> None:
+        """The stream that was to be deleted is still there: the count is what it was before.
+
+        Raises:
+            OSError: if that cannot be noted; the next start counts the stream once more then.
+        """
+        self.count = before
+        self._write(before)
+
+    def _write(self, count: Count) -> None:
+        replace_private(self._path, msgspec.json.encode(count))
 
 
 class Deleting:
@@ -112,9 +125,14 @@ class Deleting:
         about = one.inventory.path.lstat()
         if self._store.connected(one.stream) or about.st_size != one.inventory.size:
             return 0  # it goes on
+        before = self._deleted.count
         self._deleted.add(one.stream, one.inventory.events)
-        if not self._store.remove(one.stream):
-            return 0
+        try:
+            if not self._store.remove(one.stream):
+                return 0
+        finally:
+            if os.path.lexists(one.inventory.path):
+                self._deleted.take_back(before)
         self.done.append(one.stream)
         self.length += about.st_size
         return on_disk(about)

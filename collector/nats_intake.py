@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from nats.aio.msg import Msg
 
@@ -13,7 +14,7 @@ from stepscope.collector.nats_messages import Messages
 from stepscope.collector.nats_place import Place
 from stepscope.collector.store import Store
 from stepscope.collector.stream import DIED_AFTER, Stream
-from stepscope.collector.stream_file import StreamFile
+from stepscope.collector.stream_file import Addition, StreamFile
 from stepscope.collector.streams import Streams
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.errors import FormatError
@@ -135,12 +136,17 @@ class Intake:
         if first is not None and not file.ended and await self._is_gone(first.frames.first):
             before = file.next
             file.skip(first.frames.first)
-            stream.missed(first.frames.first - before, first.frames.first)
-            await self._append(file, stream)
+            await self._append(file, stream, first.frames.first - before)
         self._messages.written()
 
-    async def _append(self, file: StreamFile, stream: Stream) -> None:
-        """Writes those that follow what is there, and confirms them; what is there already is only confirmed."""
+    async def _append(self, file: StreamFile, stream: Stream, missing: int = 0) -> None:
+        """Writes those that follow what is there, and confirms them; what is there already is only confirmed.
+
+        Args:
+            file: of the stream.
+            stream: is told what was written.
+            missing: frames before them that are nowhere any more.
+        """
         while (held := self._hand.first) is not None and held.frames.first <= file.next:
             try:
                 addition = file.check(held.frames.first, held.frames.count, held.payload)
@@ -148,11 +154,13 @@ class Intake:
                 self._hand.drop(held)
                 await self._terminate(held.message, error)
                 continue
-            await self._store.write(file, addition, self._hello)
-            stream.took(addition.frames, len(addition.data), file.next)
+            await self._store.write(file, addition, self._hello, partial(_took, stream, addition, missing))
+            missing = 0
             if file.ended and self._hello.supersedes not in ("", self._hello.stream):
                 self._streams.replace(self._hello.supersedes)
             await self._confirm(held)
+        if missing:  # nothing that came behind them could be used
+            stream.missed(missing, file.next)
 
     async def _confirm(self, held: Held) -> None:
         await held.message.ack()
@@ -185,3 +193,9 @@ class Intake:
             await self._consumer.begin(again=True)
             return False
         return True
+
+
+def _took(stream: Stream, addition: Addition, missing: int) -> None:
+    if missing:
+        stream.missed(missing, addition.next - len(addition.frames))
+    stream.took(addition.frames, len(addition.data), addition.next)

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from stepscope.collector.deleting import Deleted, Deleting
-from stepscope.collector.disk_use import disk_use, on_disk
+from stepscope.collector.disk_use import DiskUse, disk_use, on_disk
 from stepscope.collector.giving_up import GivingUp
 from stepscope.collector.holdings import Holdings
 from stepscope.collector.inventory import Inventory
@@ -173,29 +173,40 @@ class Storage:
             OSError: if the directory cannot be read.
         """
         policy = self._policy
-        used, counted = self._taken()
+        self._faults = {}
+        use = self._use()
+        counted = self._counted(use)
         most = policy.max_bytes - max(policy.slack, wanted)
         surplus = counted - most + policy.slack if counted > most else 0
         if not policy.max_bytes or not (surplus or crowd):
-            return Freed(used, counted)
-        self._faults = {}
+            self.unreadable = {**self.unreadable, **self._faults}
+            return Freed(use.total, counted)
         self._look()
         try:
             with self._store.frames.held(PATIENCE):
-                return self._give_up(surplus, crowd)
+                return self._give_up(use, surplus, crowd)
         except TimeoutError:
-            return Freed(used, counted, busy=True)  # looked at again in a moment
+            return Freed(use.total, counted, busy=True)  # looked at again in a moment
         finally:
             self.unreadable = self._faults
 
-    def _taken(self) -> tuple[int, int]:
-        """Bytes on disk, and those that count."""
-        use = disk_use(self._store.directory)
-        return use.total, use.streams + max(use.downloads, self._downloads)
+    def _use(self) -> DiskUse:
+        return disk_use(self._store.directory, self._unseen)
+
+    def _counted(self, use: DiskUse) -> int:
+        """Bytes that count."""
+        return use.streams + max(use.downloads, self._downloads)
+
+    def _unseen(self, path: Path, error: OSError) -> None:
+        """A file or directory cannot be looked at: if it is of a stream, it costs that one."""
+        stream = self._store.stream_at(path)
+        if not stream:
+            raise error
+        self._left(stream, self._store.path(stream), error)
 
     def _look(self) -> None:
         """Reads what is new in the journals; those that are kept no more are forgotten."""
-        kept = dict(self._store.journals())
+        kept = dict(self._store.journals(self._unseen))
         self._inventories = {stream: one for stream, one in self._inventories.items() if stream in kept}
         for stream, path in kept.items():
             inventory = self._inventories.get(stream) or Inventory(path)
@@ -208,15 +219,19 @@ class Storage:
             work()
         except FileNotFoundError:
             return False  # somebody has deleted it
-        except (FormatError, OSError) as error:
-            said = str(error)
-            if said not in (self.unreadable.get(stream), self._faults.get(stream)):
-                log.warning("%s is left as it is: %s", path, said)
-            self._faults[stream] = said
+        except Exception as error:  # also a fault of ours: what somebody has sent is not to cost the others their limit
+            self._left(stream, path, error)
             return False
         return True
 
-    def _give_up(self, surplus: int, crowd: int) -> Freed:
+    def _left(self, stream: str, path: Path, error: Exception) -> None:
+        known = isinstance(error, (FormatError, OSError))
+        said = str(error) if known else f"{type(error).__name__}: {error}"
+        if said not in (self.unreadable.get(stream), self._faults.get(stream)):
+            log.warning("%s is left as it is: %s", path, said, exc_info=None if known else error)
+        self._faults[stream] = said
+
+    def _give_up(self, use: DiskUse, surplus: int, crowd: int) -> Freed:
         removed, length, count = self._remove_superseded(surplus, crowd)
         # Who reads a file to bring its state back has counted some of its records already.
         unread = set[str]() if self._streams is None else set(self._streams.unread)
@@ -233,7 +248,8 @@ class Storage:
         giving.left()
         if count < crowd:
             giving.count(deleting.places(crowd - count, holdings.over(())))
-        giving.records(disk_use(self._store.directory).streams - holdings.nbytes - self._policy.max_bytes // RECORDS)
+        streams = use.streams - removed - giving.freed
+        giving.records(streams - holdings.nbytes - self._policy.max_bytes // RECORDS)
         for group in ranked.given_up:
             dear = any(one.group in ranked.dear for one in group)
             end = None if dear else max((one.end_ns for one in group), default=0)
@@ -248,15 +264,26 @@ class Storage:
         giving.oldest([one for one in ranked.trimmed if one.stream not in deleting.done])
         giving.oldest([one for one in ranked.last if one.stream not in deleting.done])
         giving.records(giving.surplus)
+        for stream in deleting.done:
+            del self._inventories[
+                stream
+            ]  # it may come again, in a file that looks like this one: numbers of files are used again
         if giving.events or removed or deleting.done:
             log.warning(
                 "%d events of %d windows, %d streams that were over, and %d bytes that other streams have, were given up: "
                 "the limit is %d bytes",
                 giving.events, giving.windows, len(deleting.done), length, self._policy.max_bytes,
             )  # fmt: skip
+        freed = removed + giving.freed
+        try:
+            use = self._use()
+        except OSError as error:  # what was given up is to be told all the same
+            log.warning("the disk cannot be looked at again: %s", error)
+            use = DiskUse(use.streams - freed, use.downloads)
         return Freed(
-            *self._taken(),
-            removed + giving.freed,
+            use.total,
+            self._counted(use),
+            freed,
             giving.windows,
             giving.events,
             giving.gone,
@@ -276,7 +303,7 @@ class Storage:
                 length += about.st_size
                 count += 1
 
-        for stream, path in self._store.superseded():
+        for stream, path in self._store.superseded(self._unseen):
             if freed >= surplus and count >= crowd:
                 break
             self._isolated(stream, path, lambda: remove(stream, path))  # noqa: B023

@@ -17,6 +17,7 @@ from pathlib import Path
 from stepscope.collector import checkpoint
 from stepscope.collector.borders import Borders
 from stepscope.collector.disk import Disk
+from stepscope.collector.disk_use import Failed, fails
 from stepscope.collector.errors import FullError
 from stepscope.collector.frame_lock import FrameLock
 from stepscope.collector.lasting import lasting, outlasting
@@ -223,25 +224,36 @@ class Store:
         if not self._seats:
             unused()
 
-    async def write(self, file: StreamFile, addition: Addition, hello: Hello) -> None:
+    async def write(
+        self, file: StreamFile, addition: Addition, hello: Hello, written: Callable[[], object] = lambda: None
+    ) -> None:
         """Appends to a stream; returns when it is written. It goes on though this is cancelled.
+
+        Args:
+            file: of the stream.
+            addition: what is appended.
+            hello: whose stream it is.
+            written: is called when it is written, also if nobody waits for that any more.
 
         Raises:
             FullError: if a limit is met.
             OSError: if it cannot be written.
         """
         if not addition.frames:
+            written()
             return
         before, size = file.size, len(addition.data)
         await self.room.take(size)
 
         def over(error: OSError | None) -> None:
             self.room.wrote(size)
-            del self._writes[file]
+            self._writes.pop(file, None)
             if error is not None:
                 self.bytes += file.size - before - size
                 if file.stuck:
                     self._stuck.add(hello.stream)
+            else:
+                written()
 
         try:
             for limit, there, what in (
@@ -259,14 +271,22 @@ class Store:
         if file.ended:
             await self._supersede(hello)
 
-    def superseded(self) -> Iterator[tuple[str, Path]]:
-        """Ids and files of streams of which another one that is kept has everything."""
-        for stream, path in self._all():
+    def superseded(self, failed: Failed = fails) -> Iterator[tuple[str, Path]]:
+        """Ids and files of streams of which another one that is kept has everything.
+
+        Args:
+            failed: is told which cannot be looked at; the others are given.
+        """
+        for stream, path in self._all(failed):
             try:
                 other = (path.parent / SUPERSEDED).read_bytes()[:33].decode(errors="replace")
+                over = _STREAM.fullmatch(other) and other != stream and self.existing(other) is not None
             except FileNotFoundError:
                 continue
-            if _STREAM.fullmatch(other) and other != stream and self.existing(other) is not None:
+            except OSError as error:
+                failed(path, error)
+                continue
+            if over:
                 yield stream, path
 
     def remove(self, stream: str) -> bool:
@@ -320,20 +340,38 @@ class Store:
         kept = not directory.is_symlink() and not path.is_symlink() and path.is_file()
         return path if kept else None
 
-    def journals(self) -> Iterator[tuple[str, Path]]:
-        """Ids and files of the streams that are kept, without those that others supersede."""
-        return ((stream, path) for stream, path in self._all() if not (path.parent / SUPERSEDED).exists())
+    def journals(self, failed: Failed = fails) -> Iterator[tuple[str, Path]]:
+        """Ids and files of the streams that are kept, without those that others supersede.
 
-    def _all(self) -> Iterator[tuple[str, Path]]:
+        Args:
+            failed: is told which cannot be looked at; the others are given.
+        """
+        for stream, path in self._all(failed):
+            try:
+                kept = not (path.parent / SUPERSEDED).exists()
+            except OSError as error:
+                failed(path, error)
+                continue
+            if kept:
+                yield stream, path
+
+    def _all(self, failed: Failed = fails) -> Iterator[tuple[str, Path]]:
         for entry in sorted(os.scandir(self.streams), key=lambda entry: entry.name):
+            if not _STREAM.fullmatch(entry.name):
+                continue
             path = Path(entry.path) / "journal"
-            if (
-                _STREAM.fullmatch(entry.name)
-                and entry.is_dir(follow_symlinks=False)
-                and not path.is_symlink()
-                and path.is_file()
-            ):
+            try:
+                there = entry.is_dir(follow_symlinks=False) and not path.is_symlink() and path.is_file()
+            except OSError as error:
+                failed(path, error)
+                continue
+            if there:
                 yield entry.name, path
+
+    def stream_at(self, path: Path) -> str:
+        """The id of the stream to which a file or directory belongs; empty if it is of none."""
+        parts = path.relative_to(self.streams).parts if path.is_relative_to(self.streams) else ()
+        return parts[0] if parts and _STREAM.fullmatch(parts[0]) else ""
 
     @property
     def crowd(self) -> int:

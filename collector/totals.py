@@ -65,7 +65,8 @@ class Totals:
         self._left.pop(self._before.pop(stream.id, ""), None)
         highest = self._highest.pop(stream.id)
         if stream.id in self._before.values():
-            self._left[stream.id] = highest
+            # One that comes again and is forgotten again counts by itself: what the other has beyond it must not shrink.
+            self._left.setdefault(stream.id, highest)
 
     def _see(self, stream: Stream) -> None:
         now = stream.amounts

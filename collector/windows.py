@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 
@@ -18,6 +19,8 @@ from stepscope.runtime.ledger import Ledger
 KEPT = 128
 """Closed windows of a stream that are kept; the files have all."""
 _MOST_OPEN = 64
+_MOST_DISCARDED = 4 * KEPT
+"""Windows, the newest, of which it is known how many of their events were given up."""
 _WHOLE_BYTES = 1 << 20
 """Larger records are read without what may become many times as large in memory."""
 MOST_REASONS = 64
@@ -112,15 +115,11 @@ class StreamWindows:
 
     def discard(self, window: int, events: int) -> None:
         """So many more events of a window are in the file no more."""
-        self.discarded += events
-        self._discarded[window] = self._discarded.get(window, 0) + events
-        if len(self._discarded) > 4 * KEPT:
-            del self._discarded[min(self._discarded)]
+        self._discard({window: events})
 
     def given_up(self, gone: GivenUp) -> None:
         """A frame that says what of the file is gone: events, and windows that are not told any more."""
-        for window, events in gone.events.items():
-            self.discard(window, events)
+        self._discard(gone.events)
         self.discarded += gone.others
         self.count += gone.windows
         if gone.ledger is not None:
@@ -130,6 +129,14 @@ class StreamWindows:
         """So many events of a window are in the file no more, with those that were told before."""
         if events > self._discarded.get(window, 0):
             self.discard(window, events - self._discarded.get(window, 0))
+
+    def _discard(self, events: Mapping[int, int]) -> None:
+        """Counts events that are gone, by window: of windows that are not among the newest of these, all together."""
+        self.discarded += sum(events.values())
+        for window in heapq.nlargest(_MOST_DISCARDED, events):
+            self._discarded[window] = self._discarded.get(window, 0) + events[window]
+        for window in heapq.nsmallest(len(self._discarded) - _MOST_DISCARDED, self._discarded):
+            del self._discarded[window]
 
     def marks(self) -> list[Mark]:
         """What these windows say of themselves, the oldest first."""

@@ -77,16 +77,26 @@ class Writer:
 
         Returns:
             What is done then, or has the `OSError`. It must not be cancelled.
+
+        Raises:
+            OSError: if there is no thread, and none can be had.
         """
         loop = asyncio.get_running_loop()
+        if self._thread is None:
+            self._thread = self._started(loop)
         job = _Job(file, addition, over, loop.create_future())
         with self._wanted:
             self._jobs.append(job)
             self._wanted.notify()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, args=(loop,), name="stepscope-writer", daemon=True)
-            self._thread.start()
         return job.done
+
+    def _started(self, loop: asyncio.AbstractEventLoop) -> threading.Thread:
+        thread = threading.Thread(target=self._run, args=(loop,), name="stepscope-writer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, f"{error}; see ulimit -u, and pids.max of its cgroup") from error
+        return thread
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
@@ -126,7 +136,10 @@ def _attempt(job: _Job, work: Callable[[_Job], object]) -> None:
 
 def _tell(jobs: list[_Job]) -> None:
     for job in jobs:
-        job.over(job.error)
+        try:
+            job.over(job.error)
+        except Exception:  # a fault of ours must not leave those unanswered who wait for the others
+            log.exception("what was written of a stream is not counted")
         if job.error is None:
             job.done.set_result(None)
         else:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import socket
+import threading
 from collections import Counter
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -166,6 +167,53 @@ async def test_a_fault_in_the_writer_costs_one_stream(tmp_path: Path) -> None:
     assert good.next == 1 and writer.ENDING
     broken.close()
     good.close()
+
+
+async def test_a_writer_without_a_thread_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exporter is to come again, and is served when there may be one."""
+    start = threading.Thread.start
+    failed: list[str] = []
+
+    def starting(thread: threading.Thread) -> None:
+        if thread.name == "stepscope-writer" and not failed:
+            failed.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starting)
+    async with collecting(tmp_path) as running:
+        for expected in (protocol.Refused, protocol.Ack):
+            async with connected(running.url) as one:
+                await one.send(hello())
+                assert await answer(one) == protocol.Welcome(0, running.collector.store.message_bytes)
+                said = await send_frames(one, 0, 5)
+                assert isinstance(said, expected), said
+                if isinstance(said, protocol.Refused):
+                    assert said.retry and "can't start new thread" in said.reason
+    assert failed and running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
+
+
+async def test_a_fault_in_counting_leaves_nobody_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither the one whose frames they were, nor those whose frames were written with them."""
+
+    def broken(error: OSError | None) -> None:
+        raise LookupError("a fault of ours")
+
+    files: list[StreamFile] = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        files.append(StreamFile(tmp_path / name, SYNC))
+    written = Writer(fsync=False)
+    with contextlib.ExitStack() as users:
+        for _ in range(writer.MANY):
+            users.enter_context(written)  # so that both are written together
+        both = [written.write(file, file.check(0, 1, memoryview(frames(0, 1))), broken) for file in files]
+        async with asyncio.timeout(30):
+            await asyncio.gather(*both)
+    assert caplog.text.count("LookupError: a fault of ours") == 2
+    for file in files:
+        assert file.next == 1
+        file.close()
 
 
 async def test_many_streams_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

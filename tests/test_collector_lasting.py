@@ -17,9 +17,11 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.stream_file import StreamFile
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.records import WindowOpened, encode_record
 from tests.collectors import answer, collecting, connected, send_frames
 from tests.streams import STREAM, SYNC, frames, hello
 from tests.support import poll
+from tests.windowed import START, closed, encoded, events, run_of
 
 
 class HangingCall:
@@ -84,7 +86,37 @@ async def test_an_exporter_comes_again_while_its_stream_hangs(
                 assert await send_frames(new, welcome.next, 20) == protocol.Ack(welcome.next + 20)
         finally:
             hanging.go.set()
-    assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, welcome.next + 20)
+    written = running.journal().read_bytes()
+    assert written == fmt.encode_file_header(SYNC) + frames(0, welcome.next + 20)
+    stream = running.collector.streams.all[STREAM]
+    assert (stream.next, stream.bytes, stream.missing) == (welcome.next + 20, len(written), 0)
+
+
+async def test_what_was_written_counts_though_its_connection_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its events, the end of its window, and what is missing before it: nobody tells of them again."""
+    opened = int(fmt.FrameType.WINDOW_OPENED), 0, encode_record(WindowOpened(index=0, at_ns=START))
+    first = [run_of(), opened]
+    second = [events(0, 6400, 0), closed(0, 0, 0)]
+    async with collecting(tmp_path) as running, connected(running.url) as old, connected(running.url) as new:
+        await old.send(hello(oldest=7))
+        assert isinstance(await answer(old), protocol.Welcome)
+        await old.send(protocol.encode(protocol.Frames(0, 2), encoded(first)))
+        assert await answer(old) == protocol.Ack(2)
+        hanging = HangingCall(monkeypatch, "write")
+        try:
+            await old.send(protocol.encode(protocol.Frames(7, 2), encoded(second, 7)))
+            await poll(hanging.begun.is_set)
+            await new.send(hello(oldest=7))
+            assert isinstance(await answer(old), protocol.Refused)
+        finally:
+            hanging.go.set()
+        assert await answer(new) == protocol.Welcome(9, running.collector.store.message_bytes)
+        stream = running.collector.streams.all[STREAM]
+        assert [(window.index, window.open) for window in stream.windows] == [(0, False)]
+        assert (stream.events, stream.next, stream.missing) == (100, 9, 5)
+        assert stream.bytes == running.journal().stat().st_size
 
 
 async def test_a_collector_that_ends_keeps_the_directory_from_others(

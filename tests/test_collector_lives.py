@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import subprocess
 import time
 from pathlib import Path
@@ -22,8 +23,10 @@ from stepscope.exporters.collector import protocol
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.given_up import GivenUp
 from stepscope.runtime.journal.records import EndRecord, RunRecord, WindowOpened, WindowRecord, encode_record
 from stepscope.runtime.ledger import Ledger, OutputLedger, SourceLedger
+from tests.calls import counted
 from tests.collecting import CollectorProcess, ask, collecting, until
 from tests.collectors import COMMAND, answer, connected
 from tests.collectors import collecting as collecting_here
@@ -210,6 +213,26 @@ def test_reasons_of_losses_are_bounded() -> None:
     lost = losses(Ledger(sources=many))
     assert lost.total() == 1000 and len(lost) <= MOST_REASONS + 1
     assert len(windows.marks()) <= KEPT
+
+
+def test_of_many_windows_that_were_given_up_the_newest_are_told_apart() -> None:
+    """As if each were told alone, though one frame may tell of hundreds of thousands: only of the newest it is looked at."""
+    together, alone = StreamWindows(), StreamWindows()
+    numbers = list(range(20_000))
+    random.Random(1).shuffle(numbers)
+    for first in (0, 3000, 100, 40_000):
+        gone = GivenUp({first + number: 1 + number % 7 for number in numbers}, others=5)
+        for window, events in gone.events.items():
+            alone.discard(window, events)
+        _, calls = counted(lambda: together.given_up(gone))  # noqa: B023
+        assert calls < len(numbers) // 10
+        for windows in (together, alone):
+            for index in range(first + 19_800, first + 20_000):
+                windows.closed(encode_record(WindowRecord(index=index, start_ns=0, end_ns=1)))
+        assert list(together) == list(alone)
+        assert {bool(window.discarded) for window in together} == {first != 100}, "of the newest that were ever told"
+        assert together.discarded == alone.discarded + 5
+        alone.discarded += 5
 
 
 async def test_too_many_connections_are_told_to_come_again(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stepscope.collector.downloads import Downloads
@@ -83,6 +83,7 @@ def feed(streams: Streams, number: int, rank: int, count: int, before: str = "")
     return stream
 
 
+@example([(1, 1), (2, 1), (2, 6), (1, 2), (2, 1)])
 @given(st.lists(st.tuples(st.integers(0, 11), st.integers(1, 6)), max_size=30))
 def test_no_sum_falls(moves: list[tuple[int, int]]) -> None:
     """Streams that come back, are forgotten, are superseded, and all of that in any order."""

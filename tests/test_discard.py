@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import tempfile
+import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,13 +19,15 @@ from stepscope.collector.inventory import Inventory
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import EventBatch, empty_block
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import holes
+from stepscope.runtime.journal import given_up as given_up_module
+from stepscope.runtime.journal import holes, region
 from stepscope.runtime.journal.discard import EventsPlace, block_bytes, discard, free, places
 from stepscope.runtime.journal.frames import FrameReader
-from stepscope.runtime.journal.given_up import KINDS, decode
+from stepscope.runtime.journal.given_up import KINDS, GivenUp, decode, encode
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import encode_record
 from stepscope.runtime.journal.region import LONGEST
+from tests.calls import counted
 from tests.streams import SYNC
 from tests.windowed import Frame, closed, encoded, run_of
 
@@ -127,6 +131,14 @@ class Drawn:
             for _ in range(self.random.randrange(2, 60))
         ]
         self.rounds = [self._some() for _ in range(self.random.randrange(1, 5))]
+        self.span = self.random.choice((500, 3 * BLOCK, region.SPAN))
+
+    @contextlib.contextmanager
+    def stored(self) -> Generator[Path]:
+        """Its file, in which regions end by themselves behind some bytes."""
+        with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(region, "SPAN", self.span)
+            yield journal(Path(directory) / "journal", self.frames)
 
     def _other(self) -> Frame:
         number = self.random.randrange(100)
@@ -161,8 +173,7 @@ def chosen_of(path: Path, numbers: set[int]) -> list[EventsPlace]:
 @given(DRAWN)
 def test_whatever_is_chosen(drawn: Drawn) -> None:
     """Records are what they were, in their order; of events there are those that were not chosen, and the others count."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = journal(Path(directory) / "journal", drawn.frames)
+    with drawn.stored() as path:
         before, ends = content(path), _ends(path)
         borders = set(drawn.random.sample(ends, drawn.random.randrange(min(3, len(ends)))))
         for numbers in drawn.rounds:
@@ -194,8 +205,7 @@ def _ends(path: Path) -> list[int]:
 @given(DRAWN, st.integers(0, 30))
 def test_whoever_is_killed_leaves_a_whole_journal(drawn: Drawn, when: int) -> None:
     """At any write: what was given up by then counts, and no record is lost or twice there. The rest can be freed later."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = journal(Path(directory) / "journal", drawn.frames)
+    with drawn.stored() as path:
         before = content(path)
         left = when
 
@@ -230,8 +240,7 @@ def test_whoever_is_killed_leaves_a_whole_journal(drawn: Drawn, when: int) -> No
 @given(DRAWN)
 def test_who_reads_meanwhile_misses_nothing(drawn: Drawn) -> None:
     """Every record once, and every event: as it was, or as one that was given up."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = journal(Path(directory) / "journal", drawn.frames)
+    with drawn.stored() as path:
         before = content(path)
         reader = FrameReader(path)
         found = Content(reader).read(drawn.random.randrange(len(drawn.frames)))
@@ -269,3 +278,59 @@ def test_one_that_stays_alone_says_less_when_its_window_has_ended(tmp_path: Path
     discard(path, chosen_of(path, {1}))
     discard(path, chosen_of(path, {3}), ended={0, 1})
     assert given_up(path) == content(path).gone == 2
+
+
+def gone_of(window: int) -> Frame:
+    """A frame that stands for one event that was given up."""
+    return int(fmt.FrameType.GIVEN_UP), 0, encode(GivenUp({window: 1}))
+
+
+def test_little_is_looked_at_before_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far what lies between two frames reaches: it would all be in memory."""
+    between = [frame for at in range(1500) for frame in (gone_of(0), names(at, 8000))]
+    path = journal(tmp_path / "journal", [batch(0, 40_000), *between, batch(0, 40_000), batch(1, 130)])
+    before = content(path)
+    chosen = [place for place in places(path) if place.header.window == 0]
+    size = path.stat().st_size
+    read, write = os.pread, os.pwrite
+    furthest = most = written = 0
+
+    def reading(fd: int, count: int, at: int) -> bytes:
+        nonlocal furthest
+        furthest = max(furthest, at)
+        return read(fd, count, at)
+
+    def writing(fd: int, data: bytes, at: int) -> int:
+        nonlocal most, written
+        most, written = max(most, furthest - at), written + 1
+        return write(fd, data, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", reading)
+        patch.setattr(os, "pwrite", writing)
+        discard(path, chosen)
+    assert written > 1000 and 0 < most <= region.SPAN + LONGEST < size // 2
+    after = content(path)
+    assert after.records == before.records and after.events == {1: 1}
+    assert after.gone == before.events.total() - 1 + before.gone
+
+
+def sums_made(path: Path, count: int) -> int:
+    """Calls that deal with what is gone while so many frames become one, each of a window of its own."""
+    journal(path, [batch(at, 130) for at in range(count)])
+    chosen = list(places(path))
+    done, calls = counted(lambda: discard(path, chosen), given_up_module)
+    assert len(done.made) == 1 and content(path).gone == count
+    return calls
+
+
+def test_what_is_gone_is_added_up_once(tmp_path: Path) -> None:
+    """Not again for each frame: with many windows that would take the square of the time."""
+    assert sums_made(tmp_path / "few", 50) == sums_made(tmp_path / "many", 1000)
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000, 1 << 15, (1 << 15) + 1, 1_000_003, 5 << 20])
+@pytest.mark.parametrize("before", [b"", b"what is said"])
+def test_the_checksum_of_zeros(count: int, before: bytes) -> None:
+    """However many there are, it is what zlib computes byte by byte."""
+    assert holes.crc_of_zeros(count, zlib.crc32(before)) == zlib.crc32(before + bytes(count))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
@@ -18,14 +16,17 @@ from stepscope.collector.inventory import Inventory
 from stepscope.collector.retention import StoragePolicy
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.storage import Storage
-from stepscope.collector.store import Store
+from stepscope.collector.store import SUPERSEDED, Store
 from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.discard import places
 from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import encode_record
+from tests.calls import counted
 from tests.streams import SYNC
-from tests.windowed import END, SECOND, START, Frame, closed, encoded, events, run_of, stored, windows
+from tests.windowed import END, SECOND, START, Frame, closed, encoded, events, no_text, run_of, stored, windows
 
 ONE, TWO = "1" * 32, "2" * 32
 KIB = 1 << 10
@@ -49,6 +50,40 @@ def clock(payload: bytes) -> Frame:
 
 
 A_READING = encode_record(ClockAnchor(1, 2, 3))
+
+
+def test_a_record_that_is_no_text_costs_itself(store: Store) -> None:
+    """Of what was given up earlier, as anybody may have sent it: the limit is kept on this stream and on the others."""
+    paths = [stored(store, ONE, [run_of(), no_text(), *windows(range(8), 128 * KIB)])]
+    paths.append(stored(store, TWO, [run_of(1), *windows(range(8), 128 * KIB)]))
+    limit = disk_use(store.directory).total * 3 // 4
+    storage = Storage(store, StoragePolicy(max_bytes=limit, newest=1, slowest=0))
+    done = storage.enforce()
+    assert done.used <= limit and not storage.unreadable
+    assert {stream for stream, _ in done.discarded} == {ONE, TWO}
+    with JournalReader(paths[0]) as reader:
+        assert sum(isinstance(item, EventBatch) for item in reader)
+        assert reader.damage.undecodable_frames == 1
+
+
+class Faulty(Store):
+    """Has a fault of its own with one stream."""
+
+    def remove(self, stream: str) -> bool:
+        if stream == TWO:
+            raise RuntimeError("a fault of ours")
+        return super().remove(stream)
+
+
+def test_a_fault_with_one_journal_costs_that_one(tmp_path: Path) -> None:
+    """It is named, and the limit is kept with the others."""
+    store = Faulty(CollectorSettings(directory=tmp_path))
+    stored(store, ONE, [run_of(), *windows(range(8), 128 * KIB), END])
+    stored(store, TWO, [run_of()]).with_name(SUPERSEDED).write_text(ONE)
+    limit = disk_use(store.directory).total - 256 * KIB
+    storage = Storage(store, StoragePolicy(max_bytes=limit, newest=1, slowest=0))
+    done = storage.enforce()
+    assert done.events and done.used <= limit and storage.unreadable == {TWO: "RuntimeError: a fault of ours"}
 
 
 class Counting:
@@ -89,18 +124,7 @@ def calls_to_give_up(store: Store, stream: str, count: int) -> float:
     stored(store, stream, [run_of(), *windows(range(count), 256, frames=1), END])
     limit = disk_use(store.directory).total
     storage = Storage(store, StoragePolicy(max_bytes=limit, newest=1, slowest=0))
-    calls = 0
-
-    def called(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(called)
-    try:
-        done = storage.enforce(wanted=limit // 4)
-    finally:
-        sys.setprofile(before)
+    done, calls = counted(lambda: storage.enforce(wanted=limit // 4))
     assert done.windows > count // 10
     assert store.remove(stream)
     return calls / done.windows

@@ -12,7 +12,7 @@ import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import NotFoundError
 
-from stepscope.collector import intake, nats_messages
+from stepscope.collector import intake, lasting, nats_messages
 from stepscope.collector.nats_consumer import Consumer
 from stepscope.collector.nats_intake import Intake
 from stepscope.collector.nats_place import Place
@@ -28,6 +28,7 @@ from tests.journals import frame_numbers
 from tests.nats import NatsServer
 from tests.streams import frames
 from tests.support import poll
+from tests.test_collector_lasting import HangingCall
 
 NEVER = 1e9
 """Seconds."""
@@ -231,6 +232,28 @@ async def test_who_leaves_gives_back_what_is_in_hand(server: NatsServer, tmp_pat
         subscription = await publisher.jetstream.pull_subscribe_bind(collecting.consumer(publisher), layout.STREAM)
         (message,) = await subscription.fetch(1, timeout=5)
         assert message.metadata.sequence.consumer == 2, "it was sent once before"
+
+
+async def test_what_was_written_counts_though_its_taking_was_cancelled(
+    server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one that goes on finds it in the file, and is not told of it again."""
+    monkeypatch.setattr(lasting, "PATIENCE", 0.05)
+    collecting = Collecting(tmp_path)
+    hanging = HangingCall(monkeypatch, "write")
+    try:
+        async with publishing(server) as publisher:
+            hello = await publisher.begin()
+            await publisher.publish(0, 5)
+            async with running(collecting.intake(publisher, hello).run()):
+                await poll(hanging.begun.is_set)
+            assert collecting.next(publisher) == 0
+            hanging.go.set()
+            await poll(lambda: collecting.next(publisher) == 5)
+            stream = collecting.streams.all[publisher.stream]
+            assert stream.bytes == collecting.store.path(stream.id).stat().st_size
+    finally:
+        hanging.go.set()
 
 
 async def test_what_is_no_message_is_terminated(server: NatsServer, tmp_path: Path) -> None:

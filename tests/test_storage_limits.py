@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import Counter
+from collections.abc import Callable
 from copy import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepscope.cli.main import main
 from stepscope.collector import checkpoint
 from stepscope.collector.app import Collector
+from stepscope.collector.deleting import Count, Deleted
 from stepscope.collector.disk_use import disk_use
 from stepscope.collector.inventory import Inventory
 from stepscope.collector.retention import StoragePolicy
@@ -277,6 +281,82 @@ def test_a_copy_that_cannot_be_deleted_costs_itself(store: Store) -> None:
     storage = Storage(store, StoragePolicy(max_bytes=limit, newest=1, slowest=0))
     done = storage.enforce()
     assert done.events and done.used <= limit and 7 in kept(path) and list(storage.unreadable) == [TWO]
+
+
+def test_a_stream_that_cannot_be_looked_at_costs_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither it nor whether another one has it: both are named, and the limit is kept with the others."""
+    good = stored(store, ONE, [run_of(), *windows(range(8), 128 * KIB), END])
+    stored(store, TWO, [run_of()]).with_name(SUPERSEDED).mkdir()
+    bad = stored(store, THREE, [run_of(), END]).parent
+    limit = disk_use(store.directory).total - 256 * KIB
+
+    def failing(real: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+        def look(path: Any, **how: Any) -> os.stat_result:
+            if not isinstance(path, int) and Path(path).is_relative_to(bad):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), os.fspath(path))
+            return real(path, **how)
+
+        return look
+
+    storage = Storage(store, StoragePolicy(max_bytes=limit, newest=1, slowest=0))
+    with monkeypatch.context() as patch:
+        for name in ("stat", "lstat"):
+            patch.setattr(os, name, failing(getattr(os, name)))
+        done = storage.enforce()
+        assert sorted(storage.unreadable) == [TWO, THREE] and "Input/output error" in storage.unreadable[THREE]
+    assert done.events and done.used <= limit and 7 in kept(good)
+
+
+def test_what_was_deleted_is_told_though_the_disk_fails_then(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its events would count as there for ever."""
+    path = stored(store, ONE, [run_of(), END])
+    real = os.lstat
+
+    def look(at: Any, **how: Any) -> os.stat_result:
+        if at == store.streams and not os.path.exists(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), os.fspath(at))
+        return real(at, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", look)
+        done = Storage(store, StoragePolicy(max_bytes=1 << 30)).enforce(crowd=1)
+    assert done.deleted == [ONE] and done.freed
+
+
+def test_a_stream_that_comes_again_is_read_anew(store: Store, tmp_path: Path) -> None:
+    """Though its file has the number of the one that was deleted."""
+    path = stored(store, ONE, [run_of(), *windows(range(2), 6400), END])
+    os.link(path, tmp_path / "same")
+    storage = Storage(store, StoragePolicy(max_bytes=1 << 30))
+    assert storage.enforce(crowd=1).deleted == [ONE]
+    again = stored(store, ONE, [run_of(), *windows(range(5), 6400)])
+    (tmp_path / "same").write_bytes(again.read_bytes())
+    again.unlink()
+    os.link(tmp_path / "same", again)
+    assert not storage.enforce(crowd=1).deleted, "it has no end this time"
+
+
+class Taken(Store):
+    """Somebody takes a stream right before it is deleted."""
+
+    def remove(self, stream: str) -> bool:
+        return stream != TWO and super().remove(stream)
+
+
+def test_what_cannot_be_deleted_does_not_count_as_deleted(store: Store) -> None:
+    """However often it is tried, be it that the disk refuses it or that somebody has it; it counts when it goes."""
+    for stream in (ONE, TWO):
+        path = stored(store, stream, [run_of(), *windows(range(2), 6400), END])
+        path.with_name(checkpoint.NAME).mkdir()
+    storage = Storage(store, StoragePolicy(max_bytes=1 << 30))
+    for _ in range(3):
+        assert not storage.enforce(crowd=2).deleted and sorted(storage.unreadable) == [ONE, TWO]
+        assert Deleted(store.directory).count == Count()
+    for stream in (ONE, TWO):
+        store.path(stream).with_name(checkpoint.NAME).rmdir()
+    for taken, deleted in ((Taken(CollectorSettings(directory=store.directory)), ONE), (store, TWO)):
+        assert Storage(taken, StoragePolicy(max_bytes=1 << 30)).enforce(crowd=2).deleted == [deleted]
+    assert Deleted(store.directory).count == Count(2, 400, TWO)
 
 
 def test_a_collector_goes_on_with_a_file_that_cannot_be_read(tmp_path: Path) -> None:

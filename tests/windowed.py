@@ -53,6 +53,12 @@ def closed(window: int, first: int, second: int, seconds: float = 1.0) -> Frame:
     return int(fmt.FrameType.WINDOW_CLOSED), 0, encode_record(record)
 
 
+def no_text() -> Frame:
+    """A frame that says of frames that were given up what cannot be read: the name of a reason is no UTF-8."""
+    record = b"\x94\x80\0\0\x81\xa3cut\x81\xa2\xff\xfe\1"
+    return int(fmt.FrameType.GIVEN_UP), 0, struct.pack("<I", len(record)) + record + bytes(40)
+
+
 def windows(
     numbers: range,
     nbytes: int,

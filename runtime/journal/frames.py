@@ -226,7 +226,7 @@ class FrameReader:
             return None  # it is being written
         before, border = 0, fmt.FILE_HEADER.size
         record: tuple[int, int] | None = None
-        gone = given_up.GivenUp()
+        gone: list[given_up.GivenUp] = []
         while border <= at:
             found = self._frame_at(border, lambda _: True)
             if found is None:
@@ -236,7 +236,7 @@ class FrameReader:
             ahead = (number - self._number) & 0xFFFFFFFF
             if frame is not None and record is None:
                 if over:
-                    gone += _beyond(_gone_in(frame[0], frame[2]), before, self._passed)
+                    gone.append(_beyond(_gone_in(frame[0], frame[2]), before, self._passed))
                 elif ahead < 1 << 31:
                     record = border, before
             if end > at and frame is not None and (over or border < at):
@@ -246,7 +246,8 @@ class FrameReader:
                 if self._passed is not None:
                     self._ahead = max(self._passed - total, 0)
                     self._passed = total
-                return (int(fmt.FrameType.GIVEN_UP), fmt.SPANS, given_up.encode(gone)), number, end
+                said = given_up.encode(given_up.together(gone))
+                return (int(fmt.FrameType.GIVEN_UP), fmt.SPANS, said), number, end
             before, border = before + self._events, end
         self._searches += 1
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Annotated
 
 import msgspec
@@ -45,19 +45,6 @@ class GivenUp(msgspec.Struct, frozen=True, array_like=True):
         """Events."""
         return min(sum(self.events.values()) + self.others, _MOST)
 
-    def __add__(self, other: GivenUp) -> GivenUp:
-        """Both together."""
-        events = dict(self.events)
-        for window, count in other.events.items():
-            events[window] = min(events.get(window, 0) + count, _MOST)
-        ledgers = [ledger for ledger in (self.ledger, other.ledger) if ledger is not None]
-        return GivenUp(
-            events,
-            min(self.others + other.others, _MOST),
-            min(self.windows + other.windows, _MOST),
-            added_up(ledgers) if ledgers else None,
-        )
-
     def without(self, ended: Collection[int]) -> GivenUp:
         """The same, but for which of the events were of these windows."""
         moved = [window for window in self.events if window in ended]
@@ -77,6 +64,20 @@ class GivenUp(msgspec.Struct, frozen=True, array_like=True):
                 left[window] = count - events
             events = max(events - count, 0)
         return msgspec.structs.replace(self, events=left, others=others)
+
+
+def together(several: Iterable[GivenUp]) -> GivenUp:
+    """All of them, in a time that is in proportion to what they say."""
+    events: dict[int, int] = {}
+    others = windows = 0
+    ledgers: list[Ledger] = []
+    for one in several:
+        for window, count in one.events.items():
+            events[window] = min(events.get(window, 0) + count, _MOST)
+        others, windows = min(others + one.others, _MOST), min(windows + one.windows, _MOST)
+        if one.ledger is not None:
+            ledgers.append(one.ledger)
+    return GivenUp(events, others, windows, added_up(ledgers) if ledgers else None)
 
 
 _decode = msgspec.msgpack.Decoder(GivenUp).decode
@@ -111,5 +112,5 @@ def decode(kind: int, payload: fmt.Bytes) -> GivenUp:
     end = needed(payload)
     try:
         return _decode(payload[_SIZE.size : end])
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FormatError(f"a frame that was given up does not say what it was: {error}") from error

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Collection
-from itertools import pairwise
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -32,7 +31,10 @@ MOVED = frozenset(
     }
 )
 """Records: where they are does not matter, but for events that follow."""
+SPAN = 4 * LONGEST
+"""Bytes from which on a region ends where it can: what becomes of the records behind them is another one's business."""
 _NUMBERS = 1 << 32
+_NOTHING = given_up.encode(GivenUp())
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -51,7 +53,8 @@ class _Run(msgspec.Struct):
     end: int
     number: int
     """Of the last one."""
-    gone: GivenUp
+    gone: list[GivenUp]
+    """What each of them was."""
     spans: bool
     """Whether it stands for all frames since the one before it."""
     fresh: bool
@@ -64,13 +67,19 @@ class _Run(msgspec.Struct):
         """Bytes from one frame to the next."""
         return self.end - self.at
 
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of the records that follow it."""
+        return sum(record.end - record.at for record in self.records)
+
 
 class Region:
     """Gives up what lies between two frames that stay where they are: runs, and records between them.
 
     The records move to the beginning, so that the runs around them become one. Where they go is nothing any more, and what is
     written there counts only when the run before is said to be shorter, which is one small write: who is killed leaves the
-    one or the other.
+    one or the other. Whatever lies there, a region takes a time that is in proportion to its bytes, and ends by itself after
+    `SPAN`, so that little is kept in memory.
     """
 
     def __init__(self, fd: int, sync: bytes, ended: Collection[int], before: int | None) -> None:
@@ -87,71 +96,93 @@ class Region:
     def add(self, found: Found, gone: GivenUp | None, *, fresh: bool = False) -> None:
         """The next frame: gone, or a record, which stays, if nothing is said of it."""
         follows = found.spans or self._before is not None and found.number == (self._before + 1) % _NUMBERS
+        run = self._runs[-1] if self._runs else None
+        longer = gone is not None and run is not None and follows and not run.records and found.end - run.at <= LONGEST
         if not follows:
             self.close(None)  # the number that is missing is to show
+        elif not longer and self._runs and found.end - self._runs[0].at > SPAN:
+            self.close(self._before)
         self._before = found.number
-        run = self._runs[-1] if self._runs else None
         if gone is None:
-            if run is not None:
-                run.records.append(found)
-        elif run is None or run.records or not follows or found.end - run.at > LONGEST:
+            if self._runs:
+                self._runs[-1].records.append(found)
+        elif longer and run is not None:
+            run.end, run.number, run.spans, run.fresh = found.end, found.number, True, True
+            run.gone.append(gone)
+        else:
             # One that shows a missing number is alone: those after it are the next run.
-            self._runs.append(_Run(found.at, found.end, found.number, gone, found.spans, fresh, []))
+            self._runs.append(_Run(found.at, found.end, found.number, [gone], found.spans, fresh, []))
             if not follows:
                 self.close(found.number)
-        else:
-            run.end, run.number, run.gone, run.spans, run.fresh = found.end, found.number, run.gone + gone, True, True
 
     def close(self, number: int | None) -> None:
         """The region ends here; the frame before the next one has this number."""
         runs, self._runs, self._before = self._runs, [], number
         if len(runs) < 2 and not any(run.fresh for run in runs):
             return
-        start = runs[0].at
-        while runs:
-            run = runs.pop(0)
-            beginning = given_up.encode(run.gone.without(self._ended))
+        start, at = runs[0].at, 0
+        while at < len(runs):
+            run = runs[at]
+            beginning = self._said([run])
             if fmt.FRAME_HEADER.size + len(beginning) > run.size:
-                start = run.end  # it would say no less than it holds
+                start, at = run.end, at + 1  # it would say no less than it holds
                 continue
             # What is freed begins behind what it says now: it may have said that in another way.
             os.pwrite(self._fd, self._frame(run, beginning, run.size), run.at)
-            if (following := self._drawn_in(run, runs)) is not None:
-                runs.insert(0, following)
+            if count := self._draw_in(runs, at):
+                at += count
                 continue
-            self.made.append(Made(start, run.at, run.end))
-            start = run.end
+            if run.fresh or start != run.at:
+                self.made.append(Made(start, run.at, run.end))
             self._punch(run.at + fmt.FRAME_HEADER.size + len(beginning), run.end)
+            start, at = run.end, at + 1
 
-    def _drawn_in(self, run: _Run, runs: list[_Run]) -> _Run | None:
+    def _draw_in(self, runs: list[_Run], at: int) -> int:
         """Moves records behind a run into it, as many as have room there, and takes what lies behind and between them away.
 
         Returns:
-            The run that follows the records then; `None` if none could be moved.
+            Behind how many runs they were: the last of the runs that follow these is what follows the records then. 0 if none
+            could be moved.
         """
-        size = fmt.FRAME_HEADER.size
-        tail = given_up.encode(GivenUp())
-        count, nbytes, gone, beginning = 0, 0, run.gone, b""
-        records: list[Found] = []
-        for before, after in pairwise([run, *runs]):
-            more = sum(record.end - record.at for record in before.records)
-            both = gone + after.gone
-            said = given_up.encode(both.without(self._ended))
-            room = run.size - (size + len(said) + nbytes + more + size + len(tail))
-            if room < 0 or not before.records or after.end - run.at > LONGEST:
-                break
-            count, nbytes, gone, beginning = count + 1, nbytes + more, both, said
-            records += before.records
+        count, beginning = self._room(runs, at)
         if not count:
-            return None
-        last = runs[count - 1]
-        at = run.at + size + len(beginning)
-        made = _Run(at + nbytes, last.end, last.number, GivenUp(), spans=True, fresh=False, records=last.records)
+            return 0
+        run, last = runs[at], runs[at + count]
+        records = [record for before in runs[at : at + count] for record in before.records]
+        begin = run.at + fmt.FRAME_HEADER.size + len(beginning)
         moved = [self._moved(record) for record in records]
-        os.pwrite(self._fd, b"".join([*moved, self._frame(made, tail, made.size)]), at)
-        os.pwrite(self._fd, self._frame(run, beginning, at - run.at), run.at)
-        del runs[:count]
-        return made
+        made = _Run(
+            begin + sum(map(len, moved)), last.end, last.number, [], spans=True, fresh=False, records=last.records
+        )
+        os.pwrite(self._fd, b"".join([*moved, self._frame(made, _NOTHING, made.size)]), begin)
+        os.pwrite(self._fd, self._frame(run, beginning, begin - run.at), run.at)
+        runs[at + count] = made
+        return count
+
+    def _room(self, runs: list[_Run], at: int) -> tuple[int, bytes]:
+        """Behind how many runs the records have room in the first of them, and what that one says then.
+
+        It is found in steps that grow and shrink again: to try all, one after the other, would take the square of the time.
+        """
+        count, said = 0, b""
+        step, grows = 1, True
+        while step:
+            more = count + step
+            some = runs[at : at + more + 1]
+            fits = len(some) > more and some[-1].end - some[0].at <= LONGEST and all(run.records for run in some[:-1])
+            if fits:
+                beginning = self._said(some)
+                needed = 2 * fmt.FRAME_HEADER.size + len(beginning) + len(_NOTHING)
+                fits = needed + sum(run.record_bytes for run in some[:-1]) <= some[0].size
+                if fits:
+                    count, said = more, beginning
+            grows = grows and fits
+            step = 2 * step if grows else step // 2
+        return count, said
+
+    def _said(self, runs: Iterable[_Run]) -> bytes:
+        """What a frame begins with that stands for these."""
+        return given_up.encode(given_up.together(gone for run in runs for gone in run.gone).without(self._ended))
 
     def _moved(self, record: Found) -> bytes:
         """A record as it stands where frames before it are gone."""

@@ -23,7 +23,7 @@ from stepscope.runtime.journal.given_up import GivenUp
 from stepscope.runtime.journal.records import ClockSync, encode_record
 from tests.journals import frame_borders, write_journal
 from tests.streams import SYNC, frames, hello
-from tests.windowed import END, closed, run_of, windows
+from tests.windowed import END, Frame, closed, no_text, run_of, windows
 
 RECORD = struct.Struct("<BBH")
 """Before each frame of a stream: its type, its flags, bytes of its payload."""
@@ -43,7 +43,7 @@ def _of(target: str, place: Path) -> list[bytes]:
             write_journal(place / name, [batch], compression="zlib" if name == "packed" else "").read_bytes()
             for name in ("a", "packed")
         ]
-        return made if target == "journal" else [_records(data) for data in made]
+        return made if target == "journal" else [*(_records(data) for data in made), _raw([run_of(), no_text(), END])]
     if target == "trace":
         return _traces(place)
     if target == "arguments":
@@ -104,11 +104,13 @@ def _windows() -> list[bytes]:
         [closed(0, 0, 0), closed(1, 2, 1), names, tiny, reading, closed(2, 4, 2), *windows(range(3, 5), 4096)],
         [*windows(range(3), 128), *comparisons, names, *windows(range(3, 40), 128, frames=1, packed="zlib"), reading],
         [*windows(range(2), 8192), END],
+        [*windows(range(2), 4096), no_text(), *windows(range(2, 6), 4096)],
     ]
-    return [
-        bytes([dear]) + b"".join(RECORD.pack(kind, flags, len(payload)) + payload for kind, flags, payload in frames)
-        for dear, frames in enumerate([run_of(), *frames] for frames in streams)
-    ]
+    return [bytes([dear]) + _raw([run_of(), *frames]) for dear, frames in enumerate(streams)]
+
+
+def _raw(frames: list[Frame]) -> bytes:
+    return b"".join(RECORD.pack(kind, flags, len(payload)) + payload for kind, flags, payload in frames)
 
 
 def _records(journal: bytes) -> bytes:
