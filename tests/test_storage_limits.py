@@ -293,7 +293,7 @@ def test_a_stream_that_cannot_be_looked_at_costs_itself(store: Store, monkeypatc
     def failing(real: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
         def look(path: Any, **how: Any) -> os.stat_result:
             if not isinstance(path, int) and Path(path).is_relative_to(bad):
-                raise OSError(errno.EIO, os.strerror(errno.EIO), os.fspath(path))
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
             return real(path, **how)
 
         return look
@@ -314,7 +314,7 @@ def test_what_was_deleted_is_told_though_the_disk_fails_then(store: Store, monke
 
     def look(at: Any, **how: Any) -> os.stat_result:
         if at == store.streams and not os.path.exists(path):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), os.fspath(at))
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(at))
         return real(at, **how)
 
     with monkeypatch.context() as patch:
