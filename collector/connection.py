@@ -19,6 +19,7 @@ from stepscope.collector.store import Store
 from stepscope.collector.stream import Stream
 from stepscope.collector.stream_file import StreamFile
 from stepscope.collector.streams import Streams
+from stepscope.collector.time_limit import TimeLimit
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.control.command import Answer, Command
 from stepscope.runtime.errors import FormatError
@@ -61,12 +62,13 @@ class Connection:
             return
         await self._socket.accept(subprotocol=protocol.SUBPROTOCOL)
         self._task = asyncio.current_task()
+        limit = TimeLimit(self._settings.idle_timeout)
         try:
             async with asyncio.timeout(self._settings.hello_timeout):
                 hello = await self._receive()
             if not isinstance(hello[0], protocol.Hello):
                 raise FormatError(f"the first message must be Hello, not {type(hello[0]).__name__}")
-            await self._stream(hello[0])
+            await self._stream(hello[0], limit)
         except WebSocketDisconnect:
             return
         except asyncio.CancelledError:
@@ -82,6 +84,8 @@ class Connection:
         except OSError as error:
             log.error("a stream cannot be written: %s", error)
             await self._refuse(f"the collector cannot write: {error.strerror}", retry=True)
+        finally:
+            limit.close()
 
     async def order(self, command: Command, seconds: float) -> Answer:
         """Gives the process a command; returns its answer.
@@ -119,7 +123,7 @@ class Connection:
             self._left = True
             self._task.cancel()
 
-    async def _stream(self, hello: protocol.Hello) -> None:
+    async def _stream(self, hello: protocol.Hello, limit: TimeLimit) -> None:
         async with self._store.stream(hello, self.leave) as file:
             with self._streams.connected(hello, self) as stream, self._giving_orders():
                 self.control = hello.control
@@ -128,24 +132,31 @@ class Connection:
                     "stream", client.host if client else "", stream=hello.stream, name=run.name, rank=str(run.rank),
                     supersedes=hello.supersedes,
                 )  # fmt: skip
-                await self._send(protocol.Welcome(file.next, self._store.message_bytes))
+                with limit:
+                    await self._send(protocol.Welcome(file.next, self._store.message_bytes))
                 self._supersede(file, hello)
                 while True:
-                    await self._next(file, stream, hello)
+                    answer = await self._next(file, stream, hello, limit)
+                    if answer is not None:
+                        with limit:
+                            await self._send(answer)
 
-    async def _next(self, file: StreamFile, stream: Stream, hello: protocol.Hello) -> None:
-        """Takes one message. Nothing holds it when this returns: it may be large, and the next one long in coming."""
-        async with asyncio.timeout(self._settings.idle_timeout):
+    async def _next(
+        self, file: StreamFile, stream: Stream, hello: protocol.Hello, limit: TimeLimit
+    ) -> protocol.Header | None:
+        """Takes one message; returns the answer. Nothing holds it then: it may be large, and the next one long in coming."""
+        with limit:
             header, payload = await self._receive()
         if isinstance(header, protocol.Frames):
             await self._take(file, header, payload, stream, hello)
-        elif isinstance(header, protocol.Ping):
+            return protocol.Ack(file.next)
+        if isinstance(header, protocol.Ping):
             arrived = self._reference.now()
-            await self._send(protocol.Pong(header.sent, arrived, self._reference.now(), self._reference.id))
-        elif isinstance(header, protocol.Obeyed):
-            self._obeyed(header)
-        else:
+            return protocol.Pong(header.sent, arrived, self._reference.now(), self._reference.id)
+        if not isinstance(header, protocol.Obeyed):
             raise FormatError(f"{type(header).__name__} is not for the collector")
+        self._obeyed(header)
+        return None
 
     @contextlib.contextmanager
     def _giving_orders(self) -> Generator[None]:
@@ -172,7 +183,6 @@ class Connection:
 
         await self._store.write(file, addition, hello, written)
         self._supersede(file, hello)
-        await self._send(protocol.Ack(file.next))
 
     def _supersede(self, file: StreamFile, hello: protocol.Hello) -> None:
         if file.ended and hello.supersedes and hello.supersedes != hello.stream:
@@ -188,8 +198,7 @@ class Connection:
         return protocol.decode(data)
 
     async def _send(self, header: protocol.Header) -> None:
-        async with asyncio.timeout(self._settings.idle_timeout):
-            await self._socket.send_bytes(protocol.encode(header))
+        await self._socket.send_bytes(protocol.encode(header))
 
     async def _refuse(self, reason: str, *, retry: bool) -> None:
         self._note(reason)

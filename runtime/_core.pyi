@@ -1,7 +1,8 @@
 """The native core. Public wrappers: `stepscope.runtime.{strings,tracks,clock,recorder,...}`."""
 
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, Final, Self, TypeVar
+from types import FrameType
+from typing import Any, Final, Literal, Self, TypeVar
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _T = TypeVar("_T")
@@ -134,9 +135,10 @@ def adopt(task: Any, base: type, runs: bool, /) -> Coroutine | None:
         What it has now; `None` if that cannot be done with it, and nothing was changed.
     """
 
-def set_task_lookup(lookup: Callable[[], tuple[str, int, Coroutine | None] | None], /) -> None:
+def set_task_lookup(lookup: Callable[[], tuple[str, int, Coroutine | None] | None | Literal[False]], /) -> None:
     """Who answers what task is running: its name, a number of its own, and the coroutine that it has. It is asked once
-    per task, when that records for the first time."""
+    per task, when that records for the first time. False: it cannot be had, and is counted. What a handler of a signal
+    raises meanwhile comes out of what records."""
 
 def current_span() -> int:
     """Id of the innermost span that is open here, 0 = none, or nothing records."""
@@ -177,11 +179,12 @@ def put_off_signal(number: int, locked: bool, handled: bool, /) -> bool:
 def signal_held() -> bool:
     """Whether one has come that waits for the end of `hold_signals`."""
 
-def watch_signal(number: int, handled: bool, seconds: float, late: Callable[[int], None], /) -> None:
+def watch_signal(
+    number: int, ours: Callable[[int, FrameType | None], None], seconds: float, late: Callable[[int], None], /
+) -> None:
     """Takes a signal, SIGTERM or SIGHUP, natively, and starts what watches over it; for those that have it already, too.
 
-    If Python's handler is ours (`handled`; the first time, that has just been set), and nobody has put a native one over
-    it: the main thread is woken until the handler has called `begin_ending`; after a second without that, `late` is called
+    If Python's handler is `ours` (the first time, that has just been set), and nobody has put a native one over it: the main thread is woken until the handler has called `begin_ending`; after a second without that, `late` is called
     with the number, on another thread. If the signal has no handler, `late` is called at once. If nothing calls
     `begin_ending`, the process dies after a second and `seconds`."""
 

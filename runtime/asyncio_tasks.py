@@ -10,6 +10,7 @@ from types import CoroutineType
 from typing import Any
 
 from stepscope.runtime import _core
+from stepscope.runtime.outside import interrupts
 
 MAX_KINDS = 16
 """Types of tasks that are told apart in `unwatched`."""
@@ -86,7 +87,9 @@ def _watch_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> _co
         watched = _core.adopt(task, asyncio.Task, runs)
         if watched is None and _replace(task, coroutine):
             watched = _core.adopt(task, asyncio.Task, runs)
-    except Exception:
+    except Exception as error:
+        if interrupts(error):
+            raise
         watched = None  # a type of the program's own may lack anything; it is counted
     if watched is None:
         _count_unwatched(task)

@@ -7,6 +7,8 @@ kind: `SystemExit` costs it no less and nobody else more than `OSError` does.
 from __future__ import annotations
 
 import asyncio
+import inspect
+import itertools
 import signal
 import threading
 import traceback
@@ -24,22 +26,29 @@ GRACE = 0.2
 def interrupts(error: BaseException) -> bool:
     """Whether an exception that came out of a call of a part was raised by the handler of a signal, and is to go on.
 
-    Python calls handlers on the main thread, with the frame that they interrupt: that of the traceback before theirs. One
-    that is not written in Python leaves no frame: what may be of such a one goes on, unless it is an `Exception`. The one for
-    Ctrl-C that Python comes with has to wait until calls of ours are over (`signals.uninterrupted`).
+    Python calls handlers on the main thread, with the signal's number and the frame that they interrupt: that of the
+    traceback before theirs. One that is not written in Python leaves no frame: what may be of such a one goes on, unless it
+    is an `Exception`. The one for Ctrl-C that Python comes with has to wait until calls of ours are over
+    (`signals.uninterrupted`).
     """
     if threading.current_thread() is not threading.main_thread():
         return False
     before: FrameType | None = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        if before is not None and any(_holds(value, before) for value in frame.f_locals.values()):
+        if before is not None and _handles(frame, before):
             return True
         before = frame
     return not isinstance(error, Exception | asyncio.CancelledError | GeneratorExit) and _leaves_no_frame()
 
 
-def _holds(value: object, frame: FrameType) -> bool:
-    return value is frame or (type(value) is tuple and any(item is frame for item in cast(tuple[object, ...], value)))
+def _handles(frame: FrameType, interrupted: FrameType) -> bool:
+    """Whether a function was called as a handler: a part may well look at its caller's frame."""
+    code, given = frame.f_code, frame.f_locals
+    positional = [given.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & inspect.CO_VARARGS:
+        rest = given.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+        positional += cast(tuple[object, ...], rest) if type(rest) is tuple else ()
+    return any(frame is interrupted and type(number) is int for number, frame in itertools.pairwise(positional))
 
 
 def _leaves_no_frame() -> bool:

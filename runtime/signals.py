@@ -61,9 +61,8 @@ def look() -> None:
     """Takes the signals that are watched again, where the program had them and has given them back since."""
     with _lock:
         for number in _ENDING if _seconds else ():
-            handler = signal.getsignal(number)
-            if handler in (signal.SIG_DFL, _terminate):
-                _core.watch_signal(number, handler is _terminate, _seconds, _end)
+            if signal.getsignal(number) in (signal.SIG_DFL, _terminate):
+                _core.watch_signal(number, _terminate, _seconds, _end)
 
 
 def unwatch(profilers: Collection[object] = ()) -> None:

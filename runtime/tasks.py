@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from stepscope.runtime import _core, asyncio_tasks, executors, trio_tasks
+from stepscope.runtime.outside import interrupts
 
 
 def watch() -> None:
@@ -28,8 +31,14 @@ MAX_NAMES = 1 << 14
 _names: set[str] = set()
 
 
-def _running() -> tuple[str, int, _core.Coroutine | None] | None:
-    found = asyncio_tasks.running() or trio_tasks.running()
+def _running() -> tuple[str, int, _core.Coroutine | None] | None | Literal[False]:
+    """What the core is told of the task that runs in this thread; False: it cannot be had."""
+    try:
+        found = asyncio_tasks.running() or trio_tasks.running()
+    except Exception as error:  # a type of the program's own may lack anything; the core counts it
+        if interrupts(error):
+            raise
+        return False
     if found is None or found[0] in _names:
         return found
     if len(_names) < MAX_NAMES:

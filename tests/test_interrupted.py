@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 from collections.abc import Callable
@@ -90,6 +91,50 @@ def test_a_step(output_dir: Path) -> None:
             assert point > 20 and profiler.flush(30)
             found = [name for name in memory.names(kind=Kind.INSTANT) if name.startswith(f"{change} ")]
             assert found == [f"{change} {number + 1}" for number in range(point)]
+
+
+class Alarm(Exception):
+    """What a program's handler raises to end what takes too long: no more than an `Exception`."""
+
+
+class Slow(asyncio.Task[None]):
+    """A task whose type is written in Python, as programs make them: it is asked for what it has by code of ours."""
+
+
+@pytest.mark.parametrize("kind", [asyncio.Task, Slow])
+def test_the_first_span_of_a_task(kind: type[asyncio.Task[None]], output_dir: Path) -> None:
+    """What a handler raises while it is found out which task records comes out of the span: the program waits for it."""
+
+    def ring() -> None:
+        raise Alarm
+
+    def first() -> None:
+        with sc.span("first"):
+            pass
+
+    async def record(point: int) -> None:
+        nonlocal interrupted
+        try:
+            interrupted = interrupt(first, point, ring)
+        except Alarm:
+            raised.append(point)
+        records()
+
+    raised = list[int]()
+    interrupted, point = False, 0
+    with sc.trace(output_dir=output_dir), interrupting() as interrupt, asyncio.Runner() as runner:
+        for point in itertools.count(1):
+            interrupted = False
+
+            async def main(point: int = point) -> None:
+                # A factory of the program's own, which no profiler has replaced: the task is found when it records.
+                await kind(record(point), loop=asyncio.get_running_loop())
+
+            runner.run(main())
+            if not interrupted and point not in raised:
+                break
+            assert point in raised, interrupt.where
+    assert point > 20
 
 
 def test_an_inbox() -> None:

@@ -168,6 +168,25 @@ def test_handlers_of_the_program_are_left_alone(script: str, tmp_path: Path) -> 
     assert delivered(tmp_path)
 
 
+def test_a_handler_that_is_set_while_it_is_looked_whose_it_is(tmp_path: Path) -> None:
+    """A thread of ours has seen its own handler, and takes the signal when the program has one: it is the program's."""
+    run(
+        """
+from stepscope.runtime import _core, signals
+came = []
+with profiler:
+    ours = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *_: came.append(1))
+    _core.watch_signal(signal.SIGTERM, ours, 0.5, signals._end)
+    signal.raise_signal(signal.SIGTERM)
+    time.sleep(3)
+    assert came == [1]
+""",
+        tmp_path,
+        code=0,
+    )
+
+
 def test_the_disposition_is_given_back(tmp_path: Path) -> None:
     """Without an open profiler SIGTERM is as it was; a handler that the program restored late does what it should."""
     run(

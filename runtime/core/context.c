@@ -68,21 +68,26 @@ static bool scope_fits(const ContextScope *scope, const Coroutine *running, cons
     return scope->context && ((PyWeakReference *)scope->context)->wr_object == context;
 }
 
-/* The task that Python says is running, if there is one. Of what the lookup raises, only that stays behind which is no
- * Exception: a signal handler raised it, and the program waits for it. */
+/* Forgets what a lookup raised if it lacked memory or stack. Otherwise a signal handler did, and the program waits for it. */
+static bool lacked(void) {
+    if (!PyErr_ExceptionMatches(PyExc_MemoryError) && !PyErr_ExceptionMatches(PyExc_RecursionError)) return false;
+    PyErr_Clear();
+    count_one(&g_counts.lookups_failed);
+    return true;
+}
+
+/* The task that Python says is running, if there is one. What goes wrong with the program's tasks, the lookup answers. */
 static Task running_task(void) {
     PyObject *found = task_lookup ? PyObject_CallNoArgs(task_lookup) : Py_NewRef(Py_None), *text, *coroutine;
     long long number = 0;
     Task task = {0};
-    task.is_task = found && found != Py_None && PyArg_ParseTuple(found, "ULO", &text, &number, &coroutine) &&
+    if (!found) return lacked(), task;
+    task.is_task = found != Py_None && PyArg_ParseTuple(found, "ULO", &text, &number, &coroutine) &&
                    (task.name = strings_intern_object(text));
     task.number = number;
     if (task.is_task && Py_IS_TYPE(coroutine, &CoroutineType)) task.coroutine = (Coroutine *)Py_NewRef(coroutine);
-    if (PyErr_Occurred()) {
-        count_one(&g_counts.lookups_failed);
-        if (PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
-    }
-    Py_XDECREF(found);
+    if (PyErr_Occurred()) PyErr_Clear(), count_one(&g_counts.lookups_failed);
+    Py_DECREF(found);
     return task;
 }
 
@@ -207,11 +212,8 @@ static Stack *look_up(Thread *t, PyThreadState *state) {
     }
     ContextScope *scope = state->context ? scope_find(t, state) : NULL;
     if (!scope) {
-        /* But for signal handlers it fails for want of memory only; the thread's own stack is right enough then. */
-        if (!PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
-        PyErr_Clear();
-        count_one(&g_counts.lookups_failed);
-        return t->stack;
+        /* The thread's own stack is right enough then. */
+        return lacked() ? t->stack : NULL;
     }
     use(scope, t);
     Coroutine *running = coroutine_running();

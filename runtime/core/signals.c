@@ -186,10 +186,12 @@ static void *watch(void *unused) {
 }
 
 PyObject *signals_py_watch(PyObject *self, PyObject *args) {
-    int number, handled;
+    int number;
     double seconds;
-    PyObject *function;
-    if (!PyArg_ParseTuple(args, "ipdO", &number, &handled, &seconds, &function)) return NULL;
+    PyObject *ours, *function;
+    if (!PyArg_ParseTuple(args, "iOdO", &number, &ours, &seconds, &function)) return NULL;
+    PyObject *module = PyImport_ImportModule("_signal");
+    if (!module) return NULL;
     Py_XSETREF(late, Py_NewRef(function));
     atomic_store(&patience, (long long)((seconds < 1e6 ? seconds : 1e6) * 1e9));
     if (!atomic_load(&watching)) {
@@ -201,7 +203,13 @@ PyObject *signals_py_watch(PyObject *self, PyObject *args) {
         pthread_sigmask(SIG_SETMASK, &usual, NULL);
         if (watching) pthread_setname_np(watcher, "scope signals");
     }
-    void *now = holder(signal_of(number)); /* Python sets no handler meanwhile, for the GIL is held */
+    /* From here on Python sets no handler, for the GIL is held. */
+    PyObject *handler = PyObject_CallMethod(module, "getsignal", "i", number);
+    Py_DECREF(module);
+    if (!handler) return NULL;
+    bool handled = handler == ours;
+    Py_DECREF(handler);
+    void *now = holder(signal_of(number));
     if (handled && !python && now != (void *)SIG_DFL) python = now; /* the first time, Python has just set it */
     if (!atomic_load(&asked) && (now == (void *)SIG_DFL || (handled && now == python))) take(signal_of(number));
     Py_RETURN_NONE;
