@@ -31,7 +31,9 @@ class TimeLimit:
         if self._timer is None:
             self._timer = self._loop.call_at(self._began + self._seconds, self._look)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """It is over.
 
         Raises:

@@ -113,25 +113,23 @@ def test_the_first_span_of_a_task(kind: type[asyncio.Task[None]], output_dir: Pa
             pass
 
     async def record(point: int) -> None:
-        nonlocal interrupted
         try:
-            interrupted = interrupt(first, point, ring)
+            interrupt(first, point, ring)
         except Alarm:
             raised.append(point)
         records()
 
     raised = list[int]()
-    interrupted, point = False, 0
+    point = 0
     with sc.trace(output_dir=output_dir), interrupting() as interrupt, asyncio.Runner() as runner:
         for point in itertools.count(1):
-            interrupted = False
 
             async def main(point: int = point) -> None:
                 # A factory of the program's own, which no profiler has replaced: the task is found when it records.
                 await kind(record(point), loop=asyncio.get_running_loop())
 
             runner.run(main())
-            if not interrupted and point not in raised:
+            if not interrupt.where:
                 break
             assert point in raised, interrupt.where
     assert point > 20
