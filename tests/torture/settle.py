@@ -13,7 +13,7 @@ UNDER_WAY = THREADS + 2
 """Threads that record. Each may be inside of one call when the end comes: its event may be dropped, and counted, unnoted."""
 
 
-def settle(place: Path, journal: Path, *, closed: bool, bare: bool = False) -> Outcome:
+def settle(place: Path, journal: Path, *, closed: bool, recovered: bool = False, bare: bool = False) -> Outcome:
     """Compares a journal with the diary.
 
     Every span whose exit had returned before the end is there, or dropped and counted; any other is lost. Of the rest,
@@ -28,12 +28,16 @@ def settle(place: Path, journal: Path, *, closed: bool, bare: bool = False) -> O
         journal: what was written or recovered.
         closed: whether the profiler closed in order. The end is then that of the last window, which must not be before
             the program was about to end, and the other threads go on after it; else it is that of the process.
+        recovered: whether it had begun to close, and did not come to say when its last window ended: that is not before the
+            program was about to end, nor before anything began that is there.
         bare: whether nothing may have been recorded in the step that was going on, which is then in no window.
     """
     found, diary = Found(journal), Diary(place / "diary")
     problems = list(found.problems)
-    end = found.end_ns if closed else float("inf")
-    if closed and end < max(diary.ending_ns, int(diary.lane(MAIN)[1].max(initial=0))):
+    end = float("inf")
+    if closed:
+        end = _least_end(found, diary) if recovered else found.end_ns
+    if closed and not recovered and end < max(diary.ending_ns, int(diary.lane(MAIN)[1].max(initial=0))):
         problems.append("the last window ended before the program's main thread was about to")
     produced = exported = waited = 0
     for lane in range(LANES):
@@ -74,3 +78,12 @@ def settle(place: Path, journal: Path, *, closed: bool, bare: bool = False) -> O
     return Outcome(
         produced=produced, exported=exported, dropped=dropped, held_ns=diary.held_ns, problems=tuple(problems)
     )
+
+
+def _least_end(found: Found, diary: Diary) -> float:
+    end = diary.ending_ns
+    for lane in range(LANES):
+        entered, _ = diary.lane(lane)
+        ended = found.ended(lane)
+        end = max(end, int(entered[ended[ended < len(entered)]].max(initial=0)))
+    return end

@@ -96,7 +96,9 @@ def recovered(place: Path, *, closed: bool = False) -> Outcome:
     result = recover(place / "run")
     took = time.monotonic_ns() - began
     problems = traces(place, repair=True)
-    return settle(place, result.journal, closed=closed) + Outcome(tried=0, shutdown_ns=took, problems=tuple(problems))
+    return settle(place, result.journal, closed=closed, recovered=closed) + Outcome(
+        tried=0, shutdown_ns=took, problems=tuple(problems)
+    )
 
 
 def kill(place: Path, seed: int) -> Outcome:
@@ -105,6 +107,17 @@ def kill(place: Path, seed: int) -> Outcome:
         time.sleep(random.Random(seed).uniform(0.0, 0.4))
         process.kill()
     return recovered(place)
+
+
+def kill_closing(place: Path, seed: int) -> Outcome:
+    """SIGKILL at a random moment of the closing that SIGTERM or the program's own end has begun, or right after it."""
+    chance = random.Random(seed)
+    with started(place, seed, chance.choice(["terminate", "exit_normally"])) as process:
+        while process.poll() is None and not (place / "ending").exists():
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0.0, 0.15))
+        process.kill()
+    return _left(place)
 
 
 def crash(ending: str, code: int, place: Path, seed: int) -> Outcome:
@@ -154,11 +167,14 @@ def starve(place: Path, seed: int) -> Outcome:
     # What could not be closed is said after that, or before, as Python's version has it.
     known = "MemoryError" in (place / "stderr").read_text(errors="replace")
     problems = () if ended and known else (f"ended with {ended}: {_said(place)}",)
+    return _left(place) + Outcome(tried=0, problems=problems)
+
+
+def _left(place: Path) -> Outcome:
+    """Accounts of a victim that had begun to close: what it could not is recovered."""
     if (place / "run" / "session").exists():
-        outcome = recovered(place, closed=True)
-    else:
-        outcome = settle(place, place / "run" / "journal", closed=True)
-    return outcome + Outcome(tried=0, problems=problems)
+        return recovered(place, closed=True)
+    return settle(place, place / "run" / "journal", closed=True)
 
 
 def out_of_memory(place: Path, seed: int) -> Outcome:
@@ -176,6 +192,7 @@ def _said(place: Path) -> str:
 FAMILY = "killed"
 FAULTS = (
     Fault(family=FAMILY, name="SIGKILL at a random moment", trial=kill, trials=50, short=4, least=50),
+    Fault(family=FAMILY, name="SIGKILL while it closes", trial=kill_closing, trials=20, short=2, least=10),
     *(
         Fault(family=FAMILY, name=name, trial=partial(crash, ending, code), trials=2)
         for name, (ending, code) in CRASHES.items()
