@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from stepscope.collector.disk import Disk
-from stepscope.collector.store import Store
+from stepscope.collector.store import Store, passed_over
 from stepscope.collector.stream import STEPS, Frame, Stream
 from stepscope.collector.streams import Streams
 from stepscope.runtime.errors import FormatError
@@ -52,9 +52,13 @@ class Restoring:
 
     def look(self) -> None:
         """Sees which files there are; to be called before streams are taken."""
-        self._streams.unread = {
-            id: path for _, id, path in sorted((path.stat().st_mtime, id, path) for id, path in self._store.journals())
-        }
+        found = list[tuple[float, str, Path]]()
+        for id, path in self._store.journals(passed_over):
+            try:
+                found.append((path.stat().st_mtime, id, path))
+            except OSError as error:
+                passed_over(path, error)
+        self._streams.unread = {id: path for _, id, path in sorted(found)}
 
     async def run(self) -> None:
         """Returns when every file was read."""

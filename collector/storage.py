@@ -104,12 +104,13 @@ class Storage:
         while True:
             room.begin()
             try:
-                freed, self._free = await asyncio.to_thread(self._looked, room.wanted, self._store.crowd)
+                freed = await asyncio.to_thread(self.enforce, room.wanted, self._store.crowd)
                 self._used, self._problem = freed.used, ""
                 self._untold |= freed.discarded
                 self._store.bytes -= freed.removed_bytes
                 self._forget(freed.deleted)
                 await room.end(freed.counted, "what could be given up is being copied" if freed.busy else "")
+                self._free = (await asyncio.to_thread(shutil.disk_usage, self._store.directory)).free
             except OSError as error:
                 self._problem = f"the limit of the disk cannot be kept: {error}"
                 log.error("%s", self._problem)
@@ -138,10 +139,6 @@ class Storage:
             unreadable=len(unreadable),
             problem=late or self._problem or said,
         )
-
-    def _looked(self, wanted: int, crowd: int) -> tuple[Freed, int]:
-        """What was given up, and how many bytes of the file system are free."""
-        return self.enforce(wanted, crowd), shutil.disk_usage(self._store.directory).free
 
     def _forget(self, deleted: Iterable[str]) -> None:
         if self._streams is not None:

@@ -47,6 +47,11 @@ LEAVING = 30.0
 _STREAM = re.compile("[0-9a-f]{32}")
 
 
+def passed_over(path: Path, error: OSError) -> None:
+    """Says that a stream cannot be looked at: the others can."""
+    log.warning("%s is passed over: %s", path, error)
+
+
 class Store:
     """Opens the files of streams, each for one connection. Nothing from the network becomes part of a path but checked ids.
 
@@ -90,8 +95,14 @@ class Store:
             _check_own(self.streams)
             self.frames = FrameLock(settings.directory)
             """Held while what journals have is given up, and while some of it is read for a copy."""
-            self.bytes = sum(path.stat().st_size for _, path in self._all())
-            self._known = {stream for stream, _ in self._all()}
+            self._known = set[str]()
+            self.bytes = 0
+            for stream, path in self._all(passed_over):
+                self._known.add(stream)
+                try:
+                    self.bytes += path.stat().st_size
+                except OSError as error:
+                    passed_over(path, error)
         except OSError as error:
             raise OutputError(
                 error.errno, f"the collector's directory cannot be used: {error.strerror or error}", str(self.directory)

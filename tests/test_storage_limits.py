@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from stepscope.collector.app import Collector
 from stepscope.collector.deleting import Count, Deleted
 from stepscope.collector.disk_use import disk_use
 from stepscope.collector.inventory import Inventory
+from stepscope.collector.restoring import Restoring
 from stepscope.collector.retention import StoragePolicy
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.storage import Storage
@@ -283,14 +287,11 @@ def test_a_copy_that_cannot_be_deleted_costs_itself(store: Store) -> None:
     assert done.events and done.used <= limit and 7 in kept(path) and list(storage.unreadable) == [TWO]
 
 
-def test_a_stream_that_cannot_be_looked_at_costs_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither it nor whether another one has it: both are named, and the limit is kept with the others."""
-    good = stored(store, ONE, [run_of(), *windows(range(8), 128 * KIB), END])
-    stored(store, TWO, [run_of()]).with_name(SUPERSEDED).mkdir()
-    bad = stored(store, THREE, [run_of(), END]).parent
-    limit = disk_use(store.directory).total - 256 * KIB
+@contextmanager
+def failing(monkeypatch: pytest.MonkeyPatch, bad: Path) -> Generator[None]:
+    """The disk answers nothing about what is below a directory, and that itself."""
 
-    def failing(real: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+    def fails(real: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
         def look(path: Any, **how: Any) -> os.stat_result:
             if not isinstance(path, int) and Path(path).is_relative_to(bad):
                 raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
@@ -298,10 +299,54 @@ def test_a_stream_that_cannot_be_looked_at_costs_itself(store: Store, monkeypatc
 
         return look
 
-    storage = Storage(store, StoragePolicy(max_bytes=limit, newest=1, slowest=0))
     with monkeypatch.context() as patch:
         for name in ("stat", "lstat"):
-            patch.setattr(os, name, failing(getattr(os, name)))
+            patch.setattr(os, name, fails(getattr(os, name)))
+        yield
+
+
+def test_a_stream_that_cannot_be_looked_at_does_not_keep_a_collector_from_starting(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named; the others are counted, and read."""
+    good = stored(store, ONE, [run_of(), END])
+    bad = stored(store, TWO, [run_of(), END])
+    with failing(monkeypatch, bad.parent):
+        again, streams = Store(CollectorSettings(directory=store.directory)), Streams(8)
+        Restoring(again, streams).look()
+    assert again.bytes == good.stat().st_size and list(streams.unread) == [ONE]
+    assert str(bad) in caplog.text and "Input/output error" in caplog.text
+
+
+async def test_what_was_given_up_is_told_though_the_disk_fails_then(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How much of it is free cannot be asked: what was deleted is known all the same, and the problem said."""
+    stored(store, ONE, [run_of(), *windows(range(2), 6400), END])
+
+    def fails(path: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(shutil, "disk_usage", fails)
+    storage, before = Storage(store, StoragePolicy(max_bytes=4096, newest=0, slowest=0)), store.bytes
+    running = asyncio.create_task(storage.run())
+    await asyncio.to_thread(until, lambda: (view := storage.view()) is not None and view.problem)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    view = storage.view()
+    assert view is not None and "Input/output error" in view.problem and store.bytes < before
+
+
+def test_a_stream_that_cannot_be_looked_at_costs_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither it nor whether another one has it: both are named, and the limit is kept with the others."""
+    good = stored(store, ONE, [run_of(), *windows(range(8), 128 * KIB), END])
+    stored(store, TWO, [run_of()]).with_name(SUPERSEDED).mkdir()
+    bad = stored(store, THREE, [run_of(), END]).parent
+    limit = disk_use(store.directory).total - 256 * KIB
+
+    storage = Storage(store, StoragePolicy(max_bytes=limit, newest=1, slowest=0))
+    with failing(monkeypatch, bad):
         done = storage.enforce()
         assert sorted(storage.unreadable) == [TWO, THREE] and "Input/output error" in storage.unreadable[THREE]
     assert done.events and done.used <= limit and 7 in kept(good)
