@@ -71,6 +71,8 @@ class Flag(IntFlag):
     """The span was left by an exception."""
     NUMBERED = 64
     """Its name is shown followed by `#` and its step: steps of a run have one name, not one each."""
+    NO_NUMBER = 128
+    """The counter was given what is no number: its value is NaN."""
 
 
 class EventBatch(Documented, frozen=True, gc=False):

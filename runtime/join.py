@@ -168,7 +168,9 @@ def _say(level: int, reason: str) -> None:
 def join_if_told() -> None:
     """Joins if the environment says that processes do so by themselves."""
     if os.environ.get(AUTOMATIC) == "1":
-        join()
+        with _lock:
+            if _joined is None:
+                _try_sessions(logging.INFO)  # the first process has the variable, too, and nobody above it
 
 
 def _forked() -> None:

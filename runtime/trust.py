@@ -58,7 +58,8 @@ class TrustReport(Documented, frozen=True, kw_only=True):
         if stats.pauses_untold:
             yield f"          {human_count(stats.pauses_untold, 'pause')} not drawn, for the same reason"
         if pipeline is None or stats.recorder is None:
-            yield "recorded  nothing: the profiler was not started"
+            why = "; ".join(self.diagnostics) if stats.state == "inert" else "the profiler was not started"
+            yield f"recorded  nothing: {why}"
             return
         yield f"run       {self.output_dir}"
         windows = pipeline.windows

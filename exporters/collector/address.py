@@ -39,7 +39,8 @@ class Address:
         self._token = token
         if not insecure and scheme == "ws" and not self.is_local and (token or os.environ.get(TOKEN_VARIABLE)):
             raise ValueError(
-                f"a token would go to {parts.hostname} where others can read it; use wss://, or say insecure=True"
+                f"a token would go to {parts.hostname} where others can read it; use wss://, or say "
+                "settings=LinkSettings(insecure=True) (--insecure)"
             )
 
     def headers(self) -> dict[str, str]:

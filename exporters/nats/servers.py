@@ -38,8 +38,8 @@ class Servers:
             safe = "wss" if parts.scheme == "ws" else "tls"
             raise ValueError(
                 f"what is recorded would go to {parts.hostname} where others can read it; use {safe}:// in place of "
-                f"{parts.scheme}://, name the certificates to trust (ca, --nats-ca), or say insecure=True "
-                "(--nats-insecure)"
+                f"{parts.scheme}://, name the certificates to trust (ca, --nats-ca), or say "
+                "access=NatsAccess(insecure=True) (--nats-insecure)"
             )
         if self.access.credentials is not None and find_spec("nkeys") is None:
             raise ImportError("credentials of NATS need a package: pip install 'stepscope[nats]' (no module nkeys)")

@@ -57,7 +57,8 @@ enum {
     FLAG_OPEN = 4,       /* had not ended when it was written */
     FLAG_ASYNC = 8,      /* does not nest on its track: drawn as an async pair */
     FLAG_ERROR = 16,     /* left by an exception */
-    FLAG_NUMBERED = 64   /* the name is shown followed by '#' and the step */
+    FLAG_NUMBERED = 64,  /* the name is shown followed by '#' and the step */
+    FLAG_NO_NUMBER = 128 /* a counter was given what is no number: its value is NaN */
 };
 
 /* Arguments: items of 8 bytes header and `len` bytes value, one after the other, unaligned. */

@@ -287,6 +287,7 @@ PyObject *span_py_counter(PyObject *self, PyObject *const *args, Py_ssize_t n, P
             PyErr_Clear(); /* no number: training goes on, the trace shows NaN and the count says why */
             count_one(&g_counts.arguments_opaque);
             event.value = NAN;
+            event.flags = FLAG_NO_NUMBER;
         }
     }
     return record(&event, args[0], keys, args + n);

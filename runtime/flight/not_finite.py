@@ -8,14 +8,15 @@ import numpy as np
 
 from stepscope.runtime import strings
 from stepscope.runtime.checked import Checked
-from stepscope.runtime.events import Block, Kind
+from stepscope.runtime.events import Block, Flag, Kind
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News
 
 
 class NotFinite(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fires when a counter, written by `counter()` or a backend, becomes NaN or infinite.
 
-    Once for each counter: it may fire again after the counter was finite in between.
+    Once for each counter: it may fire again after the counter was finite in between. What is no number at all, such as text
+    or a tensor of several, is counted as an argument that could not be read, and fires nothing.
     """
 
     counters: tuple[str, ...] = ()
@@ -39,7 +40,7 @@ class _Evaluator:
     def look(self, news: News) -> Sequence[Finding]:
         found: list[Finding] = []
         for _, events in news.blocks:
-            counters = events[events["kind"] == int(Kind.COUNTER)]
+            counters = events[(events["kind"] == int(Kind.COUNTER)) & (events["flags"] & int(Flag.NO_NUMBER) == 0)]
             if len(self._watched):
                 counters = counters[np.isin(counters["name"], self._watched)]
             if len(counters):
