@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from stepscope.runtime.documented import Documented, DocumentedMeta
 from stepscope.runtime.misfit import default_of, find_misfit, struct_fields, unknown_field
@@ -29,6 +29,30 @@ class _CheckedMeta(DocumentedMeta):  # pyright: ignore[reportIncompatibleMethodO
                 if missing is None:
                     raise
                 raise TypeError(f"{cls.__name__}: {missing[1]} must be given") from error
+
+
+S = TypeVar("S")
+
+
+def settings(name: str, given: S | None, kind: type[S]) -> S:
+    """What was given for an argument that takes settings, or else the settings that there are by default.
+
+    Args:
+        name: of the argument.
+        given: what was.
+        kind: of the settings.
+
+    Raises:
+        TypeError: if it is something else, such as a dict.
+    """
+    if given is None:
+        return kind()
+    if not isinstance(given, kind):
+        raise TypeError(
+            f"{name} must be stepscope.{kind.__name__}, got {type(given).__name__}; "
+            f"write {name}=stepscope.{kind.__name__}(...)"
+        )
+    return given
 
 
 class Checked(Documented, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=_CheckedMeta):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import enum
+import functools
+import inspect
 import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 import msgspec
 
@@ -27,6 +29,24 @@ def nearest(name: str, names: Iterable[str]) -> str:
     known = sorted(names)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def suggesting(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator: of an unknown keyword argument the function says which is the nearest."""
+    names = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in names:
+                raise TypeError(f"{function.__name__}() has no argument {name!r}{nearest(name, names)}")
+        return function(*args, **kwargs)
+
+    return call
 
 
 def nearest_value(value: object, hint: Any, default: object, show: Show) -> str:

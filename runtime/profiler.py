@@ -465,7 +465,7 @@ def close_all(cause: BaseException | str | None = None) -> None:
         profiler.close()
 
 
-_FORKED = "it was started in the process that this one was forked from"
+_FORKED = "it was started in the process that this one was forked from, whose session stepscope.join() takes part in"
 _JOINED = "this process has joined the session of another, and what it records is in the traces of that"
 
 

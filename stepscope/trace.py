@@ -11,11 +11,13 @@ from stepscope.exporters.base import Exporter
 from stepscope.exporters.callback import CallbackExporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.window_journals import WindowJournalsExporter
+from stepscope.runtime.checked import settings
 from stepscope.runtime.control.environment import options_from_environment, run_directory
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.journal.writer import MIN_BYTES
 from stepscope.runtime.metadata import Metadata
+from stepscope.runtime.nearest import suggesting
 from stepscope.runtime.options import Options
 from stepscope.runtime.output import Output, file_name
 from stepscope.runtime.overhead import OverheadBudget
@@ -24,6 +26,7 @@ from stepscope.runtime.run import rank_from_environment
 from stepscope.runtime.schedule import ScheduleFunction, always, never
 
 
+@suggesting
 def trace(
     *,
     schedule: ScheduleFunction | None = None,
@@ -78,13 +81,12 @@ def trace(
     Raises:
         ControlError: if STEPSCOPE_OPTIONS cannot be followed. A `ValueError`.
         TypeError: if an argument is not what it should be.
-        ValueError: if two backends or two exporters have one name, the budget is no share of the time, a schedule or a
-            backend that delivers only when a window ends is given with `keep_last`, or `fixed` names what is not there.
+        ValueError: if two backends or two exporters have one name, the rank is not below the number of ranks, the budget is
+            no share of the time, a schedule or a backend that delivers only when a window ends is given with `keep_last`, or
+            `fixed` names what is not there.
     """
     said = options_from_environment(fixed)
-    chosen = Options() if options is None else options
-    if not isinstance(chosen, Options):
-        raise TypeError(f"options must be stepscope.Options, got {type(chosen).__name__}: {chosen!r}")
+    chosen = settings("options", options, Options)
     if not isinstance(name, str) or not name:
         raise TypeError(f"name must be a non-empty str, got {name!r}")
     if schedule is not None and not callable(schedule):
@@ -98,6 +100,8 @@ def trace(
         or (world_size is not None and world_size < 1)
     ):
         raise TypeError(f"world_size must be a whole number from 1, got {world_size!r}")
+    if rank is not None and world_size is not None and rank >= world_size:
+        raise ValueError(f"rank is {rank} in a world of {world_size}: ranks are numbered from 0")
     if metadata is not None and not isinstance(metadata, Mapping):
         raise TypeError(f"metadata must be a mapping, got {type(metadata).__name__}: {metadata!r}")
     if output_dir is not None and not isinstance(output_dir, str | os.PathLike):

@@ -141,6 +141,15 @@ def test_not_finite(output_dir: Path) -> None:
     assert (output_dir / "windows" / "000000-step7-not_finite.journal").exists()
 
 
+@pytest.mark.parametrize("given", ["0.93", None, [1.0]])
+def test_what_is_no_number(given: object, output_dir: Path) -> None:
+    """A counter that was given text by mistake is no loss that became NaN."""
+    profile = Profile(output_dir, triggers=(sc.NotFinite(),))
+    with profile.profiler:
+        profile.steps(12, lambda number: sc.counter("norm", given))  # type: ignore[arg-type]
+        assert not profile.windows
+
+
 def test_slow_step(output_dir: Path) -> None:
     """A step that sleeps is found among quick ones."""
     profile = Profile(output_dir, triggers=(sc.SlowStep(least=0.3),))

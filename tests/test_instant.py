@@ -57,6 +57,7 @@ def test_counters_without_a_number(value: Any) -> None:
     with recording() as log:
         counter("loss", value)
     assert math.isnan(log.rows[0].value)
+    assert log.rows[0].flags == (Flag(0) if isinstance(value, float) else Flag.NO_NUMBER)
     assert _core.counts()["arguments_opaque"] == opaque + (not isinstance(value, float))
 
 

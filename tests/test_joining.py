@@ -45,6 +45,31 @@ def test_without_a_session(family: Family) -> None:
     assert family.errors.count("no process above this one has a session to join") == 1
 
 
+def test_a_first_process_that_has_the_variable(family: Family) -> None:
+    """It is set for a whole job: that nobody is above the first process is nothing to warn of."""
+    family.of("""
+    import logging
+    from stepscope.runtime.join import join_if_told, joined
+    logging.basicConfig(level=logging.WARNING)
+    def work():
+        while os.getppid() == parent:
+            time.sleep(0.01)
+        os.environ["STEPSCOPE_JOIN"] = "1"
+        join_if_told()
+        assert not joined()
+        os.write(there, b"good")
+    here, there = os.pipe()
+    def middle():
+        global parent
+        parent = os.getpid()
+        in_child(work)
+    reap(in_child(middle))
+    os.close(there)
+    assert os.read(here, 10) == b"good"
+    """)
+    assert "no process above" not in family.errors
+
+
 def test_the_owner_does_not_join(family: Family) -> None:
     """A data set that calls join() also runs in the training process, where it changes nothing."""
     family.of("""

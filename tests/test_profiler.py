@@ -428,6 +428,8 @@ def test_an_output_directory_that_cannot_be_written_is_named(tmp_path: Path) -> 
         ({"backends": [object()]}, "is no backend: it lacks name, thread_bound, open"),
         ({"exporters": [MemoryExporter]}, "is no exporter: it is a class"),
         ({"rank": -1}, "rank must be"),
+        ({"rank": 2, "world_size": 2}, "rank is 2 in a world of 2"),
+        ({"ouput_dir": "runs"}, r"trace\(\) has no argument 'ouput_dir'; did you mean 'output_dir'"),
         ({"name": ""}, "name must be"),
         ({"on_trace_ready": 3}, "on_trace_ready must be"),
         ({"metadata": [1]}, "metadata must be"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pydoc
+import re
 import subprocess
 import sys
 import textwrap
 import types
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -94,3 +96,42 @@ def test_the_page_has_every_setting() -> None:
     assert expected - {PUBLIC.get("Exporter")} <= listed
     for subject in listed:
         assert all(field.text for field in settings.settings_of(subject)), subject
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: stepscope.trace(options={}),
+            "options must be stepscope.Options, got dict; write options=stepscope.Options",
+        ),
+        (
+            lambda: stepscope.CollectorExporter("ws://127.0.0.1:1", settings={}),
+            "settings must be stepscope.LinkSettings",
+        ),
+        (lambda: stepscope.NatsExporter("nats://127.0.0.1:1", access={}), "access must be stepscope.NatsAccess"),
+        (lambda: stepscope.NatsExporter("nats://127.0.0.1:1", limits={}), "limits must be stepscope.NatsLimits"),
+        (lambda: stepscope.OtlpExporter("http://127.0.0.1:1", options={}), "options must be stepscope.OtlpOptions"),
+        (lambda: stepscope.OtlpExporter("http://127.0.0.1:1", headers="a=b"), "headers must be a mapping"),
+        (lambda: stepscope.CollectorExporter("ws://127.0.0.1:1", token=5), "token must be a str, the Path of a file"),
+    ],
+)
+def test_what_is_no_settings(make: Callable[[], object], message: str) -> None:
+    """It is named when it is given, with what to write."""
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "advice"),
+    [
+        (lambda: stepscope.CollectorExporter("ws://other:1", token="t"), r"settings=(LinkSettings\(insecure=True\))"),
+        (lambda: stepscope.NatsExporter("nats://other:1"), r"access=(NatsAccess\(insecure=True\))"),
+    ],
+)
+def test_the_advice_can_be_taken(make: Callable[[], object], advice: str) -> None:
+    """What a message says to write exists."""
+    with pytest.raises(ValueError, match=advice) as error:
+        make()
+    written = re.search(advice, str(error.value))
+    assert written is not None and eval(f"stepscope.{written[1]}").insecure

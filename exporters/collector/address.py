@@ -25,10 +25,13 @@ class Address:
         insecure: whether a token may go to another machine without TLS.
 
     Raises:
+        TypeError: if the token is nothing of the kind.
         ValueError: for a URL that is none of these or holds a password, and for a token that others could read on its way.
     """
 
     def __init__(self, url: str, token: Token = None, *, insecure: bool = False) -> None:
+        if token is not None and not (isinstance(token, str | Path) or callable(token)):
+            raise TypeError(f"token must be a str, the Path of a file or a function, got {type(token).__name__}")
         parts = _checked(url)
         scheme = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}[parts.scheme]
         self.url = urlunsplit((scheme, parts.netloc, parts.path.rstrip("/") or protocol.PATH, "", ""))

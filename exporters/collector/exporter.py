@@ -23,6 +23,7 @@ from stepscope.exporters.collector.connecting import Connecting, LinkStatistics
 from stepscope.exporters.collector.outgoing import Outgoing
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.collector.spool import Spool, StreamNote
+from stepscope.runtime import checked
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.consumer import Settled
 from stepscope.runtime.control.command import VERSION as CONTROL
@@ -81,7 +82,7 @@ class CollectorExporter:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._link_type = _link_type()
-        self._settings = settings or LinkSettings()
+        self._settings = checked.settings("settings", settings, LinkSettings)
         self._address = Address(url, token, insecure=self._settings.insecure)
         self._tls = tls
         self.stream = uuid.uuid4().hex

@@ -12,6 +12,7 @@ from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.servers import Servers
+from stepscope.runtime import checked
 
 if TYPE_CHECKING:
     from stepscope.exporters.nats.link import NatsLink
@@ -49,7 +50,7 @@ class NatsExporter(CollectorExporter):
         settings: LinkSettings | None = None,
     ) -> None:
         self._servers = Servers(servers, access)
-        self._limits = limits or NatsLimits()
+        self._limits = checked.settings("limits", limits, NatsLimits)
         try:
             self._nats = import_module("stepscope.exporters.nats.link")
         except ImportError as error:

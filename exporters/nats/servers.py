@@ -8,6 +8,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from stepscope.exporters.collector.address import is_local
 from stepscope.exporters.nats.access import NatsAccess
+from stepscope.runtime import checked
 
 SCHEMES = frozenset({"nats", "tls", "ws", "wss"})
 PROTECTED = frozenset({"tls", "wss"})
@@ -28,7 +29,7 @@ class Servers:
 
     def __init__(self, urls: str | Sequence[str], access: NatsAccess | None = None) -> None:
         self.urls = [urls] if isinstance(urls, str) else list(urls)
-        self.access = access or NatsAccess()
+        self.access = checked.settings("access", access, NatsAccess)
         if not self.urls:
             raise ValueError("a server of NATS must be given, such as nats://host:4222")
         for url in self.urls:

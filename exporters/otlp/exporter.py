@@ -14,6 +14,7 @@ from stepscope.exporters.otlp.ceiling import Ceiling
 from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.exporters.otlp.target import Signal, Target
 from stepscope.exporters.outcomes import Outcomes
+from stepscope.runtime import checked
 from stepscope.runtime.consumer import Settled
 from stepscope.runtime.errors import BrokenError, ClosedError, OutputError
 from stepscope.runtime.events import EventBatch
@@ -59,7 +60,9 @@ class OtlpExporter:
         headers: Mapping[str, str] | None = None,
         options: OtlpOptions | None = None,
     ) -> None:
-        self._options = options or OtlpOptions()
+        self._options = checked.settings("options", options, OtlpOptions)
+        if headers is not None and not isinstance(headers, Mapping):
+            raise TypeError(f"headers must be a mapping of names to values, got {type(headers).__name__}")
         self._targets = targets.both(endpoint, headers, self._options)
         self.name = f"otlp:{self._targets['traces']}"
         require_extra()
