@@ -9,6 +9,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -98,22 +99,25 @@ def test_the_page_has_every_setting() -> None:
         assert all(field.text for field in settings.settings_of(subject)), subject
 
 
+LOCAL = "ws://127.0.0.1:1"
+WRONG: Any = {}
+TEXT: Any = "a=b"
+NUMBER: Any = 5
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (
-            lambda: stepscope.trace(options={}),
-            "options must be stepscope.Options, got dict; write options=stepscope.Options",
+            partial(stepscope.trace, options=WRONG),
+            "options must be stepscope.Options, got dict; write options=stepscope.Opt",
         ),
-        (
-            lambda: stepscope.CollectorExporter("ws://127.0.0.1:1", settings={}),
-            "settings must be stepscope.LinkSettings",
-        ),
-        (lambda: stepscope.NatsExporter("nats://127.0.0.1:1", access={}), "access must be stepscope.NatsAccess"),
-        (lambda: stepscope.NatsExporter("nats://127.0.0.1:1", limits={}), "limits must be stepscope.NatsLimits"),
-        (lambda: stepscope.OtlpExporter("http://127.0.0.1:1", options={}), "options must be stepscope.OtlpOptions"),
-        (lambda: stepscope.OtlpExporter("http://127.0.0.1:1", headers="a=b"), "headers must be a mapping"),
-        (lambda: stepscope.CollectorExporter("ws://127.0.0.1:1", token=5), "token must be a str, the Path of a file"),
+        (partial(stepscope.CollectorExporter, LOCAL, settings=WRONG), "settings must be stepscope.LinkSettings"),
+        (partial(stepscope.NatsExporter, "nats://127.0.0.1:1", access=WRONG), "access must be stepscope.NatsAccess"),
+        (partial(stepscope.NatsExporter, "nats://127.0.0.1:1", limits=WRONG), "limits must be stepscope.NatsLimits"),
+        (partial(stepscope.OtlpExporter, options=WRONG), "options must be stepscope.OtlpOptions"),
+        (partial(stepscope.OtlpExporter, headers=TEXT), "headers must be a mapping"),
+        (partial(stepscope.CollectorExporter, LOCAL, token=NUMBER), "token must be a str, the Path of a file"),
     ],
 )
 def test_what_is_no_settings(make: Callable[[], object], message: str) -> None:
