@@ -166,16 +166,19 @@ async def test_a_long_run_of_tiny_windows_goes_on(tmp_path: Path) -> None:
     """What is left of a window, its steps and accounts, goes as well in the end, and stays counted."""
     limit = MIB
     collector = Collector(settings(tmp_path / "c", limit))
-    windows = 300
+    windows, at_least, at_most = 0, 300, 3000
     async with collector.serving() as url:
         rank = Training(url, tmp_path, 0)
         await rank.exporter.open(rank.run)
-        for window in range(windows):
-            await rank.window(window)
-            assert disk_use(tmp_path / "c").total <= limit
+        journal = rank.journal(tmp_path / "c")
+        # How soon they go depends on how often it is looked, and so on the machine.
+        while windows < at_least or len(Recording.of(journal, "0").windows) == windows < at_most:
+            for _ in range(at_least):
+                await rank.window(windows)
+                windows += 1
+                assert disk_use(tmp_path / "c").total <= limit
         found = rank.exporter.statistics()
         assert found is not None and found.connections == 1
-        journal = rank.journal(tmp_path / "c")
         recording = Recording.of(journal, "0")
         assert len(recording.windows) < windows, "or this test is of no use"
         lost = recording.ledger.sources["recorder"].dropped

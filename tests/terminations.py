@@ -68,7 +68,7 @@ def run(script: str, place: Path, *, code: int, number: int | None = None) -> st
             said = process.stdout.readline()
             process.send_signal(number)
         out, errors = process.communicate(timeout=60)
-    assert process.returncode == code, errors
+    assert process.returncode == code, f"{process.returncode}: {errors}"
     return f"{said}{out}"
 
 
