@@ -279,8 +279,6 @@ class Overseer:
     def change_event(self, change: Change, at: int, track: int) -> tuple[Block, bytes]:
         """A change as an instant, with its arguments; or the level with which a window begins."""
         assert self.budget is not None
-        order = [level.name for level in self._ladder]
-        lowered = order.index(change.after.name) > order.index(change.before.name)
         args = _core.encode_arguments(
             {
                 "before": change.before.name,
@@ -289,7 +287,7 @@ class Overseer:
                 "budget %": round(self.budget.fraction * 100, 3),
             }
         )
-        block = self._event(Kind.INSTANT, f"detail {'lowered' if lowered else 'raised'}", at, track)
+        block = self._event(Kind.INSTANT, f"detail {self._way(change)}", at, track)
         block["args_len"] = len(args)
         return block, args
 
@@ -319,11 +317,16 @@ class Overseer:
         """What is to be said of a window: its stretches of lowered detail."""
         found = self._stretches(window)
         shown = [
-            f"detail lowered to {change.after.name!r} from step {change.step} on: recording cost {change.cost:.2%} of the "
-            f"time, the budget is {self.budget.fraction if self.budget else 1:.2%}; what this left out is not counted as lost"
+            f"detail {self._way(change)} to {change.after.name!r} from step {change.step} on: recording cost {change.cost:.2%} "
+            f"of the time, the budget is {self.budget.fraction if self.budget else 1:.2%}; "
+            "what this left out is not counted as lost"
             for change, _ in found[:_NOTES]
         ]
         return shown + ([f"detail changed {len(found) - _NOTES} more times"] if len(found) > _NOTES else [])
+
+    def _way(self, change: Change) -> str:
+        order = [level.name for level in self._ladder]
+        return "lowered" if order.index(change.after.name) > order.index(change.before.name) else "raised"
 
     def facts(self, window: Interval) -> dict[str, Any]:
         """The same for the window's metadata; empty without a budget."""

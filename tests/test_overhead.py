@@ -101,6 +101,13 @@ def test_detail_comes_back_when_the_load_has_ended(output_dir: Path) -> None:
     assert "again" in memory.names()
     names = memory.names(kind=Kind.INSTANT)
     assert names.count("detail lowered") and names.count("detail raised")
+    raised = [found["after"] for found in memory.arguments() if "before" in found][-1:]
+    assert raised == ["full"]
+    (window,) = memory.windows
+    for change in ("lowered", "raised"):
+        levels = names.count(f"detail {change}") - (change == "raised")  # the last one is nothing to be told
+        told = sum(note.startswith(f"detail {change} to ") for note in window.diagnostics)
+        assert told == levels or any("more times" in note for note in window.diagnostics)
     assert overhead(profiler).lowered_ns < overhead(profiler).recorded_ns
 
 
