@@ -123,6 +123,7 @@ class Collector:
             WebSocketRoute(protocol.PATH, self._stream),
             *Api(self).routes(),
             *page.routes(),
+            WebSocketRoute("/{path:path}", self._no_stream),
         ]
         app = Starlette(
             routes=routes,
@@ -219,6 +220,13 @@ class Collector:
 
     async def _stream(self, socket: WebSocket) -> None:
         await Connection(socket, self.settings, self.store, self.streams, self.reference, self.audit).serve()
+
+    async def _no_stream(self, socket: WebSocket) -> None:
+        """Without it the answer would be 403, as if a right were missing."""
+        why = f"streams go to {protocol.PATH}"
+        client, path = socket.client, socket.url.path
+        self.audit.refuse(why, f"{client.host}:{client.port}" if client else "", path)
+        await socket.send_denial_response(problem(404, why))
 
 
 def _uploading(store: Store, settings: CollectorSettings) -> Uploading | None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 
-UNITS = {"": 1} | {
-    f"{prefix}{unit}": base**power
+UNITS: dict[str, int] = {"": 1} | {
+    f"{prefix}{unit}": int(base**power)
     for unit, base in (("B", 1000), ("iB", 1024))
     for power, prefix in enumerate("KMGT", start=1)
 }
 """Bytes of each unit, by its name."""
 
 _SIZE = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)")
-_BY_NAME = {name.lower(): size for name, size in UNITS.items()} | {"b": 1}
+_BY_NAME: dict[str, int] = {name.lower(): size for name, size in UNITS.items()} | {"b": 1}
 
 
 def size(text: str) -> int:
