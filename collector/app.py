@@ -148,7 +148,7 @@ class Collector:
         """
         self._lock.take()
         try:
-            self.server = Server(self.app, self.settings, self.intake, self.events.stop)
+            self.server = Server(self.app, self.settings, self.intake, self.events.stop, self._no_request)
             await asyncio.to_thread(clock_names.add, self.settings.directory, self.reference.id)
             await asyncio.to_thread(self.downloads.clear)
             restoring = Restoring(self.store, self.streams)
@@ -220,6 +220,9 @@ class Collector:
 
     async def _stream(self, socket: WebSocket) -> None:
         await Connection(socket, self.settings, self.store, self.streams, self.reference, self.audit).serve()
+
+    def _no_request(self, why: str, client: tuple[str, int] | None) -> None:
+        self.audit.refuse(why, f"{client[0]}:{client[1]}" if client else "", "")
 
     async def _no_stream(self, socket: WebSocket) -> None:
         """Without it the answer would be 403, as if a right were missing."""
