@@ -123,6 +123,7 @@ class Collector:
             WebSocketRoute(protocol.PATH, self._stream),
             *Api(self).routes(),
             *page.routes(),
+            WebSocketRoute("/{path:path}", self._no_stream),
         ]
         app = Starlette(
             routes=routes,
@@ -147,7 +148,7 @@ class Collector:
         """
         self._lock.take()
         try:
-            self.server = Server(self.app, self.settings, self.intake, self.events.stop)
+            self.server = Server(self.app, self.settings, self.intake, self.events.stop, self._no_request)
             await asyncio.to_thread(clock_names.add, self.settings.directory, self.reference.id)
             await asyncio.to_thread(self.downloads.clear)
             restoring = Restoring(self.store, self.streams)
@@ -219,6 +220,16 @@ class Collector:
 
     async def _stream(self, socket: WebSocket) -> None:
         await Connection(socket, self.settings, self.store, self.streams, self.reference, self.audit).serve()
+
+    def _no_request(self, why: str, client: tuple[str, int] | None) -> None:
+        self.audit.refuse(why, f"{client[0]}:{client[1]}" if client else "", "")
+
+    async def _no_stream(self, socket: WebSocket) -> None:
+        """Without it the answer would be 403, as if a right were missing."""
+        why = f"streams go to {protocol.PATH}"
+        client, path = socket.client, socket.url.path
+        self.audit.refuse(why, f"{client.host}:{client.port}" if client else "", path)
+        await socket.send_denial_response(problem(404, why))
 
 
 def _uploading(store: Store, settings: CollectorSettings) -> Uploading | None:

@@ -15,19 +15,22 @@ from stepscope.collector.disk import Disk
 from stepscope.collector.errors import StuckError
 
 log = logging.getLogger("stepscope.collector.audit")
+said = logging.getLogger("stepscope.collector")
 
 REFUSED = "refused"
 MOST_WAITING = 4096
 """Lines that wait for the disk; further ones are counted only."""
 _MOST_BYTES = 8 << 20
 _REFUSALS_PER_SECOND = 5
+_SAID_PER_MINUTE = 10
 
 
 class Audit:
     """JSON lines in a file of the collector's directory, for this user only, and the logger `stepscope.collector.audit`.
 
     At 8 MiB the file becomes `audit.1.jsonl`, in place of the one before. Refusals are in `refused.jsonl`, likewise, so that
-    who is refused cannot push out what was done; those beyond five a second are counted only. Lines are written by a thread
+    who is refused cannot push out what was done; those beyond five a second are counted only; ten a minute are warnings of the
+    logger `stepscope.collector`. Lines are written by a thread
     of their own, in their order; one that cannot be written, or for which there is no room while the disk hangs, is counted.
     """
 
@@ -36,6 +39,7 @@ class Audit:
         self._directory = directory
         self._disk = Disk(1)
         self._second, self._refusals = 0, 0
+        self._minute, self._said = 0, 0
         self._unwritten = self._left_out = 0
         self.refused = 0
         """Requests that were refused."""
@@ -62,6 +66,11 @@ class Audit:
         if second != self._second:
             self._second, self._refusals = second, 0
         self._refusals += 1
+        if second // 60 != self._minute:
+            self._minute, self._said = second // 60, 0
+        self._said += 1
+        if self._said <= _SAID_PER_MINUTE:
+            said.warning("%s is refused: %s", client or "somebody", ascii(f"{why} {path[:200]}".strip())[1:-1])
         if self._refusals <= _REFUSALS_PER_SECOND:
             asked = {"method": method[:20]} if method else {}
             self.line(REFUSED, client, why=why, path=path[:200], **asked, refused=self.refused)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 PATIENCE = 20.0
 """Seconds in which a connection must have sent a request, body and all: one that says nothing would hold a descriptor for ever."""
@@ -18,6 +19,8 @@ class Doorway:
     def __init__(self, most: int) -> None:
         """Args: connections at once, of exporters and all others."""
         self.most = most
+        self.refused: Callable[[str, tuple[str, int] | None], object] = lambda why, client: None
+        """Is told why somebody was refused who did not even ask, and the address."""
         self._waiting: dict[asyncio.Transport, asyncio.TimerHandle] = {}
         """Who has waited longest comes first."""
 

@@ -28,7 +28,12 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, app: ASGIApp, settings: CollectorSettings, intake: Intake, ending: Callable[[], Awaitable[object]]
+        self,
+        app: ASGIApp,
+        settings: CollectorSettings,
+        intake: Intake,
+        ending: Callable[[], Awaitable[object]],
+        refused: Callable[[str, tuple[str, int] | None], object] | None = None,
     ) -> None:
         """
         Args:
@@ -36,11 +41,15 @@ class Server(uvicorn.Server):
             settings: where, and with which certificate.
             intake: bounds the messages that are in memory.
             ending: called when no further request is taken.
+            refused: is told why a connection was refused that asked nothing, and its address.
 
         Raises:
             ListenError: if the certificate cannot be used.
         """
-        http = requests(Doorway(settings.max_streams + settings.max_readers))
+        doorway = Doorway(settings.max_streams + settings.max_readers)
+        if refused is not None:
+            doorway.refused = refused
+        http = requests(doorway)
         config = uvicorn.Config(
             app,
             http=http,

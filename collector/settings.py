@@ -21,6 +21,9 @@ READER_FILES = 2
 """Of another connection: itself, and what it is sent."""
 OTHER_FILES = 64
 """Of all the rest."""
+LEAST_DISK = 512 << 10
+"""Bytes of a limit of the disk below which there is no room beside the collector's own files, and that for downloads, for a
+stream and messages of it: an eighth of this is the smallest message that exporters are held to."""
 
 
 class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +58,8 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     max_stream_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Bytes of one stream; 0: no limit of its own."""
     disk_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Bytes on disk of everything in the directory: windows and runs that are over are given up, oldest first; 0: no limit."""
+    """Bytes on disk of everything in the directory: windows and runs that are over are given up, oldest first; 0: no limit,
+    else 512 KiB at least."""
     keep_newest: Annotated[int, msgspec.Meta(ge=0)] = 8
     """Windows that are given up last, for they are the newest."""
     keep_slowest: Annotated[int, msgspec.Meta(ge=0)] = 8
@@ -78,6 +82,19 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     """Seconds in which a connection must say who it is."""
     idle_timeout: PositiveFloat = 120.0
     """Seconds in which something must come from a connection; exporters compare clocks every few."""
+
+    def __post_init__(self) -> None:
+        """Checks every value.
+
+        Raises:
+            ValueError: naming the field, the value and what it should be.
+        """
+        super().__post_init__()
+        if 0 < self.disk_bytes < LEAST_DISK:
+            raise ValueError(
+                f"the limit of the disk (disk_bytes, --disk) is {self.disk_bytes} bytes, which hold not even one stream: "
+                f"give {LEAST_DISK} at least, or 0 for no limit"
+            )
 
     @property
     def exposed(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 FIRST_MESSAGE = MAX_HEADER + 4
 """Bytes of a message of a WebSocket to which nothing was sent yet: it is no more than a header."""
 
+_web_log = logging.getLogger("stepscope.collector.web")
+_web_log.setLevel(logging.WARNING)
+_TOLD = frozenset({"ASGI callable returned without completing handshake.", "Invalid HTTP request received."})
+"""What uvicorn says of refusals, without who and why: these are told elsewhere."""
+_web_log.addFilter(lambda record: record.msg not in _TOLD)
 
 STALLED = 60.0
 """Seconds after which a connection that takes nothing of what it is sent is cut."""
@@ -53,6 +59,7 @@ class PromptRequests(H11Protocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.logger = _web_log
         self._stall = _Stall()
         self.entrance: asyncio.Transport | None = None
         """What the doorway knows it by; with TLS that is the connection below."""
@@ -68,6 +75,11 @@ class PromptRequests(H11Protocol):
         """It says something."""
         super().data_received(data)
         self._look()
+
+    def send_400_response(self, msg: str) -> None:
+        """What it says is no HTTP."""
+        self.doorway.refused("it speaks no HTTP: TLS to a collector without a certificate, perhaps", self.client)
+        super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
         """It was answered, and may ask again."""
@@ -112,6 +124,7 @@ class ModestSockets(WebSocketsSansIOProtocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.logger = _web_log
         self.conn.max_message_size = FIRST_MESSAGE
         self._stall = _Stall()
         self._announced: Announced | None = None

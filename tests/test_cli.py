@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import re
@@ -14,6 +15,7 @@ import pytest
 import stepscope as sc
 from stepscope.cli.main import main
 from stepscope.cli.progress import Progress
+from stepscope.cli.sizes import size
 from tests.commands import python, stepscope
 
 COMMANDS = ("demo", "run", "arm", "recover", "convert", "analyse", "collect", "deliver", "upload", "merge")
@@ -96,6 +98,38 @@ def test_wrong_usage_is_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixt
     """Wrong usage is told apart from failure."""
     assert usage_error(*arguments) == 2
     assert "usage: stepscope" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "wanted"),
+    [
+        ("--port", "99999", "--port is 99999: Expected `int` <= 65535"),
+        ("--port", "-1", "--port is -1: Expected `int` >= 0"),
+        ("--max-streams", "0", "--max-streams is 0"),
+        ("--max-message", "1", "--max-message is 1"),
+        ("--keep-newest", "-1", "--keep-newest is -1"),
+        ("--upload-every", "0", "--upload-every is 0.0"),
+        ("--disk", "-5", "--disk is -5"),
+        ("--disk", "1000", "give 524288 at least"),
+        ("--disk", "10 parsecs", "argument --disk: '10 parsecs' is no size"),
+    ],
+)
+def test_a_setting_that_is_none_is_wrong_usage(
+    option: str, value: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It names the option, and what that takes; nothing is made."""
+    assert usage_error("collect", "--dir", tmp_path / "runs", option, value) == 2
+    assert wanted in capsys.readouterr().err.splitlines()[1]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_sizes_have_units() -> None:
+    """Thousands, or of 1,024, in any case of letters; fractions of a byte are none."""
+    said = ("0", "-5", "7B", "10GB", "10 gb", "1.5KiB", "2MiB", "3TiB")
+    assert [size(text) for text in said] == [0, -5, 7, 10**10, 10**10, 1536, 2 << 20, 3 << 40]
+    for wrong in ("", "GB", "1.5", "1e9", "5 xB", "1,000"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is no size"):
+            size(wrong)
 
 
 def test_an_error_is_one_line(tmp_path: Path) -> None:

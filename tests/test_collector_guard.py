@@ -61,6 +61,18 @@ def test_nothing_is_told_without_the_token(tmp_path: Path) -> None:
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
 
 
+def test_who_is_refused_is_a_line_with_the_reason(tmp_path: Path) -> None:
+    """Of a wrong token, and of TLS to a collector without a certificate; nothing that the web server says of itself."""
+    with collecting(tmp_path, STEPSCOPE_TOKEN=TOKEN) as collector:
+        with pytest.raises(InvalidStatus):
+            connect(stream_url(collector.url))
+        with pytest.raises(OSError):
+            ask(collector.url.replace("http", "https") + "/healthz")
+        said = collector.stop()[1].splitlines()
+    assert len(said) == 2 and all(" 127.0.0.1" in line and "is refused: " in line for line in said), said
+    assert "the collector's token" in said[0] and "it speaks no HTTP" in said[1]
+
+
 def test_a_ticket_is_for_one_download(tmp_path: Path) -> None:
     """Only who has the token gets one, and it opens one address once."""
     with collecting(tmp_path, STEPSCOPE_TOKEN=TOKEN) as collector:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 import stepscope as sc
 from stepscope.exporters.collector.exporter import CollectorExporter
@@ -58,6 +60,39 @@ async def test_what_the_report_says_to_do_sends_everything(tmp_path: Path) -> No
     assert sent.returncode == 0 and f"{told[1]} events" in sent.stdout, sent.stderr
     (journal,) = journals(tmp_path / "c")
     assert spans_of(journal)["work"] == 40
+
+
+async def test_a_wrong_token_is_said_and_the_command_asks_for_one(tmp_path: Path) -> None:
+    """Whether the run had another token, or none."""
+    async with collecting(tmp_path / "c", token="t") as running:
+        for token in ("token='wrong'", "token=None"):
+            program = PROGRAM.replace('token=Path("token")', token).replace("a run", token)
+            done = await asyncio.to_thread(python, "-c", program, running.port, cwd=tmp_path)
+            assert "answered 401 to the connection: token missing or wrong (token=, " in done.stderr
+            assert re.search(r"send that with: .* --token-file FILE$", done.stdout, re.MULTILINE), done.stdout
+
+
+async def test_a_path_that_takes_no_streams_is_said(tmp_path: Path) -> None:
+    """It does not look as if a right were missing, and the path that does is named."""
+    async with collecting(tmp_path / "c") as running:
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(f"{running.url}/foo"):
+                pass
+        assert refused.value.response.status_code == 404 and b"/v1/stream" in refused.value.response.body
+        assert running.collector.audit.refused == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (("--token-file", "nofile"), "--token-file nofile cannot be read"),
+        (("--timeout", "-1"), "--timeout wants seconds"),
+    ],
+)
+def test_a_delivery_that_cannot_begin_is_wrong_usage(arguments: tuple[str, ...], wanted: str, tmp_path: Path) -> None:
+    """It is not tried again until the time is over."""
+    done = python("-m", "stepscope", "deliver", tmp_path, "--url", "ws://127.0.0.1:1", *arguments, cwd=tmp_path)
+    assert done.returncode == 2 and wanted in done.stderr
     assert not (tmp_path / "a run" / "unsent").exists()
 
 

@@ -11,6 +11,8 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 from stepscope.exporters.collector import protocol
 
 TOKEN_VARIABLE = "STEPSCOPE_TOKEN"
+NO_TOKEN = "token missing or wrong (token=, --token-file, STEPSCOPE_TOKEN)"
+"""What is said of a collector that asks for another token."""
 
 Token = str | Path | Callable[[], str] | None
 """A token, the file that holds it, a function that gives it, or `None`: that of the environment, if there is one."""
@@ -39,6 +41,8 @@ class Address:
         self.is_local = is_local(parts.hostname or "")
         self.token_file = token if isinstance(token, Path) else None
         """The file that holds the token, if one does."""
+        self.token_given = bool(token)
+        """Whether there is a token that others cannot take from the environment."""
         self._token = token
         if not insecure and scheme == "ws" and not self.is_local and (token or os.environ.get(TOKEN_VARIABLE)):
             raise ValueError(

@@ -17,7 +17,7 @@ import msgspec
 
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.exporters.collector import protocol
-from stepscope.exporters.collector.address import Address, Token
+from stepscope.exporters.collector.address import NO_TOKEN, Address, Token
 from stepscope.exporters.collector.backlog import Backlog
 from stepscope.exporters.collector.connecting import Connecting, LinkStatistics
 from stepscope.exporters.collector.outgoing import Outgoing
@@ -280,7 +280,9 @@ class CollectorExporter:
 
     def _delivery(self) -> list[str]:
         """How `stepscope deliver` gets to where this goes."""
-        token = [] if self._address.token_file is None else ["--token-file", str(self._address.token_file)]
+        assert self._link is not None
+        asked = self._address.token_given or NO_TOKEN in self._link.statistics().last_error
+        token = ["--token-file", str(self._address.token_file or "FILE")] if asked else []
         return ["--url", self.url, *token, *(["--insecure"] if self._settings.insecure else [])]
 
     def _closed_spool(self) -> str:

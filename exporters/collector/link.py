@@ -13,7 +13,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.typing import Subprotocol
 
 from stepscope.exporters.collector import protocol
-from stepscope.exporters.collector.address import Address
+from stepscope.exporters.collector.address import NO_TOKEN, Address
 from stepscope.exporters.collector.backlog import Backlog
 from stepscope.exporters.collector.connecting import Connecting
 from stepscope.exporters.collector.settings import LinkSettings
@@ -27,6 +27,10 @@ IN_FLIGHT = 16 << 20
 """Bytes that may be sent and not confirmed."""
 REFUSALS = frozenset({400, 401, 403, 404, 405, 410, 426})
 """HTTP answers that somebody has to do something about."""
+_ADVICE = {
+    401: NO_TOKEN,
+    404: f"a collector takes streams at {protocol.PATH}, which is where a URL without a path leads",
+}
 SMALLEST = 16 << 10
 """Bytes of a message that is sent to a collector which did not confirm larger ones in time."""
 MOST_PATIENCE = 16
@@ -81,7 +85,8 @@ class Link(Connecting):
     def _reason(self, failure: Exception) -> tuple[str, bool]:
         if isinstance(failure, InvalidStatus):
             status = failure.response.status_code
-            return f"it answered {status} to the connection", status in REFUSALS
+            advice = f": {_ADVICE[status]}" if status in _ADVICE else ""
+            return f"it answered {status} to the connection{advice}", status in REFUSALS
         if isinstance(failure, _Refusal):
             return f"it refuses this stream: {failure}", not failure.retry
         if isinstance(failure, WebSocketException):

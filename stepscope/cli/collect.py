@@ -9,12 +9,18 @@ import os
 import resource
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from stepscope.cli import nats_options
+from stepscope.cli.sizes import size
 from stepscope.runtime.errors import StepscopeError
+from stepscope.runtime.misfit import default_of, find_misfit, struct_fields
+
+if TYPE_CHECKING:
+    from stepscope.runtime.checked import Checked
 
 DESCRIPTION = """\
 Takes what CollectorExporter and `stepscope deliver` send, keeps each rank's stream as a journal, and shows them all in the
@@ -24,22 +30,26 @@ browser, at the address that it prints. It says on standard error which ranks co
 EPILOG = """\
 examples:
   stepscope collect --dir runs/job1
-  stepscope collect --dir runs/job1 --disk 50000000000 --upload s3://bucket/job1
+  stepscope collect --dir runs/job1 --disk 50GB --upload s3://bucket/job1
   stepscope collect --dir runs/job1 --host 0.0.0.0 --token-file token --certificate chain.pem --key key.pem
   stepscope collect --dir runs/job1 --from tls://nats.example:4222 --nats-credentials user.creds
 
 exit codes: 0 ended by SIGTERM or Ctrl-C, 1 failed, 2 wrong usage
 """
 
-_LIMITS = {
+_COUNTS = {
     "max-streams": ("connections of exporters at once", 4096),
     "max-readers": ("connections beyond those at once", 1024),
     "max-kept-streams": ("streams in the directory", 65_536),
+}
+_SIZES = {
     "max-message": ("bytes of one message", 16 << 20),
     "max-intake": ("bytes of messages in memory that are not written yet", 256 << 20),
     "max-bytes": ("bytes of all streams together; 0: as much as the disk holds", 0),
     "max-stream-bytes": ("bytes of one stream; 0: no limit of its own", 0),
 }
+_OPTIONS = {"directory": "--dir", "nats": "--from", "disk_bytes": "--disk", "upload_seconds": "--upload-every"}
+"""Of fields whose option is called otherwise."""
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -67,8 +77,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     _add_access(parser)
     _add_disk(parser)
     limits = parser.add_argument_group("limits")
-    for name, (what, default) in _LIMITS.items():
+    for name, (what, default) in _COUNTS.items():
         limits.add_argument(f"--{name}", metavar="N", type=int, default=default, help=f"{what}; default {default}")
+    for name, (what, default) in _SIZES.items():
+        limits.add_argument(f"--{name}", metavar="SIZE", type=size, default=default, help=f"{what}; default {default}")
     nats_options.add(parser)
     parser.set_defaults(function=collect, command="collect", parser=parser)
 
@@ -89,10 +101,10 @@ def _add_disk(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("disk and store", "what is given up when the disk is full, and copied before")
     group.add_argument(
         "--disk",
-        metavar="BYTES",
-        type=int,
+        metavar="SIZE",
+        type=size,
         default=0,
-        help="bytes on disk that are not exceeded: the oldest windows, and runs that are over, are given up",
+        help="bytes on disk that are not exceeded, such as 50GB: the oldest windows, and runs that are over, are given up",
     )
     group.add_argument("--keep-newest", metavar="N", type=int, default=8, help="windows given up last; default 8")
     group.add_argument(
@@ -122,7 +134,7 @@ def collect(given: argparse.Namespace) -> int:
     token = given.token_file.read_text().strip() if given.token_file else os.environ.get("STEPSCOPE_TOKEN", "")
     if given.token_file and not token:
         raise StepscopeError(f"{given.token_file} is empty: write the token into it, or leave --token-file out")
-    settings = CollectorSettings(
+    values: dict[str, Any] = dict(
         directory=given.dir,
         host=given.host,
         port=given.port,
@@ -147,6 +159,11 @@ def collect(given: argparse.Namespace) -> int:
         upload=given.upload,
         upload_seconds=given.upload_every,
     )
+    _check(given.parser, CollectorSettings, values)
+    try:
+        settings = CollectorSettings(**values)
+    except ValueError as error:
+        given.parser.error(str(error))
     try:
         allowed = settings.within(_allow_files())
         if allowed != settings:
@@ -167,6 +184,17 @@ def collect(given: argparse.Namespace) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(collector.run(listening))
     return 0
+
+
+def _check(parser: argparse.ArgumentParser, kind: type[Checked], values: Mapping[str, object]) -> None:
+    """Ends with wrong usage, naming the option, if a value is none that the settings take."""
+    for field in struct_fields(kind):
+        if field.name not in values:
+            continue
+        option = _OPTIONS.get(field.name) or f"--{field.name.replace('_', '-')}"
+        misfit = find_misfit(values[field.name], field.type, default=default_of(field), at=(option,))
+        if misfit is not None:
+            parser.error(misfit.in_program())
 
 
 def _exporter(url: str, token: Path | None) -> str:

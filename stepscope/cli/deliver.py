@@ -74,6 +74,8 @@ def deliver(given: argparse.Namespace) -> int:
         from stepscope.exporters.collector import delivery
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
+    if not 0 < given.timeout < float("inf"):
+        given.parser.error(f"--timeout wants seconds above 0, got {given.timeout:g}")
     connecting = _into_nats(given) if given.url.startswith(("nats:", "tls:")) else _to_collector(given)
     found = delivery.parcels(given.place)
     try:
@@ -97,8 +99,13 @@ def _to_collector(given: argparse.Namespace) -> Callable[[Backlog, Callable[[], 
 
     try:
         address = Address(given.url, given.token_file, insecure=given.insecure)
+        shown = address.headers()
     except ValueError as error:
         raise StepscopeError(str(error)) from error
+    except OSError as error:  # else it would be tried again until the time is over
+        given.parser.error(f"--token-file {given.token_file} cannot be read: {error.strerror}")
+    if given.token_file and not shown:
+        given.parser.error(f"--token-file {given.token_file} is empty")
     tls = None if given.ca is None else ssl.create_default_context(cafile=given.ca)
     return lambda backlog, hello: Link(address, LinkSettings(), tls, backlog, hello)
 

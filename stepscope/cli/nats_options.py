@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from stepscope.cli.sizes import size
 from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.runtime.errors import StepscopeError
@@ -27,8 +28,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     default = NatsLimits()
     group.add_argument(
         "--nats-max-bytes",
-        type=int,
-        metavar="BYTES",
+        type=size,
+        metavar="SIZE",
         default=default.max_bytes,
         help="of all streams in JetStream, if this command is the first to use it; 0: as much as the server allows; "
         f"default {default.max_bytes}",

@@ -1,0 +1,33 @@
+"""Sizes in bytes, as options take them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+UNITS: dict[str, int] = {"": 1} | {
+    f"{prefix}{unit}": int(base**power)
+    for unit, base in (("B", 1000), ("iB", 1024))
+    for power, prefix in enumerate("KMGT", start=1)
+}
+"""Bytes of each unit, by its name."""
+
+_SIZE = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)")
+_BY_NAME: dict[str, int] = {name.lower(): size for name, size in UNITS.items()} | {"b": 1}
+
+
+def size(text: str) -> int:
+    """Reads `50000000000`, `50GB` or `1.5 GiB`, whatever the case of the unit; the bytes, rounded down.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is none.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    unit = None if found is None else _BY_NAME.get(found[2].lower())
+    if found is None or unit is None or unit == 1 and "." in found[1]:
+        raise argparse.ArgumentTypeError(
+            f"{text[:60]!r} is no size: give bytes, or a number with KB, MB, GB or TB (thousands) or KiB, MiB, GiB or TiB "
+            "(of 1,024), such as 50GB"
+        )
+    whole, _, part = found[1].partition(".")
+    return int(whole + part) * unit // int(10 ** len(part))
