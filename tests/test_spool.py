@@ -144,7 +144,7 @@ def test_a_torn_frame_is_passed_over(cut: int, tmp_path: Path) -> None:
     """What was being written when the process died is in the rings; the frames before it count."""
     spool = Spool(tmp_path, 1 << 20)
     spool.close()
-    frame = b"SSSPOOL\0" + seeds("session")[0].split(b"\xff\xfe")[1]
+    frame = b"SSSPOOL\0" + spool_frame(every_kind())
     (tmp_path / FILES[0]).write_bytes(frame + frame[:-cut])
     files = SessionFiles(tmp_path)
     assert [len(piece.events) for piece in files.spooled()] == [2]

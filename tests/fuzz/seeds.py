@@ -35,6 +35,11 @@ def seeds(target: str) -> list[bytes]:
         return _of(target, Path(place))
 
 
+def spool_frame(batch: EventBatch) -> bytes:
+    """The first two events of a batch as a frame of a session's spool."""
+    return struct.pack("<II", 2, len(batch.args)) + batch.events.tobytes()[:128] + batch.args
+
+
 def _of(target: str, place: Path) -> list[bytes]:
     batch = every_kind()
     events, heap = batch.events.tobytes(), batch.args
@@ -53,7 +58,7 @@ def _of(target: str, place: Path) -> list[bytes]:
         head = struct.pack("<IIIq32xQQQ40xQQ", 64, 1, 1, 1, 8, 8, 8, 0, 0).ljust(4084, b"\0")
         names = b"".join(struct.pack("<II", number, 3) + b"abc" for number in range(1, 5))
         table = b"".join(struct.pack("<qqIIII", 1, 1, 2, 0, 1024, number) for number in range(1, 4))
-        spool = struct.pack("<II", 2, len(heap)) + events[:128] + heap
+        spool = spool_frame(batch)
         stack = struct.pack("<IIIIQQQ24x", 1, 1, 2, 0, 2, 0, 1) + struct.pack("<qqQIHH", 5, 0, 7, 1024, 1, 0) * 3
         kept = _records(write_journal(place / "kept", [batch]).read_bytes())
         window = write_journal(place / "window", [batch]).read_bytes()
