@@ -13,9 +13,10 @@ from typing import Any, cast
 import pytest
 
 import stepscope as sc
+from stepscope.runtime.error_keeper import KEPT
 from stepscope.runtime.errors import InternalError
 from stepscope.runtime.events import Kind
-from stepscope.runtime.faults import KEPT, Faults
+from stepscope.runtime.faults import Faults
 from tests.flights import QUIET
 from tests.support import poll
 
@@ -173,8 +174,12 @@ def test_what_is_kept(caplog: pytest.LogCaptureFixture) -> None:
                 fail(KeyError if number % 2 else MemoryError)
             except Exception as error:
                 faults.keep("fail", error)
-    assert (faults.count, len(faults.errors), faults.first) == (KEPT + 4, KEPT, "fail(): MemoryError: with 1")
+    assert (faults.raised.count, len(faults.raised.errors), faults.raised.first) == (
+        KEPT + 4,
+        KEPT,
+        "fail(): MemoryError: with 1",
+    )
     assert [record.message.split(" in ")[0] for record in caplog.records] == ["somebody: a fault of stepscope"] * 2
-    trace = faults.errors[0].__traceback__
+    trace = faults.raised.errors[0].__traceback__
     assert trace is not None and trace.tb_next is not None
     assert trace.tb_next.tb_frame.f_locals == {}

@@ -194,7 +194,7 @@ def test_a_callback_that_raises_is_kept(tmp_path: Path) -> None:
     memory = sc.MemoryExporter()
     loop = Loop(settings_of(tmp_path, exporters=[memory], on_trace_ready=ready, schedule=None), "x")
     run_steps(loop, "fit", 2)
-    (error,) = loop.errors
+    (error,) = loop.raised.errors
     assert isinstance(error, sc.ExporterError) and "window 0" in str(error)
     assert steps(memory) == [(0, 1)]
 
@@ -323,7 +323,7 @@ def test_what_can_be_asked_for_replaces_only_the_default(tmp_path: Path, monkeyp
             loop.leave("work")
             loop.step()
         loop.close()
-        assert loop.errors == []
+        assert loop.raised.errors == []
         recorded.append(steps(memory))
     assert recorded == [[(5,)], [(1,), (5,)]] * 2
 
