@@ -18,6 +18,7 @@ from stepscope.runtime.errors import InternalError
 from stepscope.runtime.events import Kind
 from stepscope.runtime.faults import Faults
 from tests.flights import QUIET
+from tests.raised import length
 from tests.support import poll
 
 ONES_OWN = (
@@ -183,3 +184,14 @@ def test_what_is_kept(caplog: pytest.LogCaptureFixture) -> None:
     trace = faults.raised.errors[0].__traceback__
     assert trace is not None and trace.tb_next is not None
     assert trace.tb_next.tb_frame.f_locals == {}
+
+
+def test_a_fault_that_is_raised_again_does_not_grow() -> None:
+    """It is counted each time, kept once, and its traceback is the first."""
+    faults, error = Faults("somebody"), RuntimeError("again")
+    for _ in range(20):
+        try:
+            raise error
+        except RuntimeError:
+            faults.keep("fail", error)
+    assert (faults.raised.count, faults.raised.errors, length(error)) == (20, [error], 1)

@@ -22,6 +22,7 @@ from stepscope.compat.loop_settings import LoopArguments, LoopSettings
 from stepscope.runtime.events import Kind
 from tests.arming import SOCKET, arm_here, say_in_environment
 from tests.frameworks import Runs, steps
+from tests.raised import length
 from tests.support import ROOT
 
 
@@ -166,6 +167,28 @@ def test_hooks_never_raise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     assert [str(error) for error in hooks.errors] == [f"number {number}" for number in range(KEPT)]
     assert "tracing of x goes on without: ValueError: number 0" in caplog.text
     with pytest.raises(ExceptionGroup, match=f"kept {KEPT + 3} errors"):
+        hooks.raise_errors()
+
+
+def test_what_hooks_raise_again_is_kept_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is counted each time, said once, and does not grow."""
+    loop = Loop(settings_of(tmp_path), "x")
+    error = ValueError("once")
+
+    class Same(Traced):
+        def __init__(self) -> None:
+            self.loop = loop
+
+        @guarded
+        def hook(self) -> None:
+            raise error
+
+    hooks = Same()
+    for _ in range(20):
+        hooks.hook()
+    assert hooks.errors == (error,) and length(error) < 4
+    assert caplog.text.count("tracing of x goes on without: ValueError: once") == 1
+    with pytest.raises(ExceptionGroup, match="kept 20 errors"):
         hooks.raise_errors()
 
 

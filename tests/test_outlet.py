@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import threading
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -23,6 +24,7 @@ from stepscope.runtime.outlet import WINDOWS_WAITING, Outlet
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 from tests.blocks import instant_block
+from tests.raised import length
 from tests.support import poll
 
 
@@ -87,6 +89,28 @@ async def test_what_a_method_raises_is_kept(method: Method, tmp_path: Path) -> N
     lost = method in ("open", "export")
     assert stats.ledger.exported == (0 if lost else 10)
     assert stats.ledger.dropped == ({"error": 10} if lost else {})
+
+
+class Reset(MemoryExporter):
+    """Reads what a server says to each batch, on a connection that was lost."""
+
+    async def open(self, run: Run) -> None:
+        self._reader = asyncio.StreamReader()
+        self._reader.set_exception(ConnectionResetError("by the server"))
+
+    async def export(self, batch: EventBatch) -> None:
+        await self._reader.readexactly(1)
+
+
+async def test_a_lost_connection_is_kept_once(tmp_path: Path) -> None:
+    """asyncio raises the same object each time: it is counted, and holds no further batch."""
+    async with running(Reset(), tmp_path) as outlet:
+        for _ in range(40):
+            outlet.offer(batch())
+    (error,) = outlet.raised.errors
+    stats = outlet.statistics()
+    assert (stats.errors, stats.first_error) == (40, "ConnectionResetError: by the server")
+    assert stats.ledger.dropped == {"error": 400} and length(error) < 10
 
 
 async def test_after_a_failed_open_nothing_more_is_called(tmp_path: Path) -> None:
