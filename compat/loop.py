@@ -13,6 +13,7 @@ from stepscope.backends.base import Backend
 from stepscope.backends.torch import TorchBackend
 from stepscope.compat.loop_settings import LoopSettings
 from stepscope.runtime._core import recording, span
+from stepscope.runtime.error_keeper import ErrorKeeper
 from stepscope.runtime.errors import ExporterError
 from stepscope.runtime.output import Output
 from stepscope.runtime.profiler import Profiler
@@ -63,10 +64,8 @@ class Loop:
         """Of the run that is open, or was the last."""
         self.stage = ""
         """Of the run that is open; empty if none is."""
-        self.errors: list[Exception] = []
-        """What went wrong, the first 64 of it."""
-        self.errors_beyond = 0
-        """How many more there were."""
+        self.raised: ErrorKeeper[Exception] = ErrorKeeper(KEPT)
+        """What went wrong."""
         self._spans: list[tuple[str, span | None]] = []
         self._used: set[str] = set()
         self._finalizer: Callable[[], object] | None = None
@@ -183,12 +182,11 @@ class Loop:
                 self.keep(kept)
 
     def keep(self, error: Exception) -> None:
-        """Keeps an error, and says it in the log."""
-        if len(self.errors) < KEPT:
-            self.errors.append(error)
-            log.warning("tracing of %s goes on without: %s: %s", self.category, type(error).__name__, error)
-        else:
-            self.errors_beyond += 1
+        """Keeps an error, and says it in the log if it is among the first."""
+        before = len(self.raised.kept)
+        self.raised.keep("hook", error)
+        for _, text in self.raised.kept[before:]:
+            log.warning("tracing of %s goes on without: %s", self.category, text)
 
     def raise_errors(self) -> None:
         """Raises what was kept, if anything.
@@ -196,9 +194,9 @@ class Loop:
         Raises:
             ExceptionGroup: of all of it.
         """
-        if self.errors:
-            count = human_count(len(self.errors) + self.errors_beyond, "error")
-            raise ExceptionGroup(f"tracing of {self.category} kept {count}", self.errors)
+        if self.raised.kept:
+            count = human_count(self.raised.count, "error")
+            raise ExceptionGroup(f"tracing of {self.category} kept {count}", self.raised.errors)
 
 
 class Traced:
@@ -217,7 +215,7 @@ class Traced:
     @property
     def errors(self) -> Sequence[Exception]:
         """What went wrong with tracing, and did not disturb training."""
-        return tuple(self.loop.errors)
+        return tuple(self.loop.raised.errors)
 
     def raise_errors(self) -> None:
         """Raises what went wrong with tracing so far, if anything.

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 
+import anyio.lowlevel
+
 from stepscope.runtime import clock, hub
 from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.options import Options
@@ -14,12 +16,15 @@ from stepscope.runtime.output import Output
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.recorder import Recorder
 from stepscope.runtime.recorder_accounts import RecorderAccounts
+from stepscope.runtime.table import human_count
 from stepscope.runtime.threads import Work
 
 log = logging.getLogger("stepscope")
 
 OVERRUN = 0.35
 """Seconds that closing may take beyond `Options.close_timeout` before the loop is given up."""
+MANY = 100
+"""Windows that wait to be closed, from which on they may be what takes long."""
 JOINING = 0.1
 """Seconds beyond `Options.close_timeout` in which threads that have done their work may end."""
 
@@ -27,7 +32,7 @@ JOINING = 0.1
 class Closing:
     """Closes a profiler's backends, windows and exporters on the loop, and says so in its directory when that is done.
 
-    Where the loop does not answer it is given up, because the caller's deadline counts. Nothing is deleted then: the session
+    Where the loop does not get done with it, it is given up, because the caller's deadline counts. Nothing is deleted then: the session
     stays when the process ends, with the note of the run that says where it is, for `stepscope recover`. Should the loop go
     on after all, closing is completed.
     """
@@ -62,6 +67,7 @@ class Closing:
             closes_by: when it is to be done, in ns.
         """
         deadline = closes_by()
+        closed = self._pipeline.statistics().windows.closed
         for source in bound:
             source.wait_for_thread((deadline - clock.now()) / 1e9 - self._options.close_timeout / 2)
             note = source.give_up()
@@ -73,8 +79,8 @@ class Closing:
             removal = self._hub.start(self._hub.remove, self._pipeline, seconds)
         except RuntimeError as error:  # the loop has ended
             removal.set_exception(error)
-        if not wait([removal], seconds + OVERRUN).done:
-            self._give_up("something blocks the loop")
+        if not wait([removal], seconds).done and (late := self._late(removal, closed)):
+            self._give_up(late)
             removal.add_done_callback(lambda _: Work(self._end, removal, name="stepscope closing").begin())
             return
         self._end(removal)
@@ -82,6 +88,27 @@ class Closing:
         until = min(now + round(OVERRUN * 1e9), max(now, deadline) + round(JOINING * 1e9))
         for outlet in self._pipeline.outlets:  # one end for all: each may have handed something to a thread that hangs
             outlet.join(max(until - clock.now(), 0) / 1e9)
+
+    def _late(self, removal: Future[None], closed: int) -> str:
+        """Waits as long as closing may overrun its deadline; why it has not ended then, empty if it has.
+
+        Args:
+            closed: windows that were closed before closing began.
+        """
+        before = self._pipeline.statistics()
+        answer: Future[None] = Future()
+        try:
+            answer = self._hub.start(anyio.lowlevel.checkpoint)
+        except RuntimeError as error:  # the loop has ended
+            answer.set_exception(error)
+        if wait([removal], OVERRUN).done:
+            return ""
+        now = self._pipeline.statistics()
+        waited = now.windows.opened - closed
+        # Many windows are sorted and closed in one turn of the loop, which answers nobody meanwhile.
+        if waited >= MANY and (answer.done() or (now.windows, now.offered) != (before.windows, before.offered)):
+            return f"{human_count(waited, 'window')} waited, more than there was time for"
+        return "there was not enough time for all that waited" if answer.done() else "something blocks the loop"
 
     def _end(self, removal: Future[None]) -> None:
         """The pipeline is closed, or could not be."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from stepscope.runtime.outside import interrupts
 
+LONGEST = 4096
+"""Characters of a text; what is longer is cut."""
+
 
 def error_text(error: BaseException) -> str:
-    """Its type and what it says; the type alone if it says nothing, or cannot be made to."""
+    """Its type and what it says, cut after `LONGEST` characters; the type alone if it says nothing, or cannot be made to."""
     kind = type(error).__name__
     try:
-        said = str(error)
+        text = f"{kind}: {said}" if (said := str(error)) else kind
     except BaseException as failure:  # of its own `__str__`: it is the error that counts
         if interrupts(failure):
             raise
-        return kind
-    return f"{kind}: {said}" if said else kind
+        text = kind
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text):,} characters)"

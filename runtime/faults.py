@@ -8,12 +8,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from stepscope.runtime.error_keeper import ErrorKeeper
 from stepscope.runtime.error_text import error_text
 
 log = logging.getLogger("stepscope")
-
-KEPT = 16
-"""Faults that are kept; all are counted."""
 
 
 class Faults:
@@ -21,11 +19,7 @@ class Faults:
 
     def __init__(self, whose: str) -> None:
         """Args: whose they are, in a message."""
-        self.errors: list[Exception] = []
-        """The first, oldest first."""
-        self.count = 0
-        self.first = ""
-        """Where, and what; empty if there was none."""
+        self.raised: ErrorKeeper[Exception] = ErrorKeeper()
         self._whose = whose
         self._said: set[type[Exception]] = set()
 
@@ -36,6 +30,11 @@ class Faults:
             where: the function in which it did.
             error: what was raised; its frames are cleared, as they may hold many events, or all memory.
         """
+        self.say(where, error)
+        self.note(where, error)
+
+    def say(self, where: str, error: Exception) -> None:
+        """Has it in the log if it is the first of its kind."""
         if type(error) not in self._said:
             self._said.add(type(error))
             log.error(
@@ -45,15 +44,11 @@ class Faults:
                 error_text(error),
                 exc_info=error,
             )
-        self.note(where, error)
 
     def note(self, where: str, error: Exception) -> None:
-        """The same without a word: another has said it."""
-        self.count += 1
-        self.first = self.first or f"{where}(): {error_text(error)}"
+        """Counts and keeps it without a word: another has said it."""
         traceback.clear_frames(error.__traceback__)
-        if len(self.errors) < KEPT:
-            self.errors.append(error)
+        self.raised.keep(where, error)
 
 
 class _Faulty(Protocol):

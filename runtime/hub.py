@@ -237,9 +237,12 @@ class Hub:
         try:
             yield
         except Exception as error:
-            self._faults.keep(where, error)
+            self._faults.say(where, error)
             for pipeline in self._pipelines:
                 pipeline.faults.note(where, error)
+            self._faults.note(
+                where, error
+            )  # last: it has kept the first of all profilers, and strips what it does not keep
 
     async def drain(self, final: bool = False) -> bool:
         """Moves everything that is there one stage on, as far as nothing goes wrong.

@@ -16,13 +16,13 @@ def kept_errors(pipeline: Pipeline | None) -> list[Exception]:
     if pipeline is None:
         return errors
     for source in pipeline.sources:
-        errors += [_wrapped(BackendError(f"backend {source.name!r}: {error_text(e)}"), e) for e in source.errors]
-    for error in pipeline.flight.watch.errors if pipeline.flight else ():
-        errors.append(_wrapped(TriggerError(f"a trigger failed: {error_text(error)}"), error))
+        errors += [_wrapped(BackendError(f"backend {source.name!r}: {text}"), e) for e, text in source.raised.kept]
+    for error, text in pipeline.flight.watch.raised.kept if pipeline.flight else ():
+        errors.append(_wrapped(TriggerError(f"a trigger failed: {text}"), error))
     for outlet in pipeline.outlets:
-        errors += [_wrapped(ExporterError(f"exporter {outlet.name!r}: {error_text(e)}"), e) for e in outlet.errors]
-    for fault in pipeline.faults.errors:
-        errors.append(_wrapped(InternalError(f"a fault of stepscope: {error_text(fault)}; please report it"), fault))
+        errors += [_wrapped(ExporterError(f"exporter {outlet.name!r}: {text}"), e) for e, text in outlet.raised.kept]
+    for fault, text in pipeline.faults.raised.kept:
+        errors.append(_wrapped(InternalError(f"a fault of stepscope: {text}; please report it"), fault))
     return errors
 
 
@@ -38,18 +38,19 @@ def error_notes(pipeline: Pipeline | None) -> Iterator[str]:
     if pipeline is None:
         return
     for source in pipeline.sources:
-        if source.error_count:
-            count = human_count(source.error_count, "time")
-            yield f"backend {source.name!r} failed {count}, first in {source.first_error}; raise_errors() raises it"
+        if source.raised.count:
+            count = human_count(source.raised.count, "time")
+            yield f"backend {source.name!r} failed {count}, first in {source.raised.first}; raise_errors() raises it"
     for outlet in pipeline.outlets:
         said = outlet.statistics()
         if said.errors:
             count = human_count(said.errors, "time")
             yield f"exporter {outlet.name!r} failed {count}, first by {said.first_error}; raise_errors() raises it"
-    if pipeline.faults.count:
-        count = human_count(pipeline.faults.count, "fault")
+    faults = pipeline.faults.raised
+    if faults.count:
+        count = human_count(faults.count, "fault")
         yield (
-            f"{count} of stepscope, first in {pipeline.faults.first}: something of what was recorded may be missing; please "
+            f"{count} of stepscope, first in {faults.first}: something of what was recorded may be missing; please "
             "report what raise_errors() raises"
         )
 

@@ -14,7 +14,7 @@ from stepscope.runtime import locks
 from stepscope.runtime.accounts import KEPT_WINDOWS, Accounts
 from stepscope.runtime.change import Change
 from stepscope.runtime.consumer import Closing, Discarding, Exporter, Keeping, Settling
-from stepscope.runtime.error_text import error_text
+from stepscope.runtime.error_keeper import ErrorKeeper
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.ledger import Ledger, OutputLedger
 from stepscope.runtime.loop_thread import LoopThread
@@ -70,8 +70,7 @@ class Outlet:
         goes first when the queue is full."""
         self.exporter = exporter
         self.name = exporter.name
-        self.errors: list[BaseException] = []
-        """The first errors, oldest first; all are counted."""
+        self.raised: ErrorKeeper[BaseException] = ErrorKeeper()
         self.is_journal = bool(getattr(exporter, "is_journal", False))
         self.given = 0
         """Items put into the queue so far."""
@@ -93,7 +92,7 @@ class Outlet:
         """The method in which it was when the deadline for closing came."""
         self._abandoned = ""
         """The reason by which everything is dropped from now on; empty while the exporter is fed."""
-        self._bytes = self._peak = self._batches = self._handled = self._error_count = self._busy = 0
+        self._bytes = self._peak = self._batches = self._handled = self._busy = 0
         self._accounts = Accounts()
         self._kept: Kept | None = None
         self._cap_seen = 0
@@ -430,14 +429,9 @@ class Outlet:
         return True
 
     def _keep(self, what: str, error: BaseException) -> None:
-        self._error_count += 1
         if what == self._late:
             self._late = ""  # it says itself what came of the deadline
-        if len(self.errors) < 16:
-            error.add_note(f"raised by exporter {self.name!r} in {what}()")
-            self.errors.append(error)
-        if self._error_count == 1:
-            log.error("exporter %r failed in %s(): %s", self.name, what, error_text(error))
+        self.raised.keep_and_say(what, error, f"exporter {self.name!r}")
 
     # accounts
 
@@ -459,7 +453,7 @@ class Outlet:
 
     def statistics(self) -> OutletStatistics:
         """Accounts so far."""
-        first = self.errors[0] if self.errors else None
+        count, first = self.raised.count, self.raised.kept[:1]
         with self._lock:
             waiting = (self._in_hand, *self._queue)
             return OutletStatistics(
@@ -471,8 +465,8 @@ class Outlet:
                 waiting_bytes=self._bytes,
                 peak_bytes=self._peak,
                 windows_left_out=self._windows_left_out,
-                errors=self._error_count,
-                first_error="" if first is None else error_text(first),
+                errors=count,
+                first_error=first[0].text if first else "",
                 busy_ns=self._busy,
                 kept=self._kept,
             )

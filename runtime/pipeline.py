@@ -483,7 +483,7 @@ class Pipeline:
             inbox=self.inbox.statistics(),
             windows=self._windows.statistics(),
             exporters=tuple(outlet.statistics() for outlet in self.outlets),
-            faults=self.faults.count,
+            faults=self.faults.raised.count,
             drained=self._drained,
             routed=self._routed,
             unrouted=self._unrouted,

@@ -148,7 +148,7 @@ class Reporting(Saving):
             ExceptionGroup: of `BackendError`, `ExporterError` and `TriggerError`, and of `InternalError` for faults of
                 stepscope itself, each with the original as its cause.
         """
-        errors: list[Exception] = [*self._calls.errors, *kept_errors(self._pipeline)]
+        errors: list[Exception] = [*self._calls.raised.errors, *kept_errors(self._pipeline)]
         errors += schedule_errors(self.schedule_error)
         if errors:
             raise ExceptionGroup(f"profiler {self.name!r} kept {human_count(len(errors), 'error')}", errors)

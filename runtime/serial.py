@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from stepscope.runtime import locks
+from stepscope.runtime.error_keeper import ErrorKeeper
 from stepscope.runtime.promise import LOOK, Promise
 
 PATIENCE = 1.0
@@ -38,7 +39,7 @@ class Serial:
         self._lock = locks.reentrant()
         self._inside: _Turn | None = None
         self._later: deque[tuple[Callable[[], None], _Turn]] = deque()
-        self.errors: list[Exception] = []
+        self.raised: ErrorKeeper[Exception] = ErrorKeeper()
         """What calls raised that were put down: who made them is gone."""
 
     @property
@@ -119,4 +120,4 @@ class Serial:
                 if not self._run(call, turn, 0.0):
                     break  # somebody is inside, who runs it
             except Exception as error:
-                self.errors.append(error)
+                self.raised.keep("run_later", error)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Protocol, cast
 
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.detail import Detail
-from stepscope.runtime.error_text import error_text
+from stepscope.runtime.error_keeper import ErrorKeeper
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, EventBatch, check_block
 from stepscope.runtime.inbox import Inbox
@@ -90,12 +89,7 @@ class Source:
     def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options) -> None:
         self.backend = backend
         self.name = backend.name
-        self.errors: list[BaseException] = []
-        self._raised: dict[int, TracebackType | None] = {}
-        """Where they came from, by their ids."""
-        self.error_count = 0
-        self.first_error = ""
-        """Where, and what; empty if it raised nothing."""
+        self.raised: ErrorKeeper[BaseException] = ErrorKeeper()
         self.open = False
         self._inbox = inbox
         self._told_of: tuple[ProfilerAction, int] | None = None
@@ -172,7 +166,7 @@ class Source:
         try:
             call()
         except BaseException as error:
-            if id(error) not in self._raised and interrupts(error):
+            if not self.raised.knows(error) and interrupts(error):
                 raise
             self._take(what, error)
             return False
@@ -181,20 +175,11 @@ class Source:
     def _take(self, what: str, error: BaseException) -> None:
         # Whatever it had for a profiler that has ended, nobody wants any more.
         if not (isinstance(error, ClosedError) and self._inbox.closed and what != "report"):
-            self.keep(what, error)
-            if self.error_count == 1:
-                log.error("backend %r failed in %s", self.name, self.first_error)
+            self.raised.keep_and_say(what, error, f"backend {self.name!r}")
 
     def keep(self, what: str, error: BaseException) -> None:
-        """Stores what the backend raised, or what it could not do."""
-        self.error_count += 1
-        self.first_error = self.first_error or f"{what}(): {error_text(error)}"
-        if id(error) in self._raised:  # raised anew: what it came through then is not kept with it, over and over
-            error.__traceback__ = self._raised[id(error)]
-        elif len(self.errors) < 16:
-            self._raised[id(error)] = error.__traceback__
-            error.add_note(f"raised by backend {self.name!r} in {what}()")
-            self.errors.append(error)
+        """Stores what the backend could not do."""
+        self.raised.keep(what, error, f"backend {self.name!r}")
 
     @uninterrupted
     def report(self) -> BackendReport:
@@ -206,7 +191,7 @@ class Source:
             report = self.backend.report()
 
         self._guard("report", call)
-        notes = tuple(error_text(error) for error in self.errors[:3])
+        notes = tuple(kept.text for kept in self.raised.kept[:3])
         if not notes:
             return report
         return BackendReport(

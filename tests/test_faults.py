@@ -13,10 +13,12 @@ from typing import Any, cast
 import pytest
 
 import stepscope as sc
+from stepscope.runtime.error_keeper import KEPT
 from stepscope.runtime.errors import InternalError
 from stepscope.runtime.events import Kind
-from stepscope.runtime.faults import KEPT, Faults
+from stepscope.runtime.faults import Faults
 from tests.flights import QUIET
+from tests.raised import length
 from tests.support import poll
 
 ONES_OWN = (
@@ -173,8 +175,23 @@ def test_what_is_kept(caplog: pytest.LogCaptureFixture) -> None:
                 fail(KeyError if number % 2 else MemoryError)
             except Exception as error:
                 faults.keep("fail", error)
-    assert (faults.count, len(faults.errors), faults.first) == (KEPT + 4, KEPT, "fail(): MemoryError: with 1")
+    assert (faults.raised.count, len(faults.raised.errors), faults.raised.first) == (
+        KEPT + 4,
+        KEPT,
+        "fail(): MemoryError: with 1",
+    )
     assert [record.message.split(" in ")[0] for record in caplog.records] == ["somebody: a fault of stepscope"] * 2
-    trace = faults.errors[0].__traceback__
+    trace = faults.raised.errors[0].__traceback__
     assert trace is not None and trace.tb_next is not None
     assert trace.tb_next.tb_frame.f_locals == {}
+
+
+def test_a_fault_that_is_raised_again_does_not_grow() -> None:
+    """It is counted each time, kept once, and its traceback is the first."""
+    faults, error = Faults("somebody"), RuntimeError("again")
+    for _ in range(20):
+        try:
+            raise error
+        except RuntimeError:
+            faults.keep("fail", error)
+    assert (faults.raised.count, faults.raised.errors, length(error)) == (20, [error], 1)

@@ -18,6 +18,7 @@ import stepscope as sc
 from stepscope.runtime.events import Kind
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News
 from tests.flights import QUIET, Profile, When
+from tests.raised import LostForWords, length
 from tests.recording import run_program
 
 
@@ -54,6 +55,39 @@ def test_a_wild_trigger_disturbs_nobody(output_dir: Path) -> None:
     assert time.monotonic() - began < 20
     assert [30] in [window[-1:] for window in [[s.number for s in w.steps] for w in profile.memory.windows]]
     assert profile.flight.triggers.errors == 3
+    profile.check_accounts()
+
+
+def test_a_trigger_that_raises_the_same_again(output_dir: Path) -> None:
+    """Each time is counted; the exception holds what it held at first."""
+    error = ValueError("broken once")
+    profile = Profile(output_dir, triggers=(When(error=error),))
+    with profile.profiler as profiler:
+        for _ in range(12):
+            profile.steps(1)
+            assert profiler.flush()
+    failed = profile.flight.triggers.errors
+    assert failed > 6 and length(error) < 6
+    with pytest.raises(ExceptionGroup) as caught:
+        profiler.raise_errors()
+    assert [told.__cause__ for told in caught.value.exceptions] == [error]
+
+
+def test_what_a_trigger_raises_is_put_into_words_beside_the_loop(output_dir: Path) -> None:
+    """An exception that waits before it says anything holds up its trigger, and nobody else."""
+    error = LostForWords()
+    profile = Profile(output_dir, triggers=(When(error=error),), steps=1000)
+    with profile.profiler as profiler:
+        profile.steps(4)
+        assert error.reached.wait(60)
+        assert profiler.save("mine")
+        assert profiler.flush(60)
+        assert [window.metadata["flight"]["reason"] for window in profile.memory.windows] == ["mine"]
+        error.over.set()
+        while not profile.flight.triggers.errors:
+            profile.steps(1)
+            assert profiler.flush(60)
+    assert set(error.threads) == {"stepscope trigger when"}
     profile.check_accounts()
 
 

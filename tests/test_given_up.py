@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 import stepscope as sc
+from stepscope.backends.scripted import ScriptedBackend
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.session_note import read_note
 from tests.blocking import BlockingBackend
@@ -59,6 +62,28 @@ def test_a_part_that_blocks_the_loop_loses_nothing(end: str, loop: str, tmp_path
     assert not Path(note.directory).exists()
 
 
+class Slow(ScriptedBackend):
+    """Takes its time to derive something of each batch."""
+
+    def derive(self, batch: sc.EventBatch) -> None:
+        time.sleep(0.005)
+
+
+async def test_more_windows_than_there_is_time_for(tmp_path: Path) -> None:
+    """Nothing blocks the loop then: the note says how many windows waited, and they are delivered after all."""
+    options = sc.Options(close_timeout=0.1)
+    schedule = sc.schedule(wait=0, warmup=0, active=1)
+    profiler = sc.trace(backends=[Slow()], schedule=schedule, output_dir=tmp_path, options=options)
+    with profiler:
+        for _ in range(400):
+            sc.instant("work")
+            profiler.step()
+    assert re.search(r"given up, because \d+ windows waited, more than there was time for", str(profiler.report()))
+    await poll(lambda: not profiler.statistics().given_up)
+    await poll(lambda: not any(thread.name == "stepscope" for thread in threading.enumerate()))
+    assert not profiler.audit()
+
+
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 async def test_closing_is_completed_when_the_loop_goes_on(
     loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -76,7 +101,8 @@ async def test_closing_is_completed_when_the_loop_goes_on(
     profiler.close()
     try:
         assert profiler.statistics().given_up and "dropped   not known" in str(profiler.report())
-        assert any(note.startswith("not delivered") for note in profiler.diagnostics())
+        (note,) = [note for note in profiler.diagnostics() if note.startswith("not delivered")]
+        assert "given up, because something blocks the loop" in note
         assert (tmp_path / "session").exists() and not profiler.audit()
     finally:
         backend.free.set()

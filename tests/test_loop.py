@@ -22,6 +22,7 @@ from stepscope.compat.loop_settings import LoopArguments, LoopSettings
 from stepscope.runtime.events import Kind
 from tests.arming import SOCKET, arm_here, say_in_environment
 from tests.frameworks import Runs, steps
+from tests.raised import length
 from tests.support import ROOT
 
 
@@ -169,6 +170,28 @@ def test_hooks_never_raise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
         hooks.raise_errors()
 
 
+def test_what_hooks_raise_again_is_kept_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is counted each time, said once, and does not grow."""
+    loop = Loop(settings_of(tmp_path), "x")
+    error = ValueError("once")
+
+    class Same(Traced):
+        def __init__(self) -> None:
+            self.loop = loop
+
+        @guarded
+        def hook(self) -> None:
+            raise error
+
+    hooks = Same()
+    for _ in range(20):
+        hooks.hook()
+    assert hooks.errors == (error,) and length(error) < 4
+    assert caplog.text.count("tracing of x goes on without: ValueError: once") == 1
+    with pytest.raises(ExceptionGroup, match="kept 20 errors"):
+        hooks.raise_errors()
+
+
 def test_leaving_the_context_closes_the_run(tmp_path: Path) -> None:
     """The exception goes on, and the window says what cut it."""
     memory = sc.MemoryExporter()
@@ -194,7 +217,7 @@ def test_a_callback_that_raises_is_kept(tmp_path: Path) -> None:
     memory = sc.MemoryExporter()
     loop = Loop(settings_of(tmp_path, exporters=[memory], on_trace_ready=ready, schedule=None), "x")
     run_steps(loop, "fit", 2)
-    (error,) = loop.errors
+    (error,) = loop.raised.errors
     assert isinstance(error, sc.ExporterError) and "window 0" in str(error)
     assert steps(memory) == [(0, 1)]
 
@@ -323,7 +346,7 @@ def test_what_can_be_asked_for_replaces_only_the_default(tmp_path: Path, monkeyp
             loop.leave("work")
             loop.step()
         loop.close()
-        assert loop.errors == []
+        assert loop.raised.errors == []
         recorded.append(steps(memory))
     assert recorded == [[(5,)], [(1,), (5,)]] * 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import threading
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -23,6 +24,7 @@ from stepscope.runtime.outlet import WINDOWS_WAITING, Outlet
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 from tests.blocks import instant_block
+from tests.raised import length
 from tests.support import poll
 
 
@@ -83,10 +85,32 @@ async def test_what_a_method_raises_is_kept(method: Method, tmp_path: Path) -> N
     stats = outlet.statistics()
     assert stats.errors == 1
     assert "disk on fire" in stats.first_error
-    assert method in outlet.errors[0].__notes__[0]
+    assert method in outlet.raised.errors[0].__notes__[0]
     lost = method in ("open", "export")
     assert stats.ledger.exported == (0 if lost else 10)
     assert stats.ledger.dropped == ({"error": 10} if lost else {})
+
+
+class Reset(MemoryExporter):
+    """Reads what a server says to each batch, on a connection that was lost."""
+
+    async def open(self, run: Run) -> None:
+        self._reader = asyncio.StreamReader()
+        self._reader.set_exception(ConnectionResetError("by the server"))
+
+    async def export(self, batch: EventBatch) -> None:
+        await self._reader.readexactly(1)
+
+
+async def test_a_lost_connection_is_kept_once(tmp_path: Path) -> None:
+    """asyncio raises the same object each time: it is counted, and holds no further batch."""
+    async with running(Reset(), tmp_path) as outlet:
+        for _ in range(40):
+            outlet.offer(batch())
+    (error,) = outlet.raised.errors
+    stats = outlet.statistics()
+    assert (stats.errors, stats.first_error) == (40, "ConnectionResetError: by the server")
+    assert stats.ledger.dropped == {"error": 400} and length(error) < 10
 
 
 async def test_after_a_failed_open_nothing_more_is_called(tmp_path: Path) -> None:
@@ -183,9 +207,9 @@ async def test_one_that_blocks_its_thread_costs_only_its_own_output(tmp_path: Pa
     outlets[0].cancel()
     for outlet in outlets:
         outlet.abandon()
-    assert outlets[1].ledger(0).exported == 20 and outlets[1].errors == []
+    assert outlets[1].ledger(0).exported == 20 and outlets[1].raised.errors == []
     assert outlets[0].ledger(0).dropped == {"closed": 20}
-    assert "deadline" in str(outlets[0].errors[0])
+    assert "deadline" in str(outlets[0].raised.errors[0])
     bad.release()
     with anyio.fail_after(30):
         await outlets[0].wait()
@@ -227,7 +251,7 @@ async def test_without_a_loop_an_exporter_has_failed(tmp_path: Path) -> None:
     outlet.abandon()
     assert exporter.calls == []
     assert outlet.ledger(0).dropped == {"error": 20}
-    assert "open files" in str(outlet.errors[0])
+    assert "open files" in str(outlet.raised.errors[0])
 
 
 class Told(MemoryExporter):
@@ -270,7 +294,7 @@ async def test_one_that_is_told_of_the_end_need_not_be_cancelled(
         await outlet.wait()
     assert exporter.thread not in (0, threading.get_ident())
     assert outlet.ledger(0).exported == 10
-    assert [str(kept) for kept in outlet.errors] == ([str(error)] if error else [])
+    assert [str(kept) for kept in outlet.raised.errors] == ([str(error)] if error else [])
 
 
 async def test_the_accounts_of_old_windows_are_added_up(tmp_path: Path) -> None:
@@ -463,7 +487,7 @@ async def test_one_that_keeps_what_it_cannot_send_has_ended_in_order(
 async def test_one_that_cannot_keep_it_says_itself_what_is_wrong(tmp_path: Path) -> None:
     """There is one error then: not that of the deadline as well."""
     outlet = await ended_late(Keeper(OSError("the disk is full")), tmp_path)
-    assert [str(error) for error in outlet.errors] == ["the disk is full"]
+    assert [str(error) for error in outlet.raised.errors] == ["the disk is full"]
     assert outlet.statistics().ledger.dropped == {"closed": 20}
 
 

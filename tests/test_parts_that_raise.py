@@ -19,7 +19,9 @@ from stepscope.backends.scripted import ScriptedBackend
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Kind
+from stepscope.runtime.journal.reader import JournalReader
 from tests.interrupting import interrupting
+from tests.raised import LostForWords
 
 
 class Foreign(BaseException):
@@ -201,6 +203,28 @@ def test_what_a_handler_raises_in_a_part_goes_on(
             profiler.raise_errors()
     finally:
         signal.signal(signal.SIGUSR2, before)
+
+
+def test_an_exception_that_is_slow_to_speak_costs_its_exporter_only(tmp_path: Path) -> None:
+    """It is asked on that one's thread, once: what others say of all exporters does not wait for it."""
+    error = LostForWords()
+    bad = sc.MemoryExporter(name="bad", fail={"export": error})
+    with sc.trace(exporters=[bad], output_dir=tmp_path, options=sc.Options(close_timeout=1.0)) as profiler:
+        for _ in range(3):
+            sc.instant("said")
+            profiler.step()
+        assert error.reached.wait(60)
+    pipeline = profiler.statistics().pipeline
+    assert pipeline is not None
+    journal, other = pipeline.exporters
+    assert journal.errors == 0 and journal.ledger.exported == journal.ledger.offered
+    assert other.first_error.startswith("TimeoutError: it did not end by the deadline")
+    with JournalReader(tmp_path / "journal") as reader:
+        assert sum(isinstance(item, sc.EventBatch) for item in reader) and reader.end is not None
+    with pytest.raises(ExceptionGroup, match="kept 1 error"):
+        profiler.raise_errors()
+    assert error.threads == ["stepscope bad"]
+    error.over.set()
 
 
 def test_an_exception_of_a_handler_in_a_schedule_of_ours(tmp_path: Path) -> None:

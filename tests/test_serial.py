@@ -64,7 +64,7 @@ def test_a_call_whose_patience_ends_is_made_later() -> None:
     assert not serial.run_waiting(lambda: None, lambda: made.append(0))
     hang.over.set()
     first.join(LONG)
-    assert made == [first.ident, 0] and [str(error) for error in serial.errors] == ["why"]
+    assert made == [first.ident, 0] and [str(error) for error in serial.raised.errors] == ["why"]
     assert serial.run(lambda: made.append(1)) and made[-1] == 1
 
 

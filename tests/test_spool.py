@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import stepscope
+from stepscope.exporters.specimens import every_kind
 from stepscope.runtime import _core
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.spool import FILES, Spool
 from tests.crashes import Crash, names
-from tests.fuzz.seeds import seeds
+from tests.fuzz.seeds import spool_frame
 from tests.recording import run_program
 
 

@@ -208,7 +208,7 @@ def test_a_file_that_is_not_what_it_should_be(tmp_path: Path) -> None:
         (tmp_path / "elsewhere.json").write_bytes(b'{"start_step": 3, "steps": 1}')
         path.symlink_to(tmp_path / "elsewhere.json")
         wait(lambda: file.current is not good)
-        assert file.errors == []
+        assert file.raised.errors == []
     assert len(seen) == 2
 
 
@@ -239,7 +239,7 @@ with tempfile.TemporaryDirectory() as directory:
     path.write_bytes(b"2")
     wait(lambda: file.current == b"2")
     file.close()
-    print(file.errors)
+    print(file.raised.errors)
 """
     ended = run_to_end([sys.executable, "-c", program], cwd=ROOT)
     assert (ended.returncode, ended.stdout.split()) == (0, ["bad", "1", "[]"]), ended.stderr
@@ -316,7 +316,7 @@ def test_what_follows_a_change_may_fail(tmp_path: Path) -> None:
     try:
         write(path, b"2")
         wait(lambda: status(file).get("error") == "RuntimeError: cannot follow 2")
-        assert len(file.errors) == 2
+        assert len(file.raised.errors) == 2
     finally:
         file.close()
 

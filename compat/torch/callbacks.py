@@ -10,12 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from stepscope.runtime import locks
+from stepscope.runtime.error_keeper import ErrorKeeper
+from stepscope.runtime.error_text import error_text
 from stepscope.runtime.threads import Work
 
 log = logging.getLogger("stepscope")
-
-KEPT_ERRORS = 16
-"""Exceptions that are kept; the rest is counted."""
 
 
 class Callbacks:
@@ -31,10 +30,7 @@ class Callbacks:
         self._turn = _Turn(self._call, None)
         self._ended = self._turn
         self._pid = os.getpid()
-        self.errors: list[Exception] = []
-        """What it raised, the first ones."""
-        self.failed = 0
-        """Calls that raised."""
+        self.raised: ErrorKeeper[Exception] = ErrorKeeper()
         self.made = 0
         """Calls that have returned or raised."""
 
@@ -67,10 +63,8 @@ class Callbacks:
         try:
             self._callback(view)
         except Exception as error:
-            self.failed += 1
-            if len(self.errors) < KEPT_ERRORS:
-                self.errors.append(error)
-            log.warning("on_trace_ready raised, training goes on: %r", error, exc_info=error)
+            log.warning("on_trace_ready raised, training goes on: %s", error_text(error), exc_info=error)
+            self.raised.keep("on_trace_ready", error)
         finally:
             self.made += 1
 

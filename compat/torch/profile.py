@@ -345,8 +345,8 @@ class profile(Results):
             ExceptionGroup: of all that, each with the original as its cause.
         """
         errors = [*self._errors, *([] if self._current is None else _errors_of(self._current))]
-        for error in self._callbacks.errors:
-            told = ExporterError(f"on_trace_ready raised {type(error).__name__}: {error}")
+        for error, text in self._callbacks.raised.kept:
+            told = ExporterError(f"on_trace_ready raised {text}")
             told.__cause__ = error
             errors.append(told)
         if errors:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from stepscope.runtime.ending_tasks import end_tasks
+from stepscope.runtime.error_keeper import ErrorKeeper
+from stepscope.runtime.error_text import error_text
 from stepscope.runtime.loop_thread import LoopThread
 from stepscope.runtime.promise import Promise
 
@@ -32,8 +34,8 @@ class ControlLoop:
         self._ready: Promise[asyncio.AbstractEventLoop] = Promise()
         self._stop: asyncio.Event | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.failures: list[BaseException] = []
-        """What work raised first; each is in the log, too."""
+        self.raised: ErrorKeeper[BaseException] = ErrorKeeper()
+        """By work; each is in the log, too."""
         self._thread = LoopThread("stepscope control", self._main, self._failed)
 
     async def _main(self) -> None:
@@ -47,9 +49,8 @@ class ControlLoop:
         self._keep(error)
 
     def _keep(self, error: BaseException) -> None:
-        if len(self.failures) < 16:
-            self.failures.append(error)
-        log.error("control failed: %r", error, exc_info=error)
+        log.error("control failed: %s", error_text(error), exc_info=error)
+        self.raised.keep("work", error)
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Callable[[], None]:
         """Runs a coroutine function on the loop; what it returns ends that, from any thread."""

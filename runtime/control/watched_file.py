@@ -14,6 +14,8 @@ from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.file_events import FileEvents
 from stepscope.runtime.control.file_reading import Reading, create_once, read_bounded
 from stepscope.runtime.control.status_file import StatusFile
+from stepscope.runtime.error_keeper import ErrorKeeper
+from stepscope.runtime.error_text import error_text
 
 T = TypeVar("T")
 
@@ -77,8 +79,8 @@ class WatchedFile(Generic[T]):
         """The latest valid value; reading it costs what reading an attribute costs. The value must not be changed."""
         self.problem = ""
         """Why the present content is not the current value; empty if it is, or there is no file."""
-        self.errors: list[Exception] = []
-        """What `on_change` raised, the first of it."""
+        self.raised: ErrorKeeper[Exception] = ErrorKeeper()
+        """By `on_change`."""
         self._decode, self._on_change = decode, on_change
         self._default, self._create = default, create
         self._poll, self._limit = float(poll), limit
@@ -159,10 +161,9 @@ class WatchedFile(Generic[T]):
         try:
             self._on_change(value)
         except Exception as error:
-            if len(self.errors) < 16:
-                self.errors.append(error)
-            self.status.put(error=f"{type(error).__name__}: {error}")
             log.error("what follows %s failed", self.path, exc_info=error)
+            self.raised.keep("on_change", error)
+            self.status.put(error=error_text(error))
 
     def _well(self) -> None:
         self._suspect = None

@@ -9,6 +9,7 @@ from collections.abc import Sequence, Sized
 from itertools import islice
 from typing import NamedTuple
 
+from stepscope.runtime.error_text import error_text
 from stepscope.runtime.flight.found import made_anew
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News, Trigger
 from stepscope.runtime.threads import Work
@@ -32,6 +33,8 @@ class Answer(NamedTuple):
     """Findings that were too many, as far as they can be counted."""
     error: BaseException | None = None
     method: str = "look"
+    text: str = ""
+    """What the error says, made where it was raised: its `__str__` is the program's code, too."""
 
 
 def ask(evaluator: Evaluator, news: News) -> Answer:
@@ -41,7 +44,7 @@ def ask(evaluator: Evaluator, news: News) -> Answer:
         found = [made_anew(one) for one in islice(answer, MAX_FINDINGS)]  # each costs time, and there is more to do
         return Answer(found, len(answer) - len(found) if isinstance(answer, Sized) else 0)
     except BaseException as error:  # of the program's code: also a cancellation would be meant for us
-        return Answer(error=error)
+        return Answer(error=error, text=error_text(error))
 
 
 class _Look(NamedTuple):
@@ -114,7 +117,7 @@ class Beside:
                 if evaluator is None and not failed:
                     evaluator = self._make()
             except BaseException as error:
-                failed, answer = True, Answer(error=error, method="evaluator")
+                failed, answer = True, Answer(error=error, method="evaluator", text=error_text(error))
             if evaluator is not None:
                 answer = ask(evaluator, news)
             self._answers.append(answer)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, deque
 
 import msgspec
 
-from stepscope.runtime.error_text import error_text
+from stepscope.runtime.error_keeper import ErrorKeeper
 from stepscope.runtime.flight.beside import Answer, Beside, ask
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News
-
-log = logging.getLogger("stepscope")
 
 MAX_WAITING = 256
 """Calls of `save` that may wait for the loop."""
@@ -58,8 +55,8 @@ class Watch:
     own."""
 
     def __init__(self, settings: FlightRecorder) -> None:
-        self.errors: list[BaseException] = []
-        """What evaluators raised first, oldest first; all are counted."""
+        self.raised: ErrorKeeper[BaseException] = ErrorKeeper()
+        """By evaluators."""
         self.known = 0
         """Up to when, in ns, all that triggers find was taken at the last look."""
         self._settings = settings
@@ -70,7 +67,7 @@ class Watch:
         self._fired: Counter[str] = Counter()
         self._joined: Counter[str] = Counter()
         self._suppressed: dict[str, Counter[str]] = {}
-        self._windows = self._refused = self._error_count = 0
+        self._windows = self._refused = 0
         self._evaluators: list[tuple[str, Evaluator]] = []
         self._beside: list[Beside] = []
         for trigger in settings.triggers:
@@ -113,7 +110,7 @@ class Watch:
             try:
                 beside.look(news)
             except RuntimeError as error:  # there is no thread for it
-                self._keep(beside.name, "look", error)
+                self.raised.keep_and_say("look", error, f"trigger {beside.name!r}")
             self.known = min(
                 self.known, beside.seen(news.now)
             )  # before the answers: more may come while they are taken
@@ -163,7 +160,7 @@ class Watch:
             suppressed={why: dict(counts) for why, counts in self._suppressed.items()},
             waiting=len(self._waiting),
             refused=self._refused,
-            errors=self._error_count,
+            errors=self.raised.count,
             missed={beside.name: beside.missed for beside in self._beside if beside.missed},
         )
 
@@ -175,7 +172,7 @@ class Watch:
 
     def _take(self, name: str, answer: Answer, now: int) -> None:
         if answer.error is not None:
-            self._keep(name, answer.method, answer.error)
+            self.raised.keep_and_say(answer.method, answer.error, f"trigger {name!r}", answer.text)
             return
         if answer.more > 0:
             self._fired[name] += answer.more
@@ -183,11 +180,3 @@ class Watch:
         for finding in answer.found:
             # What is said to be in the future would be waited for at the end of the run.
             self._note(Fired(name, msgspec.structs.replace(finding, at=min(finding.at, now))))
-
-    def _keep(self, name: str, method: str, error: BaseException) -> None:
-        self._error_count += 1
-        if len(self.errors) < 16:
-            error.add_note(f"raised by trigger {name!r} in {method}()")
-            self.errors.append(error)
-        if self._error_count == 1:
-            log.error("trigger %r failed in %s(): %s", name, method, error_text(error))

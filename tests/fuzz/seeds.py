@@ -17,6 +17,7 @@ from stepscope.exporters.specimens import ARGUMENTS, every_kind, run_in, window_
 from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.runtime import _core, strings, tracks
 from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import given_up
 from stepscope.runtime.journal.given_up import GivenUp

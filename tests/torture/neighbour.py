@@ -18,6 +18,7 @@ from stepscope.exporters.base import EventBatch, Exporter
 from stepscope.exporters.memory import MemoryExporter, Method
 from stepscope.runtime import strings
 from stepscope.runtime.journal.reader import JournalReader
+from tests.raised import length
 from tests.torture.servers import StreamExporter
 
 STEPS = 60
@@ -31,6 +32,17 @@ class Threaded(MemoryExporter):
 
     async def export(self, batch: EventBatch) -> None:
         await asyncio.to_thread(threading.Event().wait)
+
+
+class Lost(MemoryExporter):
+    """Reads what a server says to each batch, on a connection that was lost: asyncio raises the same object each time."""
+
+    async def export(self, batch: EventBatch) -> None:
+        if not self.calls.count("export"):
+            self._reader = asyncio.StreamReader()
+            self._reader.set_exception(ConnectionResetError("by the server"))
+        self.calls.append("export")
+        await self._reader.readexactly(1)
 
 
 class Full(sc.ChromeTraceExporter):
@@ -64,6 +76,8 @@ def neighbour(how: str, method: Method, directory: Path, port: int) -> Exporter:
             return MemoryExporter(name="bad", block_in=method)
         case "thread":
             return Threaded(name="bad")
+        case "again":
+            return Lost(name="bad")
         case "slow":
             return MemoryExporter(name="bad", delay=3.0)
         case "full":
@@ -72,6 +86,19 @@ def neighbour(how: str, method: Method, directory: Path, port: int) -> Exporter:
             return StreamExporter(port)
         case _:
             raise ValueError(f"no way to misbehave: {how}")
+
+
+def longest(profiler: sc.Profiler) -> int:
+    """Entries of the longest traceback of what was kept, each of which keeps a frame alive and what that holds."""
+    try:
+        profiler.raise_errors()
+    except ExceptionGroup as kept:
+        causes = [error.__cause__ for error in kept.exceptions if error.__cause__ is not None]
+        linked = [
+            further for cause in causes for further in (cause.__cause__, cause.__context__) if further is not None
+        ]
+        return max(map(length, [*causes, *linked]), default=0)
+    return 0
 
 
 def work(until: float) -> int:
@@ -129,6 +156,7 @@ def main(how: str, method: Method, directory: Path, port: int, seconds: float) -
             ]
             for output in pipeline.exporters
         },
+        "longest": longest(profiler),
         "errors": {output.name: output.first_error for output in pipeline.exporters},
     }  # fmt: skip
 

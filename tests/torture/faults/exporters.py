@@ -27,6 +27,8 @@ SLACK = 0.5
 """Seconds by which closing may exceed its deadline, as promised."""
 DEFAULT = Options().close_timeout
 """Seconds of the deadline for closing, unless it is set."""
+LONGEST = 20
+"""Entries of a traceback that is kept; one that grows with each batch has twice as many at the least."""
 DISK = 128 << 10
 """Bytes of a disk that fills up."""
 
@@ -65,6 +67,8 @@ def trial(
     ]
     problems += [f"{name} still has {row[3]} events in flight" for name, row in said["ledger"].items() if row[3]]
     problems += written
+    if said["longest"] > LONGEST:
+        problems.append(f"a traceback of {said['longest']} entries is kept")
     if how != "slow" and not said["errors"]["bad" if "bad" in said["errors"] else "stream"]:
         problems.append("nothing was said of what the exporter did")
     rows = said["ledger"].values()
@@ -180,6 +184,7 @@ FAULTS = (
     ),
     *(_fault(f"raises in {method}", "raise", method) for method in ("open", "export", "close_window", "aclose")),
     *(_fault(f"raises CancelledError in {method}", "cancel", method) for method in ("open", "export", "close_window", "aclose")),
+    _fault("raises the same exception each time", "again"),
     _fault("raises SystemExit", "exit"),
     *(_fault(f"hangs in {method}", "hang", method, short=method == "export") for method in ("open", "export", "close_window", "aclose")),
     *(_fault(f"blocks its thread in {method}", "block", method, short=method == "export") for method in ("open", "export", "close_window", "aclose")),

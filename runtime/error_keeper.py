@@ -1,0 +1,114 @@
+"""What a part raises, over and over perhaps, for as long as a run lasts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Generic, NamedTuple, TypeVar
+
+from stepscope.runtime import locks
+from stepscope.runtime.error_text import error_text
+
+log = logging.getLogger("stepscope")
+
+KEPT = 16
+"""Exceptions that are kept; all are counted."""
+LINKED = 64
+"""Exceptions that are looked at of one with its causes, contexts and members."""
+
+E = TypeVar("E", bound=BaseException)
+
+
+class KeptError(NamedTuple, Generic[E]):
+    """An exception, and its text, made when it was kept: its `__str__` is others' code, and may take long."""
+
+    error: E
+    text: str
+
+
+class ErrorKeeper(Generic[E]):
+    """Keeps the first exceptions that it is given, and counts all.
+
+    What is kept does not grow, whatever is raised again. A part may raise the same object each time, as asyncio's
+    `StreamReader` does once its connection is lost, by itself, or as the cause or a member of another: each time Python puts
+    what it came through before its traceback, and all frames there with what they hold. So one that is kept has the
+    traceback that it came with first, and one that is not kept has none. Any thread may call.
+    """
+
+    def __init__(self, most: int = KEPT) -> None:
+        """Args: how many are kept."""
+        self.kept: list[KeptError[E]] = []
+        """The first, oldest first, each object once."""
+        self.count = 0
+        """How often something was raised."""
+        self.first = ""
+        """Where, and what; empty if there was nothing."""
+        self._most = most
+        self._lock = locks.reentrant()
+        self._known: dict[int, tuple[BaseException, TracebackType | None]] = {}
+        """Those kept and what is linked to them, by their ids, and the traceback that each came with first."""
+
+    @property
+    def errors(self) -> list[E]:
+        """Those kept, the oldest first."""
+        return [kept.error for kept in self.kept]
+
+    def knows(self, error: BaseException) -> bool:
+        """Whether this very object came before, and was kept."""
+        return any(kept.error is error for kept in list(self.kept))
+
+    def keep(self, where: str, error: E, by: str = "", text: str = "") -> None:
+        """Counts an exception, and keeps it if it is among the first.
+
+        Args:
+            where: the method that raised it.
+            error: what was raised.
+            by: who raised it, which is written into a note of it; it gets none if this is empty.
+            text: what it says, where that is known; else its `__str__` is called, if it is kept.
+        """
+        linked = list(_linked(error))
+        new = not self.knows(error) and len(self.kept) < self._most
+        if new:  # without the lock: this is others' code
+            text = text or error_text(error)
+            text = _noted(error, f"raised by {by} in {where}()", text) if by else text
+        with self._lock:
+            if new:
+                for one in linked:
+                    self._known.setdefault(id(one), (one, one.__traceback__))
+                self.kept.append(KeptError(error, text))
+                self.first = self.first or f"{where}(): {text}"
+            self.count += 1
+        for one in linked:
+            _, first = self._known.get(id(one), (one, None))
+            BaseException.with_traceback(one, first)  # not by assignment, which a class may forbid
+
+    def keep_and_say(self, where: str, error: E, by: str, text: str = "") -> None:
+        """The same, and the first is in the log."""
+        self.keep(where, error, by, text)
+        if self.count == 1:
+            log.error("%s failed in %s", by, self.first)
+
+
+def _noted(error: BaseException, note: str, text: str) -> str:
+    """The text of an exception that was given a note; if it takes none, the text has it."""
+    try:
+        error.add_note(note)
+    except Exception:
+        return f"{text} ({note})"
+    return text
+
+
+def _linked(error: BaseException) -> Iterator[BaseException]:
+    """An exception, its causes, contexts and members, each once, the nearest first."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting and len(seen) < LINKED:
+        one = waiting.pop(0)
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        waiting += (one.__cause__, one.__context__)
+        if isinstance(one, BaseExceptionGroup):
+            waiting += one.exceptions[:LINKED]
