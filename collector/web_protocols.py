@@ -14,6 +14,7 @@ from websockets.frames import Frame
 from stepscope.collector.announced import Announced
 from stepscope.collector.doorway import Doorway
 from stepscope.collector.intake import FREE, Grant, Intake
+from stepscope.exporters.collector.discreet import Discreet
 from stepscope.exporters.collector.protocol import MAX_HEADER
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class ModestSockets(WebSocketsSansIOProtocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.conn.logger = Discreet("uvicorn.error")
         self.conn.max_message_size = FIRST_MESSAGE
         self._stall = _Stall()
         self._announced: Announced | None = None

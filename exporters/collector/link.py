@@ -16,6 +16,7 @@ from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.address import Address
 from stepscope.exporters.collector.backlog import Backlog
 from stepscope.exporters.collector.connecting import Connecting
+from stepscope.exporters.collector.discreet import Discreet
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.errors import FormatError
@@ -100,6 +101,7 @@ class Link(Connecting):
             close_timeout=min(CLOSING, self._settings.timeout),
             ping_interval=None,  # confirmations and the comparisons of the clocks are the signs of life
             ssl=(self._tls or True) if self._address.url.startswith("wss:") else None,
+            logger=Discreet("websockets.client"),
         ) as socket:
             self._socket = socket
             try:
