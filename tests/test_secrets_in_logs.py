@@ -150,3 +150,30 @@ async def test_headers_of_otlp(logged: pytest.LogCaptureFixture, tmp_path: Path)
                 errors.append(str(error))
         assert not server.replies and {got.headers["authorization"] for got in server.received} == {f"Bearer {SECRET}"}
     assert errors and SECRET not in told(logged) + repr(errors)
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy in the environment whose scheme was forgotten."""
+    for variable in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(variable, f"me:{SECRET}@localhost:1")
+    for variable in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.mark.usefixtures("proxy")
+async def test_the_password_of_a_proxy_that_is_none(logged: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """Neither kind of exporter repeats it; both say what is wrong."""
+    otlp = OtlpExporter("http://example.invalid", options=OtlpOptions(metrics=False, retry_seconds=0.0))
+    await otlp.open(run_in(tmp_path / "otlp"))
+    batch = batch_of(spans(["x"]))
+    with pytest.raises(BrokenError, match="proxy that the environment names") as raised:
+        await otlp.export(batch)
+        await otlp.close_window(window_of(0, batch))
+    streaming = CollectorExporter("wss://example.invalid", settings=QUICK)
+    await streaming.open(run_in(tmp_path / "stream"))
+    await poll(lambda: (found := streaming.statistics()) and "proxy that the environment" in found.last_error)
+    assert SECRET not in told(logged) + repr((raised.value, streaming.statistics()))
+    with pytest.raises(BrokenError):
+        await otlp.aclose()  # the run's own span
+    await end_tasks(asyncio.ensure_future(streaming.aclose()))

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.exceptions import InvalidProxy, InvalidStatus, WebSocketException
 from websockets.typing import Subprotocol
 
 from stepscope.exporters.collector import protocol
@@ -85,6 +85,8 @@ class Link(Connecting):
             return f"it answered {status} to the connection", status in REFUSALS
         if isinstance(failure, _Refusal):
             return f"it refuses this stream: {failure}", not failure.retry
+        if isinstance(failure, InvalidProxy):  # its text has the URL, perhaps with a password
+            return "the proxy that the environment names is none: it must be a URL such as http://host:port", False
         if isinstance(failure, WebSocketException):
             return f"{type(failure).__name__}: {failure}", False
         return super()._reason(failure)

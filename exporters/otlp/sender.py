@@ -238,6 +238,8 @@ class Sender:
     def _said(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
             return f"no answer within {self.target.timeout:g} s"
+        if isinstance(error, aiohttp.InvalidURL):  # ours was looked at; its text is the URL, perhaps with a password
+            return "the proxy that the environment names is none: it must be a URL such as http://host:port"
         if isinstance(error, aiohttp.ClientResponseError):  # its text has the URL of a proxy, perhaps with a password
             return self.target.redact(printable(f"{error.status} {error.message}")[:200])
         return self.target.redact(printable(str(error) or type(error).__name__)[:200])
