@@ -15,6 +15,7 @@ from websockets.frames import Frame
 from stepscope.collector.announced import Announced
 from stepscope.collector.doorway import Doorway
 from stepscope.collector.intake import FREE, Grant, Intake
+from stepscope.exporters.collector.discreet import Discreet
 from stepscope.exporters.collector.protocol import MAX_HEADER
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ class ModestSockets(WebSocketsSansIOProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.logger = _web_log
+        self.conn.logger = Discreet(_web_log.name)
         self.conn.max_message_size = FIRST_MESSAGE
         self._stall = _Stall()
         self._announced: Announced | None = None

@@ -66,8 +66,10 @@ async def collecting(directory: Path, *, port: int = 0, **settings: Any) -> Asyn
 class Process:
     """A collector in a process of its own, to be killed."""
 
-    def __init__(self, directory: Path, port: int, *arguments: str) -> None:
-        command = [*COMMAND, "collect", "--dir", str(directory), "--port", str(port), *arguments]
+    def __init__(self, directory: Path, port: int, *arguments: str, program: tuple[str, ...] | None = None) -> None:
+        """Args: its own; `program` is a text of Python, and its first arguments, in place of the command line's."""
+        given = COMMAND if program is None else (sys.executable, "-c", *program)
+        command = [*given, "collect", "--dir", str(directory), "--port", str(port), *arguments]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._port = port
 

@@ -24,7 +24,9 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-Fault = Literal["drop", "drop in body", "half an answer", "hang", "close after", "junk", "redirect"]
+Fault = Literal[
+    "drop", "drop in body", "half an answer", "hang", "close after", "byte by byte", "half a body", "hang in body"
+]
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -37,6 +39,8 @@ class Reply(msgspec.Struct, frozen=True):
     delay: float = 0.0
     rejects: int = 0
     """Spans or points that a success says were rejected."""
+    raw: bytes | None = None
+    """Said in place of an answer; then the connection ends."""
 
 
 class Received(msgspec.Struct, frozen=True):
@@ -198,6 +202,10 @@ class Receiver:
         if reply.fault == "drop":
             writer.transport.abort()
             return False
+        if reply.raw is not None:
+            writer.write(reply.raw)
+            await writer.drain()
+            return False
         data = self._take(path, headers, body, reply) if reply.body is None else reply.body
         lines = [
             f"HTTP/1.1 {reply.status} said",
@@ -210,6 +218,17 @@ class Receiver:
             writer.write(answer[: len(answer) // 2])
             await writer.drain()
             return False
+        if reply.fault in ("half a body", "hang in body"):
+            writer.write(answer[: len(answer) - (len(data) + 1) // 2])
+            await writer.drain()
+            await asyncio.sleep(3600 if reply.fault == "hang in body" else 0)
+            return False
+        if reply.fault == "byte by byte":
+            end = len(answer) - len(data)
+            for part in (answer[:end], *(data[at : at + 1] for at in range(len(data)))):
+                writer.write(part)
+                await asyncio.sleep(0.01)  # so that each is a segment of its own
+            return True
         writer.write(answer)
         await writer.drain()
         return reply.fault != "close after"

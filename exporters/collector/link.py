@@ -9,13 +9,14 @@ import ssl
 from collections.abc import Awaitable, Callable
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.exceptions import InvalidProxy, InvalidStatus, WebSocketException
 from websockets.typing import Subprotocol
 
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.address import NO_TOKEN, Address
 from stepscope.exporters.collector.backlog import Backlog
 from stepscope.exporters.collector.connecting import Connecting
+from stepscope.exporters.collector.discreet import Discreet
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.errors import FormatError
@@ -89,6 +90,8 @@ class Link(Connecting):
             return f"it answered {status} to the connection{advice}", status in REFUSALS
         if isinstance(failure, _Refusal):
             return f"it refuses this stream: {failure}", not failure.retry
+        if isinstance(failure, InvalidProxy):  # its text has the URL, perhaps with a password
+            return "the proxy that the environment names is none: it must be a URL such as http://host:port", False
         if isinstance(failure, WebSocketException):
             return f"{type(failure).__name__}: {failure}", False
         return super()._reason(failure)
@@ -105,6 +108,7 @@ class Link(Connecting):
             close_timeout=min(CLOSING, self._settings.timeout),
             ping_interval=None,  # confirmations and the comparisons of the clocks are the signs of life
             ssl=(self._tls or True) if self._address.url.startswith("wss:") else None,
+            logger=Discreet("websockets.client"),
         ) as socket:
             self._socket = socket
             try:

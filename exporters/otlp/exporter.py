@@ -37,9 +37,10 @@ class OtlpExporter:
     steps a histogram.
 
     Stores take hundreds to thousands of spans a second, so `OtlpOptions` limits what is sent to the longest spans; what
-    is left out by filter, rate or number is counted by reason in the ledger, as is what did not arrive. A request that
-    fails in a way that may pass is tried again, and one that is too large for the receiver goes in smaller ones. The
-    training program waits for nothing of this.
+    is left out by filter, rate or number is counted by reason in the ledger, as is what did not arrive and what the receiver
+    says that it rejected. A request that fails in a way that may pass is tried again, and one that is too large for the
+    receiver goes in smaller ones. One that the receiver took counts as exported where its answer cannot be read, which a
+    warning says once. The training program waits for nothing of this.
 
     Args:
         endpoint: URL of the receiver without `/v1/traces`; default: the variables OTEL_EXPORTER_OTLP_..., which have the

@@ -49,7 +49,7 @@ def retry_after(text: str | None, now: float) -> float | None:
         return min(float(text[:12]), LONGEST_ASKED)
     try:
         date = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # the latter is for a time zone, or a year, of many digits
         return None
     date = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
     return min(max((date - datetime.fromtimestamp(now, UTC)).total_seconds(), 0.0), LONGEST_ASKED)

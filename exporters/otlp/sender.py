@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import math
 import ssl
 import time
@@ -11,6 +12,7 @@ from http import HTTPStatus
 
 import aiohttp
 import anyio
+import msgspec
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
@@ -22,6 +24,8 @@ from stepscope.exporters.otlp.retry import RETRYABLE, Backoff, retry_after
 from stepscope.exporters.otlp.target import Target
 from stepscope.runtime.errors import BrokenError
 from stepscope.runtime.table import printable
+
+log = logging.getLogger("stepscope")
 
 MOST_ANSWER = 65_536
 """Bytes that are read of an answer; a receiver says less."""
@@ -49,6 +53,17 @@ class _Later(Exception):
         self.wait = wait
 
 
+class _Answer(msgspec.Struct, frozen=True):
+    """What a receiver answered, as far as it was read."""
+
+    status: int
+    wait: float | None
+    """Seconds that it asks to wait."""
+    body: bytes
+    unread: str
+    """Why that is not all of it; empty if it is."""
+
+
 class Sender:
     """Posts to one target, one request at a time, on the loop that runs it.
 
@@ -70,6 +85,7 @@ class Sender:
         self._hurry = anyio.Event()
         self._scope = anyio.CancelScope()
         self._session: aiohttp.ClientSession | None = None
+        self._warned = False
 
     async def open(self) -> None:
         """Prepares to connect; connects later, and again whenever need be.
@@ -101,10 +117,11 @@ class Sender:
             await session.close()
 
     async def send(self, request: Request) -> int:
-        """Posts until the receiver has it.
+        """Posts until the receiver has it, which its status says: one of 2xx that comes with an answer that cannot be read,
+        is not whole or is longer than `MOST_ANSWER` is a success all the same, and a warning the first time.
 
         Returns:
-            How many spans or points of it the receiver says that it rejected.
+            How many spans or points of it the receiver says that it rejected; 0 if it cannot be read what it says.
 
         Raises:
             Refused: if the receiver answered that it does not want it.
@@ -112,7 +129,7 @@ class Sender:
         """
         if anyio.current_time() < self._given_up_at:
             with anyio.CancelScope(deadline=self._given_up_at) as self._scope:
-                return min(rejected(request, await self._taken(request)), request.parts)
+                return min(self._rejected(request, await self._taken(request)), request.parts)
         raise Unreached(f"{self.target}: {self._failure}; given up as the run ends")
 
     def closing(self) -> None:
@@ -130,7 +147,23 @@ class Sender:
         self._given_up_at = min(self._given_up_at, anyio.current_time() + self._options.closing_seconds)
         self._scope.deadline = self._given_up_at
 
-    async def _taken(self, request: Request) -> bytes:
+    def _rejected(self, request: Request, answer: _Answer) -> int:
+        found = rejected(request, answer.body)
+        if found is None or answer.unread:
+            self._warn(answer.unread or f"it is no answer of OTLP to {request.signal}")
+        return found or 0
+
+    def _warn(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "%s took a request, but what it answered cannot be read: %s. What it rejects without our knowing counts as "
+                "exported; see that it is a receiver of OTLP. Said once",
+                self.target,
+                why,
+            )
+
+    async def _taken(self, request: Request) -> _Answer:
         """The answer of a receiver that has taken a request, however often that is posted."""
         body = gzip.compress(request.body, 4, mtime=0) if self.target.gzip else request.body
         deadline = anyio.current_time() + self._options.retry_seconds
@@ -161,7 +194,7 @@ class Sender:
     def _reached(self) -> None:
         self._failure, self._given_up_at = "", math.inf
 
-    async def _post(self, body: bytes) -> bytes:
+    async def _post(self, body: bytes) -> _Answer:
         if self._session is None:
             raise _Later("closed")
         failure: Exception
@@ -169,10 +202,7 @@ class Sender:
             async with self._session.post(
                 self.target.url, data=body, allow_redirects=False, proxy=_proxy(self.target.url)
             ) as response:
-                answer = await response.content.read(MOST_ANSWER)
-                if not response.content.at_eof():
-                    response.close()  # the connection is of no further use
-                status, wait = response.status, retry_after(response.headers.get("Retry-After"), time.time())
+                answer = await self._read(response)
         except aiohttp.ClientConnectorCertificateError:
             failure = Refused(
                 0, f"{self.target}: its certificate is not trusted; name yours in OtlpOptions.certificate"
@@ -182,28 +212,47 @@ class Sender:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             failure = _Later(self._said(error))
         else:
+            status = answer.status
             if 200 <= status < 300:
                 return answer
-            said = f"{status} {_phrase(status)}{detail(self.target.redact(answer.decode('latin-1')))}"
-            failure = _Later(said, wait) if status in RETRYABLE else Refused(status, f"{self.target}: {said}")
+            said = f"{status} {_phrase(status)}{detail(self.target.redact(answer.body.decode('latin-1')))}"
+            failure = _Later(said, answer.wait) if status in RETRYABLE else Refused(status, f"{self.target}: {said}")
         raise failure from None  # errors of the client may hold headers
+
+    async def _read(self, response: aiohttp.ClientResponse) -> _Answer:
+        """The rest of an answer. What fails from here on fails no request: its status has come, and that decides."""
+        body, unread = bytearray(), ""
+        try:
+            async for part in response.content.iter_any():
+                body += part
+                if len(body) > MOST_ANSWER:
+                    unread = f"it is longer than {MOST_ANSWER:,} bytes"
+                    break
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            unread = f"the rest of it did not come: {self._said(error)}"
+        if unread:
+            response.close()  # the connection is of no further use
+        wait = retry_after(response.headers.get("Retry-After"), time.time())
+        return _Answer(response.status, wait, bytes(body[:MOST_ANSWER]), unread)
 
     def _said(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
             return f"no answer within {self.target.timeout:g} s"
+        if isinstance(error, aiohttp.InvalidURL):  # ours was looked at; its text is the URL, perhaps with a password
+            return "the proxy that the environment names is none: it must be a URL such as http://host:port"
         if isinstance(error, aiohttp.ClientResponseError):  # its text has the URL of a proxy, perhaps with a password
             return self.target.redact(printable(f"{error.status} {error.message}")[:200])
         return self.target.redact(printable(str(error) or type(error).__name__)[:200])
 
 
-def rejected(request: Request, answer: bytes) -> int:
-    """What an answer says was rejected; one that is no answer of the protocol says nothing."""
+def rejected(request: Request, answer: bytes) -> int | None:
+    """What an answer says was rejected; `None` if it is no answer of the protocol."""
     try:
         if request.signal == "traces":
             return max(ExportTraceServiceResponse.FromString(answer).partial_success.rejected_spans, 0)
         return max(ExportMetricsServiceResponse.FromString(answer).partial_success.rejected_data_points, 0)
     except DecodeError:
-        return 0
+        return None
 
 
 def detail(answer: str) -> str:
