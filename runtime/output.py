@@ -19,7 +19,7 @@ from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.errors import OutputError, ProfilerStateError
 from stepscope.runtime.formats import exporter_for, replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.launch import launch_directory, launch_name
+from stepscope.runtime.launch import launch_directory, launch_name, own_directory
 from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.processes import process_identity
@@ -68,7 +68,7 @@ class Output:
             path = launch_directory(RUNS, file_name(name), file_name(launch))
         elif output_dir is None:
             now = datetime.datetime.now(datetime.UTC)
-            path = RUNS / f"{file_name(name)}-{now:%Y%m%d-%H%M%S}-{os.getpid()}"
+            path = own_directory(RUNS / f"{file_name(name)}-{now:%Y%m%d-%H%M%S}-{os.getpid()}", rank)
         else:
             path = Path(output_dir)
         return cls(path if rank is None else path / f"rank{rank}")
@@ -110,6 +110,7 @@ class Output:
             start_time=me["start_time"],
             profiler=profiler,
             keep_last=keep_last,
+            run=run.id,
             name=run.name,
             rank=run.rank,
             world_size=run.world_size,
