@@ -159,7 +159,7 @@ class Output:
                     path.unlink(missing_ok=True)
                 except OSError as error:
                     log.warning(
-                        "%s cannot be deleted: %s; all was written, so there is nothing to recover: delete it when you can",
+                        "%s cannot be deleted: %s; the run has ended, so there is nothing to recover: delete it when you can",
                         *(path, error.strerror),
                     )
                 forget_run(Path(note.directory), note.profiler)

@@ -1,18 +1,21 @@
-"""The directory of a run: what somebody put in its place is not written through, and its loss is no loss of events."""
+"""Where a run writes: not through what somebody put in the place, and not where the program goes later."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import stepscope as sc
-from stepscope.exporters.specimens import batch_of, run_in, spans
+from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
+from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.exporters.window_journals import WindowJournalsExporter
 from stepscope.runtime.errors import OutputError
 from tests.flights import Profile
+from tests.support import require
 
 
 @pytest.fixture
@@ -83,3 +86,27 @@ def test_a_note_that_cannot_be_deleted(tmp_path: Path, caplog: pytest.LogCapture
     assert (tmp_path / "moved" / "run" / "session").exists()
     assert sum(len(batch) for batch in memory.batches)
     assert not list(tmp_path.glob("stepscope-*/run-*"))
+
+
+@pytest.mark.parametrize("kind", ["chrome", "each window", "perfetto", "tensorboard", "parquet", "journal"])
+async def test_relative_names(kind: str, tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of the directory in which the exporter was made, wherever the program has gone since."""
+    if kind == "parquet":
+        require("pyarrow")
+    makes: dict[str, Callable[[], sc.Exporter]] = {
+        "chrome": lambda: sc.ChromeTraceExporter("made/x"),
+        "each window": lambda: sc.ChromeTraceExporter("made/{window}"),
+        "perfetto": lambda: sc.PerfettoExporter("made/x"),
+        "tensorboard": lambda: TensorBoardExporter("made"),
+        "parquet": lambda: sc.ParquetExporter("made/x"),
+        "journal": lambda: sc.JournalExporter("made/x"),
+    }
+    monkeypatch.chdir(tmp_path)
+    exporter, batch = makes[kind](), batch_of(spans(["x"]))
+    monkeypatch.chdir(elsewhere)
+    await exporter.open(run_in(tmp_path))
+    await exporter.export(batch)
+    await exporter.close_window(window_of(0, batch))
+    await exporter.aclose()
+    assert os.listdir(tmp_path / "made")
+    assert not os.listdir(elsewhere)
