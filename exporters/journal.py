@@ -42,7 +42,10 @@ class JournalExporter:
     ) -> None:
         self._default_name = path is None
         self._writer = JournalWriter(
-            Path(path or "journal"), max_bytes=max_bytes, fsync=fsync, compression="zlib" if compress else ""
+            Path(path or "journal").absolute(),
+            max_bytes=max_bytes,
+            fsync=fsync,
+            compression="zlib" if compress else "",
         )
         self._run: Run | None = None
         self._metadata: dict[str, Any] = {}

@@ -52,7 +52,7 @@ class ParquetExporter:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = f"parquet:{os.fspath(path)}"
-        self._path = Path(path)
+        self._path = Path(path).absolute()
         try:
             self._arrow: Any = import_module("pyarrow")
             self._parquet: Any = import_module("pyarrow.parquet")

@@ -54,7 +54,7 @@ class TensorBoardExporter(OpenFiles[ChromeFile]):
         if layout not in ("spans", "runs"):
             raise ValueError(f"layout must be 'spans' or 'runs', got {layout!r}")
         super().__init__(f"tensorboard:{os.fspath(dir_name)}")
-        self._directory = Path(dir_name)
+        self._directory = Path(dir_name).absolute()
         self._worker = worker_name
         self._suffix = ".pt.trace.json.gz" if use_gzip else ".pt.trace.json"
         self._layout = Layout(dialect="tensorboard", form="object", gzip=use_gzip)

@@ -110,7 +110,7 @@ class TraceExporter(OpenFiles[TraceSeries]):
         if max_bytes is not None and max_bytes < SMALLEST:
             raise ValueError(f"max_bytes must be at least {SMALLEST}, got {max_bytes}")
         super().__init__(f"{kind}:{os.fspath(path)}")
-        self._path = Path(path)
+        self._path = Path(path).absolute()
         self._gzip = self._path.name.endswith(".gz") if gzip is None else gzip
         self._limit = max_bytes
         self._on_full: OnFull = on_full

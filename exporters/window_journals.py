@@ -13,6 +13,7 @@ from stepscope.exporters.rotation import PART
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.flight.flight import FACTS
 from stepscope.runtime.flight.saved import WINDOWS, window_name
+from stepscope.runtime.presence import refuse_link
 
 
 class WindowJournalsExporter:
@@ -49,14 +50,19 @@ class WindowJournalsExporter:
         return self._complete.get(window)
 
     async def open(self, run: Run) -> None:
-        """Makes nothing yet: a run in which nothing fires leaves nothing."""
+        """Makes nothing yet: a run in which nothing fires leaves nothing.
+
+        Raises:
+            OutputError: if `windows` is a symbolic link.
+        """
+        _directory(run)
         self._run = run
 
     async def export(self, batch: EventBatch) -> None:
         """Appends a batch to the journal of its window.
 
         Raises:
-            OutputError: if the system refused; the file keeps what was written whole.
+            OutputError: if the system refused, or `windows` is a symbolic link; the file keeps what was written whole.
             ClosedError: before `open` or after `aclose`.
         """
         await (await self._journal(batch.window)).export(batch)
@@ -87,7 +93,7 @@ class WindowJournalsExporter:
         if self._run is None:
             raise ClosedError("the journals were not opened")
         if window not in self._open:
-            path = self._run.output_dir / WINDOWS / f"{window_name(window, None)}.journal{PART}"
+            path = _directory(self._run) / f"{window_name(window, None)}.journal{PART}"
             journal = JournalExporter(path, max_bytes=self._max_bytes)
             await journal.open(self._run)
             self._open[window] = journal
@@ -106,6 +112,20 @@ class WindowJournalsExporter:
 
     def _forget(self, window: int) -> None:
         self._dropped += self._open.pop(window).dropped_cap
+
+
+def _directory(run: Run) -> Path:
+    """Where a run has its windows.
+
+    Raises:
+        OutputError: if that is a symbolic link.
+    """
+    directory = run.output_dir / WINDOWS
+    try:
+        refuse_link(directory)
+    except OSError as error:
+        raise OutputError(error.errno, f"cannot save windows: {error.strerror}") from error
+    return directory
 
 
 def _rename(path: Path, name: str) -> Path:

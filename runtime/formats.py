@@ -104,6 +104,7 @@ def run_of(reader: JournalReader, output_dir: Path) -> Run:
         metadata=lambda: reader.metadata,
         job=record.job if record else "",
         clock=record.clock if record else "",
+        id=record.id if record else "",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from stepscope.runtime.clock import identity
@@ -57,10 +58,23 @@ def launch_directory(base: Path, name: str, launch: str) -> Path:
         launch: what `launch_name` says, likewise.
     """
     rank = rank_from_environment()[0]
-    token, number = object(), 1
-    path = first = base / f"{name}-{launch}"
     # What is there of this rank already is of a launch before, which had the same name.
-    while _holds(path, f"rank{rank}") or _given.setdefault(path.absolute(), token) is not token:
+    return _not_given(base / f"{name}-{launch}", lambda path: _holds(path, f"rank{rank}"))
+
+
+def own_directory(path: Path, rank: int | None) -> Path:
+    """A directory that no other run has of this process, or of this rank: this one, or the next number of it.
+
+    What is there already is of a program before, which had the same number of process, or was this process before `exec()`.
+    """
+    below = "" if rank is None else f"rank{rank}"
+    return _not_given(path, lambda path: os.path.lexists(path / below), below)
+
+
+def _not_given(first: Path, holds: Callable[[Path], bool], below: str = "") -> Path:
+    """The first of a name and the numbers of it that holds nothing, and was not given before."""
+    path, token, number = first, object(), 1
+    while holds(path) or _given.setdefault((path / below).absolute(), token) is not token:
         number += 1
         path = first.with_name(f"{first.name}-{number}")
     return path

@@ -19,9 +19,10 @@ from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.errors import OutputError, ProfilerStateError
 from stepscope.runtime.formats import exporter_for, replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.launch import launch_directory, launch_name
+from stepscope.runtime.launch import launch_directory, launch_name, own_directory
 from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.pipeline import Pipeline
+from stepscope.runtime.presence import refuse_link
 from stepscope.runtime.processes import process_identity
 from stepscope.runtime.run import Run
 from stepscope.runtime.session import forget_run, keep_run
@@ -52,10 +53,16 @@ def file_name(name: str) -> str:
 
 
 class Output:
-    """The directory of one run of one rank."""
+    """The directory of one run of one rank.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: its name.
+        ours: whether that was not chosen by the user: a link of this name is not followed then.
+    """
+
+    def __init__(self, path: Path, *, ours: bool = False) -> None:
         self.path = path
+        self._ours = ours
         self.pipeline: Pipeline | None = None
         self._note: tuple[Path, SessionNote] | None = None
         self._noting = threading.Lock()
@@ -68,10 +75,10 @@ class Output:
             path = launch_directory(RUNS, file_name(name), file_name(launch))
         elif output_dir is None:
             now = datetime.datetime.now(datetime.UTC)
-            path = RUNS / f"{file_name(name)}-{now:%Y%m%d-%H%M%S}-{os.getpid()}"
+            path = own_directory(RUNS / f"{file_name(name)}-{now:%Y%m%d-%H%M%S}-{os.getpid()}", rank)
         else:
             path = Path(output_dir)
-        return cls(path if rank is None else path / f"rank{rank}")
+        return cls(path) if rank is None else cls(path / f"rank{rank}", ours=True)
 
     def make(self) -> None:
         """Makes the directory.
@@ -80,6 +87,8 @@ class Output:
             OutputError: if it cannot be made or written; says where and why.
         """
         try:
+            if self._ours:
+                refuse_link(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             self.path = self.path.resolve()
             if not os.access(self.path, os.W_OK | os.X_OK):
@@ -110,6 +119,7 @@ class Output:
             start_time=me["start_time"],
             profiler=profiler,
             keep_last=keep_last,
+            run=run.id,
             name=run.name,
             rank=run.rank,
             world_size=run.world_size,
@@ -140,12 +150,18 @@ class Output:
                 log.warning("%s cannot be written, so recovery would not know of %s: %s", path, name, error.strerror)
 
     def finish(self) -> None:
-        """The run ended well: nothing is left to recover."""
+        """The run ended well: nothing is left to recover. A note that cannot be deleted stays, with a warning."""
         with self._noting:
             if self._note is not None:
                 path, note = self._note
                 self._note = None
-                path.unlink(missing_ok=True)
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    log.warning(
+                        "%s cannot be deleted: %s; the run has ended, so there is nothing to recover: delete it when you can",
+                        *(path, error.strerror),
+                    )
                 forget_run(Path(note.directory), note.profiler)
 
     def _journal(self) -> Outlet | None:

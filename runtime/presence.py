@@ -74,6 +74,17 @@ def create(path: Path, flags: int, mode: int, other_name: Callable[[Path, int], 
     raise FileExistsError(errno.EEXIST, f"this name and {_MAX_NAMES - 2} like it are taken")
 
 
+def refuse_link(directory: Path) -> None:
+    """Sees that a directory's name, which is ours, is no symbolic link: what is written there would land elsewhere.
+
+    Raises:
+        OSError: if it is one.
+    """
+    if directory.is_symlink():
+        said = f"{directory} is a symbolic link, and is not followed; remove it, or put a directory in its place"
+        raise OSError(errno.ELOOP, said)
+
+
 def replace_private(path: Path, data: bytes) -> None:
     """Writes a small file that only this user can read, in one step, in place of whatever has its name.
 

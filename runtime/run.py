@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -47,6 +48,8 @@ class Run(Documented, frozen=True, kw_only=True):
     """What the launcher calls the job that this run is part of; empty if it says nothing."""
     clock: str = ""
     """Names the machine's monotonic clock: runs of one name read the same clock. Empty: not known."""
+    id: str = ""
+    """Random, of this run alone: its journals and its note bear it. Empty: not known."""
     control: Callable[[Command], Future[Answer]] | None = None
     """Takes commands for the profiler, from any thread; `None`: it takes none from where this run goes."""
 
@@ -78,6 +81,7 @@ class Run(Documented, frozen=True, kw_only=True):
             note_output=note_output,
             job=job_from_environment(),
             clock=identity(),
+            id=secrets.token_hex(16),
             control=control,
         )
 

@@ -57,6 +57,8 @@ class SessionNote(msgspec.Struct, frozen=True, omit_defaults=True):
     """User to whom the note belongs, whatever it says itself."""
     keep_last: int = 0
     """Steps that it keeps; 0 = it is no flight recorder."""
+    run: str = ""
+    """The id of the run, which its journals bear as well; empty in notes of versions that gave none."""
     name: str = ""
     rank: int | None = None
     world_size: int | None = None

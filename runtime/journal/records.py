@@ -34,6 +34,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     job: str = ""
     clock: str = ""
     """Names the monotonic clock of the events' times."""
+    id: str = ""
+    """Drawn at random for the run; empty in journals of versions that gave none."""
 
 
 class TrackRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -149,6 +151,7 @@ def run_record(run: Run, created_ns: int) -> RunRecord:
         created_ns=created_ns,
         job=plain(run.job),
         clock=plain(run.clock),
+        id=plain(run.id),
     )
 
 

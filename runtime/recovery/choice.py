@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 import msgspec
 
 from stepscope.runtime.errors import FormatError, ProfilerStateError
-from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.recovery.journals import Journals
+from stepscope.runtime.journal.records import RunRecord
+from stepscope.runtime.recovery.journals import Journals, run_in
 from stepscope.runtime.session_note import SESSION_FILE, SessionNote, is_note, notes_in, recovered_of
+
+_NO_JOURNALS = (".json", ".gz", ".pftrace", ".part")
+"""Endings of files that a note names and that are no journals."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,10 +41,11 @@ def unfinished(place: Path, problems: list[str], *, force: bool = False) -> list
 
 
 def being_written(place: Path) -> set[str]:
-    """Files that runs which go on write, by what their notes in this directory and below say."""
+    """Files that runs which go on write, by what their notes in this directory and below say; their real names."""
     files: set[str] = set()
     for directory in {path.parent for path in place.rglob(f"{SESSION_FILE}*") if is_note(path)}:
-        files.update(output for _, note in notes_in(directory, []) if note.running for output in note.outputs)
+        for _, note in notes_in(directory, []):
+            files.update(map(_real, note.outputs if note.running else ()))
     return files
 
 
@@ -53,23 +58,25 @@ def choose(named: Path, *, force: bool) -> Choice:
 
     Raises:
         ProfilerStateError: if that is so, and not forced.
+        FormatError: if a file is named that is no journal.
         OSError: if the directory cannot be read.
     """
     place = named if named.is_dir() else named.parent
     missing: list[str] = []
     notes = notes_in(place, missing)
     journals = Journals.of(place)
+    wrote = {path: _wrote(note, place, notes, journals) for path, note in notes}
     path: Path | None = None
     note: SessionNote | None = None
-    given = None
+    journal: Path | None = None
     if named.is_dir():
         dead = [entry for entry in notes if force or not entry[1].running]
         path, note = next(iter(dead or notes), (None, None))
     elif is_note(named):
         path, note = next((entry for entry in notes if entry[0].name == named.name), (None, None))
     else:
-        given = named
-        path, note = next((entry for entry in notes if _wrote(entry[1], given, notes, journals)), (None, None))
+        journal = named
+        path, note = next((entry for entry in notes if _is_of(entry[1], named, run_in(named), notes)), (None, None))
     if note is not None and note.running and not force:
         raise ProfilerStateError(
             f"process {note.pid} that writes {place} still runs; wait for its end, stop it, or force the recovery"
@@ -79,56 +86,80 @@ def choose(named: Path, *, force: bool) -> Choice:
         for _, other in notes
         if other.running and other is not note
     ]
-    journal = given
-    if journal is None and note is not None:
-        mine = [candidate for candidate, _ in journals.found if _wrote(note, candidate, notes, journals)]
-        journal = next(iter([*(elsewhere for elsewhere in _elsewhere(note, place)), *mine]), None)
-    elif journal is None:
-        journal = journals.newest()
-    rest = [
-        other.name for other, _ in journals.found if given is None and other != journal and not _claimed(other, notes)
-    ]
-    if rest:
-        said.append(f"not used, name one to recover it: {', '.join(rest)}")
+    if journal is None:
+        journal = journals.newest() if path is None else next(iter(wrote[path]), None)
+        taken = {journal, *(others[0] for others in wrote.values() if others)}
+        if rest := [other.name for other, _ in journals.found if other not in taken]:
+            said.append(f"not used, name one to recover it: {', '.join(rest)}")
     return Choice(
         place=place,
         path=path,
         note=note,
         journal=journal,
-        target=recovered_of(path or place / SESSION_FILE),
+        target=recovered_of(path or _free_note(place, notes)),
         said=tuple(said),
         missing=(*missing, *journals.unusable),
     )
 
 
-def _names(note: SessionNote) -> set[str]:
-    """File names of its outputs: the directory may have been moved since."""
-    return {os.path.basename(output) for output in note.outputs}
+def _free_note(place: Path, notes: list[tuple[Path, SessionNote]]) -> Path:
+    """A name that no note has: the journal that is recovered of a run without one takes that of no other run."""
+    names = {path.name for path, _ in notes}
+    numbered = (SESSION_FILE if number == 1 else f"{SESSION_FILE}-{number}" for number in itertools.count(1))
+    return place / next(name for name in numbered if name not in names)
 
 
-def _claimed(journal: Path, notes: list[tuple[Path, SessionNote]]) -> bool:
-    return any(journal.name in _names(note) for _, note in notes)
+def _wrote(note: SessionNote, place: Path, notes: list[tuple[Path, SessionNote]], journals: Journals) -> list[Path]:
+    """The journals that the run of a note wrote: those that it names by their place first, as others may be copies."""
+    named = set(map(_real, note.outputs))
+    mine = [path for path, record in journals.found if _is_of(note, path, record, notes)]
+    if note.run:
+        mine.reverse()
+    here = [path for path in mine if _real(path) in named]
+    return list(dict.fromkeys([*here, *_elsewhere(note, place, notes), *mine]))
 
 
-def _wrote(note: SessionNote, journal: Path, notes: list[tuple[Path, SessionNote]], journals: Journals) -> bool:
-    """Whether the run of a note wrote a journal: it says so, or nobody does and the process is the same."""
-    if _claimed(journal, notes):
+def _is_of(note: SessionNote, journal: Path, record: RunRecord | None, notes: list[tuple[Path, SessionNote]]) -> bool:
+    """Whether the run of a note wrote a journal.
+
+    Their ids say it. Where one has none, as earlier versions gave none, the note names the journal; or neither it nor
+    another names it, the note names no journal at all, and the process is the same. Process ids alone say little: runs of
+    one process, and of one container after the other, share theirs.
+    """
+    if record is not None and (record.id or note.run):
+        return record.id == note.run
+    if any(journal.name in _names(other) for _, other in notes):
         return journal.name in _names(note)
-    writer = dict(journals.found).get(journal)
-    return writer is None or writer == note.pid
+    return not note.keep_last and not _names(note) and (record is None or record.pid == note.pid)
 
 
-def _elsewhere(note: SessionNote, place: Path) -> list[Path]:
+def _names(note: SessionNote) -> set[str]:
+    """File names of its outputs that may be journals: the directory may have been moved since."""
+    return {os.path.basename(output) for output in note.outputs if not output.endswith(_NO_JOURNALS)}
+
+
+def _elsewhere(note: SessionNote, place: Path, notes: list[tuple[Path, SessionNote]]) -> list[Path]:
     """Journals that the run kept outside of its directory."""
     found: list[Path] = []
     for output in map(Path, note.outputs):
-        if output.parent != place and ours(output, note.owner) and not output.name.endswith((".json", ".gz", ".part")):
+        if _real(output.parent) == _real(place) or output.name.endswith(_NO_JOURNALS):
+            continue
+        if ours(output, note.owner):
             try:
-                with JournalReader(output) as reader:
-                    found += [output] if reader.run is not None and reader.run.pid == note.pid else []
+                record = run_in(output)
             except (FormatError, OSError):
                 continue
+            if record is not None and record.pid == note.pid and _is_of(note, output, record, notes):
+                found.append(output)
     return found
+
+
+def _real(name: str | Path) -> str:
+    """A file's name without links; as it stands if it can be none."""
+    try:
+        return os.path.realpath(name)
+    except (OSError, ValueError):
+        return str(name)
 
 
 def ours(path: Path, owner: int) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.session_note import RECOVERED
 
 _MAX_NAMED = 8
@@ -17,8 +18,8 @@ _MAX_NAMED = 8
 class Journals(msgspec.Struct, frozen=True, kw_only=True):
     """What is in a directory, recovered ones apart."""
 
-    found: tuple[tuple[Path, int | None], ...]
-    """Newest first, each with the id of the process that wrote it; `None` = its first frame is damaged."""
+    found: tuple[tuple[Path, RunRecord | None], ...]
+    """Newest first, each with what it says of its run; `None` = its first frame is damaged."""
     unusable: tuple[str, ...]
     """What bears the name of a journal and is none, and why."""
 
@@ -29,7 +30,7 @@ class Journals(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             OSError: if a file vanishes meanwhile.
         """
-        found: list[tuple[int, Path, int | None]] = []
+        found: list[tuple[int, Path, RunRecord | None]] = []
         unusable: list[str] = []
         for path in sorted(place.glob("journal*")):
             if path.name.endswith(RECOVERED) or not path.is_file():
@@ -38,24 +39,34 @@ class Journals(msgspec.Struct, frozen=True, kw_only=True):
                 unusable.append(f"{path} is a symbolic link, and was not followed; name the file that it leads to")
                 continue
             try:
-                with JournalReader(path) as reader:
-                    record = reader.run
+                record = run_in(path)
             except (FormatError, OSError) as error:
                 unusable.append(f"{path}: {error}")
                 continue
             # Without its first frame, a journal is as new as its last write.
             created = record.created_ns if record else path.stat().st_mtime_ns
-            found.append((created, path, record.pid if record else None))
-        found.sort(reverse=True)
-        return cls(found=tuple((path, pid) for _, path, pid in found), unusable=tuple(unusable))
+            found.append((created, path, record))
+        found.sort(key=lambda entry: entry[:2], reverse=True)
+        return cls(found=tuple((path, record) for _, path, record in found), unusable=tuple(unusable))
 
-    def newest(self, pid: int | None = None) -> Path | None:
-        """The newest one; with `pid`, of those that this process wrote or may have written."""
-        return next((path for path, writer in self.found if pid is None or writer is None or writer == pid), None)
+    def newest(self) -> Path | None:
+        """The newest one."""
+        return self.found[0][0] if self.found else None
 
     def others(self, chosen: Path | None) -> str:
         """Names of those that are not this one, newest first; empty if there are none."""
         return ", ".join(path.name for path, _ in self.found if path != chosen)
+
+
+def run_in(journal: Path) -> RunRecord | None:
+    """What a journal says of its run; `None` = its first frame is damaged.
+
+    Raises:
+        FormatError: if it is no journal.
+        OSError: if it cannot be read.
+    """
+    with JournalReader(journal) as reader:
+        return reader.run
 
 
 def below(place: Path) -> str:

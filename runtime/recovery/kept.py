@@ -74,7 +74,7 @@ def complete_windows(run: Path, living: set[str] | None) -> tuple[int, list[str]
         if not (index.isascii() and index.isdecimal()) or ".journal" not in name:
             continue
         following = max(following, int(index) + 1)
-        if living is not None and name.endswith(PART) and os.path.abspath(directory / name) not in living:
+        if living is not None and name.endswith(PART) and os.path.realpath(directory / name) not in living:
             target = directory / f"{name.removesuffix(PART)}-unfinished.journal"
             if target.exists():
                 continue

@@ -315,6 +315,7 @@ def _run(place: Path, reader: JournalReader | None, note: SessionNote | None) ->
         world_size=note.world_size if note else None,
         anchor=ClockAnchor.read(),
         metadata=(lambda: reader.metadata) if reader is not None else dict,
+        id=note.run if note else "",
     )
 
 

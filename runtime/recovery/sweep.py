@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.runtime.errors import FormatError, SessionError
+from stepscope.runtime.recovery.journals import run_in
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.session import PREFIX, Identity, in_use, lock, parts, read_identity, remove_session, runs_of
 from stepscope.runtime.session_note import SessionNote, Swept, is_note, read_note, recovered_of, replace_note
@@ -173,10 +174,21 @@ def _needs(path: Path, session: Path, identity: Identity, used: float) -> Sessio
         return None
     if (note.pid, note.start_time) != (identity.pid, identity.start_time):
         return None
-    with contextlib.suppress(OSError):
-        if recovered_of(path).lstat().st_mtime >= used:
+    with contextlib.suppress(OSError, FormatError):
+        if recovered_of(path).lstat().st_mtime >= used and _is_of(recovered_of(path), note):
             return None
     return note
+
+
+def _is_of(recovered: Path, note: SessionNote) -> bool:
+    """Whether a journal was recovered of the run of a note: another of the directory may have been named, and bear its name.
+
+    Raises:
+        FormatError: if it is no journal.
+        OSError: if it cannot be read.
+    """
+    record = run_in(recovered)
+    return record is None or not record.id or not note.run or record.id == note.run
 
 
 def _remove(session: LeftSession, left: list[LeftSession], why: str) -> None:

@@ -17,6 +17,7 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.formats import Replayed, replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.recovery.choice import choose
 from stepscope.runtime.recovery.journals import Journals, below
 from stepscope.runtime.run import Run
 from stepscope.runtime.session_note import JOURNAL, RECOVERED, notes_in, recovered_of
@@ -88,15 +89,14 @@ async def _replay(source: Path, exporter: _Counting, directory: Path, window: in
 def _journal_in(directory: Path) -> Path:
     """The journal that is meant by a directory: the one that `recover` takes, or what it made of it. Says which."""
     journals = Journals.of(directory)
-    notes = list(journals.unusable)
-    latest = next((note for _, note in notes_in(directory, notes)), None)
-    chosen = (journals.newest(latest.pid) if latest else None) or journals.newest()
+    choice = choose(directory, force=True)
+    chosen = choice.journal or journals.newest()
     recovered = [(path.stat().st_mtime_ns, path) for path in directory.glob(f"{JOURNAL}*{RECOVERED}") if path.is_file()]
     if recovered and (chosen is None or max(recovered)[0] >= chosen.stat().st_mtime_ns):
         chosen = max(recovered)[1]
     if chosen is None:
         _hint_at_recovery(directory)
-        raise FormatError(f"{directory} has no journal. {' '.join([*notes, below(directory)])}".strip())
+        raise FormatError(f"{directory} has no journal. {' '.join([*choice.missing, below(directory)])}".strip())
     others = journals.others(chosen)
     beside = f" (not {others}: name one to convert it)" if others else ""
     print(f"reading {opening.shown(chosen)}{beside}", file=sys.stderr)

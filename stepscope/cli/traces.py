@@ -80,7 +80,7 @@ class Traces:
 
     def repair(self, path: Path, living: set[str]) -> None:
         """Completes one."""
-        if os.path.abspath(path) in living:
+        if os.path.realpath(path) in living:
             print(f"not repaired: {path} is still being written")
             return
         try:
