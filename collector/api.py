@@ -159,7 +159,7 @@ class Api:
         stream = self._collector.streams.all.get(id)
         known = () if stream is None else stream.windows
         closed = any(one.index == window and not one.open for one in known)
-        return Response(await self._tables.get(path, window, closed=closed), media_type="application/json")
+        return Streamed(self._tables.send(path, window, closed=closed), "application/json")
 
     @_operations.add(
         _STREAM + "/journal",

@@ -179,9 +179,12 @@ class Connection:
         def written() -> None:
             if before < header.first:
                 stream.missed(header.first - before, header.first)
-            stream.took(addition.frames, len(addition.data), addition.next)
+            self._streams.noting.took(stream, addition.frames, len(addition.data), addition.next)
 
-        await self._store.write(file, addition, hello, written)
+        try:
+            await self._store.write(file, addition, hello, written)
+        finally:  # also if this connection has been taken over: what it brought is in memory until then
+            await self._streams.noting.caught_up(stream)
         self._supersede(file, hello)
 
     def _supersede(self, file: StreamFile, hello: protocol.Hello) -> None:

@@ -36,7 +36,8 @@ class Guard:
     """Checks the host, the origin and the token of each request, and puts the headers that keep browsers in bounds on each answer.
 
     - On loopback the host must be this machine's name for itself: a page of somebody else whose name leads to 127.0.0.1 is not.
-    - A browser says where a page comes from; only the collector's own may open a WebSocket or ask for more than to read.
+    - A browser says where a page comes from; only the collector's own may open a WebSocket or ask for more than to read. One
+      of another site may lead to the collector's page, and ask nothing else: it could read no answer, but have many made.
     - A token, if one is wanted, is compared in constant time.
     """
 
@@ -82,6 +83,8 @@ class Guard:
         reads = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
         if origin is not None and not reads and origin.partition("://")[2] != host:
             return 403, "a page of another origin may not do this"
+        if headers.get("sec-fetch-site") == "cross-site" and scope["path"] not in OPEN_PATHS:
+            return 403, "a page of another site may not ask for this"
         if self._token and scope["path"] not in OPEN_PATHS and not self._allowed(scope, headers, reads):
             return 401, "show the collector's token: Authorization: Bearer ..."
         return None

@@ -154,7 +154,10 @@ class Intake:
                 self._hand.drop(held)
                 await self._terminate(held.message, error)
                 continue
-            await self._store.write(file, addition, self._hello, partial(_took, stream, addition, missing))
+            try:
+                await self._store.write(file, addition, self._hello, partial(self._took, stream, addition, missing))
+            finally:
+                await self._streams.noting.caught_up(stream)
             missing = 0
             if file.ended and self._hello.supersedes not in ("", self._hello.stream):
                 self._streams.replace(self._hello.supersedes)
@@ -194,8 +197,7 @@ class Intake:
             return False
         return True
 
-
-def _took(stream: Stream, addition: Addition, missing: int) -> None:
-    if missing:
-        stream.missed(missing, addition.next - len(addition.frames))
-    stream.took(addition.frames, len(addition.data), addition.next)
+    def _took(self, stream: Stream, addition: Addition, missing: int) -> None:
+        if missing:
+            stream.missed(missing, addition.next - len(addition.frames))
+        self._streams.noting.took(stream, addition.frames, len(addition.data), addition.next)

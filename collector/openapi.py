@@ -49,7 +49,7 @@ def _described(operation: Operation, by_type: dict[str, Any], components: dict[s
             "content": {problems.MEDIA_TYPE: {"schema": by_type[repr(Problem)]}},
         }
         for status, text in _PROBLEMS.items()
-        if status in (400, 401, *operation.problems)
+        if status in (400, 401, 403, *operation.problems)
     }
     found: dict[str, Any] = {
         "operationId": operation.name,

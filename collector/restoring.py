@@ -26,7 +26,7 @@ log = logging.getLogger("stepscope.collector")
 T = TypeVar("T")
 
 _MOST_BYTES = 4 << 20
-"""Frames that are noted in one turn of the loop."""
+"""Of frames that are read together."""
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ class Restoring:
                 taken = stream.taken
                 part = await self._read(lambda: _read(reader))
                 if part is not None:
-                    stream.restored(part.frames, part.events, part.next)
+                    await self._streams.noting.restored(stream, part.frames, part.events, part.next)
                 elif stream.taken == taken:
                     break  # nothing was written while the last read found nothing: what is taken from now on is not in here
             stream.restoring = False

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from stepscope.collector.amounts import Amounts
 from stepscope.collector.errors import FullError
+from stepscope.collector.noting import Noting
 from stepscope.collector.stream import State, Stream
 from stepscope.collector.totals import Totals
 from stepscope.exporters.collector.protocol import Hello
@@ -79,6 +80,8 @@ class Streams:
         self.ranks: dict[str, Rank] = {}
         self.unread: dict[str, Path] = {}
         """Files of streams whose state is not back yet, by their ids."""
+        self.noting = Noting()
+        """Through it streams take frames."""
         self.connections = 0
         """Made so far."""
         self._totals = Totals()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import OrderedDict
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from stepscope.collector.bounded import CHUNK, ProcessBounds, bounded, ended
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.aggregates import Aggregates
+from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.errors import StepscopeError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
@@ -21,7 +23,10 @@ KEPT = 64
 """Tables of closed windows that are kept."""
 ROWS = 1000
 """Rows of a kind that are told; those that take most time."""
-_AT_ONCE = 2
+AT_ONCE = 2
+"""Tables that are read at once: reading one takes a core."""
+WAITING = 16
+"""Tables that may wait for their turn, however many want each."""
 _MOST_BYTES = 16 << 20
 """Of a table, which has `ROWS` rows of a kind with names that are bounded, too."""
 
@@ -59,16 +64,20 @@ def table(path: Path, window: int) -> Table:
 
 
 class Tables:
-    """Tables by file and window. A process of its own reads: the names of all runs would fill this one's table of names."""
+    """Tables by file and window. A process of its own reads: the names of all runs would fill this one's table of names.
+
+    Who asks for the same gets the same; what nobody waits for any more is not read, and its process is killed.
+    """
 
     def __init__(self, bounds: ProcessBounds | None = None) -> None:
         """Args: what the reading of one may take."""
         self._bounds = bounds or ProcessBounds(seconds=300.0)
-        self._turn = asyncio.Semaphore(_AT_ONCE)
+        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._readings: dict[tuple[Path, int, bool], _Reading] = {}
         self._kept: OrderedDict[tuple[Path, int], bytes] = OrderedDict()
 
     async def get(self, path: Path, window: int, *, closed: bool) -> bytes:
-        """The table as JSON.
+        """The table as JSON; of a window that is open, as it is now or was when the reading began that another waits for.
 
         Args:
             path: of the stream's file.
@@ -76,19 +85,38 @@ class Tables:
             closed: whether it will not change any more.
 
         Raises:
-            ProblemError: if it cannot be read.
+            ProblemError: if it cannot be read, or too many wait.
         """
-        key = (path, window)
-        if key not in self._kept:
-            async with self._turn:
-                found = await self._read(path, window)
-            if not closed:
-                return found
-            self._kept[key] = found
-            while len(self._kept) > KEPT:
+        if (found := self._kept.get((path, window))) is not None:
+            self._kept.move_to_end((path, window))
+            return found
+        key = (path, window, closed)
+        reading = self._readings.get(key)
+        if reading is None:
+            if len(self._readings) >= AT_ONCE + WAITING:
+                raise ProblemError(503, "too many tables are waiting; try again later", {"Retry-After": "10"})
+            reading = self._readings[key] = _Reading(asyncio.create_task(self._made(path, window, closed)))
+        reading.wanted += 1
+        try:
+            return await asyncio.shield(reading.task)
+        finally:
+            reading.wanted -= 1
+            if not reading.wanted:
+                del self._readings[key]
+                await end_tasks(reading.task)
+
+    async def send(self, path: Path, window: int, *, closed: bool) -> AsyncGenerator[bytes]:
+        """What `get` gives, for an answer that is given up when the client has gone."""
+        yield await self.get(path, window, closed=closed)
+
+    async def _made(self, path: Path, window: int, closed: bool) -> bytes:
+        async with self._turn:
+            found = await self._read(path, window)
+        if closed:
+            self._kept[path, window] = found
+            if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return self._kept[key]
+        return found
 
     async def _read(self, path: Path, window: int) -> bytes:
         arguments = ("-m", "stepscope.collector.tables", str(path), str(window))
@@ -100,6 +128,15 @@ class Tables:
             why = said.decode(errors="replace").strip()[-300:] or ended(status, self._bounds)
             raise ProblemError(500, f"the window could not be read: {why}")
         return found
+
+
+class _Reading:
+    """A table that is being read, or waits for its turn."""
+
+    def __init__(self, task: asyncio.Task[bytes]) -> None:
+        self.task = task
+        self.wanted = 0
+        """How many wait for it."""
 
 
 async def _most(stream: asyncio.StreamReader) -> bytes:

@@ -7,6 +7,7 @@ tells it apart is that it waits least.
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -22,11 +23,13 @@ COLLECTIVES = (
 )
 """How the names of spans begin, in lower case, in which a rank waits for others: as torch names them, and as people do."""
 _MOST_NAMES = 4096
+_MOST_STRINGS = 4 * fmt.STRINGS_PER_FRAME
+"""Of a frame: one with more is none that an exporter makes, and is not read."""
 _MOST_STRETCHES = 2048
 _MOST_BYTES = 8 << 20
 """Larger frames of events are not looked into."""
 
-_names = msgspec.msgpack.Decoder(list[tuple[Id, str]]).decode
+_names = msgspec.msgpack.Decoder(Annotated[list[tuple[Id, str]], msgspec.Meta(max_length=_MOST_STRINGS)]).decode
 
 
 class Allowance:
@@ -71,7 +74,7 @@ class Waiting:
         """A frame of strings.
 
         Raises:
-            msgspec.MsgspecError: if it cannot be read.
+            msgspec.MsgspecError: if it cannot be read, or has more of them than any that an exporter makes.
         """
         for id, text in _names(payload):
             if text[:32].lower().startswith(COLLECTIVES) and len(self._ids) < _MOST_NAMES:

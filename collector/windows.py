@@ -21,8 +21,8 @@ KEPT = 128
 _MOST_OPEN = 64
 _MOST_DISCARDED = 4 * KEPT
 """Windows, the newest, of which it is known how many of their events were given up."""
-_WHOLE_BYTES = 1 << 20
-"""Larger records are read without what may become many times as large in memory."""
+MOST_ACCOUNT = 1 << 16
+"""Bytes of a ledger, or of diagnostics, that are read: they become many times as large in memory, at some ms for so many."""
 MOST_REASONS = 64
 """Who lost events and why, told one by one; what is lost otherwise is `OTHER`."""
 OTHER = "other"
@@ -77,13 +77,15 @@ class ClosedRecord(msgspec.Struct, frozen=True):
 
 
 class _Whole(ClosedRecord, frozen=True):
-    diagnostics: list[str] = []
-    ledger: Ledger = Ledger()
+    diagnostics: msgspec.Raw = msgspec.Raw(b"\x90")
+    ledger: msgspec.Raw = msgspec.Raw(b"\x80")
 
 
 closed_record = msgspec.msgpack.Decoder(ClosedRecord).decode
 """Reads the payload of a frame that has the end of a window; raises `msgspec.MsgspecError`."""
 _whole = msgspec.msgpack.Decoder(_Whole).decode
+_diagnostics = msgspec.msgpack.Decoder(list[str]).decode
+_ledger = msgspec.msgpack.Decoder(Ledger).decode
 _opened = msgspec.msgpack.Decoder(WindowOpened).decode
 
 
@@ -160,16 +162,19 @@ class StreamWindows:
         if len(self._open) < _MOST_OPEN:
             self._open[record.index] = record.at_ns
 
-    def closed(self, payload: fmt.Bytes) -> None:
+    def closed(self, payload: fmt.Bytes) -> bool:
         """A frame that has the end of a window.
+
+        Returns:
+            Whether all of it is told: not accounts and diagnostics of more than `MOST_ACCOUNT` bytes.
 
         Raises:
             msgspec.MsgspecError: if it cannot be read.
         """
-        record = _whole(payload) if len(payload) <= _WHOLE_BYTES else closed_record(payload)
-        ledger, diagnostics = Ledger(), list[str]()
-        if isinstance(record, _Whole):
-            ledger, diagnostics = record.ledger, record.diagnostics
+        record = _whole(payload)
+        told = [len(part) <= MOST_ACCOUNT for part in (record.ledger, record.diagnostics)]
+        ledger = _ledger(record.ledger) if told[0] else Ledger()
+        diagnostics = _diagnostics(record.diagnostics) if told[1] else []
         lost = losses(ledger)
         add(self.dropped, lost)
         self.count += 1
@@ -192,6 +197,7 @@ class StreamWindows:
                 diagnostics=tuple(text[:300] for text in diagnostics[:5]),
             )
         )
+        return all(told)
 
     def ended(self) -> None:
         """The stream was closed in order: nothing is open."""

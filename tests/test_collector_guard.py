@@ -113,6 +113,12 @@ def test_pages_of_others_get_nothing(tmp_path: Path) -> None:
             ).status
             == 403
         )
+        for path in ("/v1/ranks", f"/v1/streams/{'a' * 32}/windows/0/statistics", "/metrics"):
+            answer = ask(collector.url + path, headers={"Sec-Fetch-Site": "cross-site"})
+            assert answer.status == 403 and b"another site" in answer.body, path
+        for site in ("same-origin", "same-site", "none"):
+            assert ask(f"{collector.url}/v1/ranks", headers={"Sec-Fetch-Site": site}).status == 200
+        assert ask(collector.url, headers={"Sec-Fetch-Site": "cross-site"}).status == 200, "links lead to the page"
         answer = ask(f"{collector.url}/v1/ranks", headers={"Origin": "https://evil.example"})
         assert "access-control-allow-origin" not in answer.headers
 

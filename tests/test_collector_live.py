@@ -235,6 +235,7 @@ def test_the_clock_bound_holds(trips: list[tuple[int, int]], offset: int) -> Non
         latest.add(samples[-1])
         found = latest.now
         assert found.bound_ns is not None and abs(found.offset_ns - offset) <= found.bound_ns
+        assert abs(latest.offset_ns - offset) <= min(map(sum, trips[: n + 1])) / 2 + 1
         if n + 1 in (1, 2, 3, 5, 9, 13, 17):
             model = Timeline({"": Readings(samples, run_of().anchor)})[""].model
             at = np.array([samples[-1].returned], np.int64)

@@ -33,7 +33,7 @@ class LatestClock:
     """The time line of `collector/clocks`, of the newest round trips of one stream to the collector's latest clock.
 
     What it says depends on the round trips alone, and not on when they came: read from a file they say the same. It is
-    fitted again when some are new; in between the bound grows as the model has it.
+    fitted again when some are new and somebody looks; in between the bound grows as the model has it.
     """
 
     def __init__(self, anchor: ClockAnchor) -> None:
@@ -45,9 +45,14 @@ class LatestClock:
         """When it was asked last."""
         self._syncs: deque[ClockSync] = deque(maxlen=KEPT)
         self._fresh = 0
+        self._unfitted: list[ClockSync] | None = None
+        """Round trips of which the next model is made, when it is needed."""
         self._model: ClockModel | None = None
         offset = anchor.wall_ns - anchor.monotonic_ns
-        self._now: ClockBound | None = ClockBound(offset if abs(offset) < _FAR else 0, None)
+        self.offset_ns = offset if abs(offset) < _FAR else 0
+        """About what `now` has, and known without a fit: by the quickest of the last round trips, half of which it may be off."""
+        self._quickest, self._since = math.inf, 0
+        self._now: ClockBound | None = ClockBound(self.offset_ns, None)
         self._before = self._now
 
     def add(self, sync: ClockSync) -> None:
@@ -56,12 +61,14 @@ class LatestClock:
         self.last = sync.arrived
         if self._syncs and sync.clock != self._syncs[-1].clock:
             self._syncs.clear()  # another start of the collector
-            self._fresh, self._model = 0, None
+            self._fresh, self._model, self._unfitted = 0, None, None
+            self._quickest = math.inf
         self._syncs.append(sync)
+        self._estimate(sync)
         self._fresh += 1
         if self._fresh >= min(max(len(self._syncs) // 2, 1), FRESH):
             self._fresh = 0
-            self._model = Timeline({"": Readings(list(self._syncs), self._anchor)})[""].model
+            self._unfitted = list(self._syncs)
         self._now = None
 
     @property
@@ -71,7 +78,17 @@ class LatestClock:
             self._now = self._before = self._read() or self._before
         return self._now
 
+    def _estimate(self, sync: ClockSync) -> None:
+        under_way = sync.returned - sync.sent - (sync.answered - sync.arrived)
+        offset = (sync.arrived - sync.sent + sync.answered - sync.returned) // 2
+        self._since += 1
+        if 0 <= under_way and (under_way <= self._quickest or self._since >= KEPT) and abs(offset) < _FAR:
+            self._quickest, self._since, self.offset_ns = under_way, 0, offset
+
     def _read(self) -> ClockBound | None:
+        if self._unfitted is not None:
+            self._model = Timeline({"": Readings(self._unfitted, self._anchor)})[""].model
+            self._unfitted = None
         at = self._syncs[-1].returned
         if self._model is None or not self._model.known or not -_FAR < at < _FAR:
             return None
