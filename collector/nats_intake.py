@@ -156,8 +156,8 @@ class Intake:
                 continue
             await self._store.write(file, addition, self._hello, partial(_took, stream, addition, missing))
             missing = 0
-            if file.ended and self._hello.supersedes not in ("", self._hello.stream):
-                self._streams.replace(self._hello.supersedes)
+            if file.replaced:
+                self._streams.replace(file.replaced)
             await self._confirm(held)
         if missing:  # nothing that came behind them could be used
             stream.missed(missing, file.next)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stepscope.cli.main import main
 from stepscope.collector.merge.plan import Selection
 from stepscope.collector.merge.recording import recordings_in
-from stepscope.collector.store import SUPERSEDED
+from stepscope.collector.mark import SUPERSEDED
 from stepscope.runtime.events import Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.discard import discard, places
