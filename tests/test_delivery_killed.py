@@ -22,34 +22,46 @@ PROGRAM = """
 import os, random, sys, time
 import stepscope as sc
 
-url, directory, name, limit, confirmed = sys.argv[1:6]
-exporter = sc.CollectorExporter(url, settings=sc.LinkSettings(timeout=0.5))
+url, directory, name, limit, confirmed, collector = sys.argv[1:7]
+exporter = sc.CollectorExporter(url, settings=sc.LinkSettings(timeout=0.5, memory_bytes=1 << 16))
 options = sc.Options(journal_max_bytes=int(limit))
 schedule = sc.schedule(wait=0, warmup=0, active=4)
 profiler = sc.trace(exporters=[exporter], output_dir=directory, name="job", rank=0, schedule=schedule, options=options)
 profiler.start()
 for step in range(12):
-    for number in range(200):
+    for number in range(1000):
         with sc.span(name, i=random.getrandbits(60)):
             pass
     profiler.step()
     if step == 7 and confirmed == "half" or step == 11 and confirmed == "all":
         while not (told := exporter.statistics()) or not told.confirmed or exporter._backlog:
             time.sleep(0.01)
+        if collector:
+            os.kill(int(collector), 9)
 time.sleep(0.2)
 os.kill(os.getpid(), 9)
 """
-"""A rank that is killed: url, directory, name of its 2,400 spans, limit of its journal, what it sees confirmed before."""
+"""A rank that is killed: url, directory, name of its 12,000 spans, limit of its journal, what it sees confirmed before, and
+the collector that it kills then, if any."""
 
-SPANS = 2400
+SPANS = 12000
 LARGE = 1 << 30
-SMALL = 1 << 16
+SMALL = 1 << 19
 """Bytes of a journal that holds a part of the spans only."""
 
 
-def kill(url: str, directory: Path, name: str, *, limit: int = LARGE, confirmed: str = "", alone: bool = False) -> None:
+def kill(
+    url: str,
+    directory: Path,
+    name: str,
+    *,
+    limit: int = LARGE,
+    confirmed: str = "",
+    alone: bool = False,
+    collector: str = "",
+) -> None:
     """Runs it; `alone`: among processes of its own, so that its number is that of others."""
-    command = [sys.executable, "-c", PROGRAM, url, str(directory), name, str(limit), confirmed]
+    command = [sys.executable, "-c", PROGRAM, url, str(directory), name, str(limit), confirmed, collector]
     if alone:
         unshare = ["unshare", "--pid", "--fork", "--mount-proc"]
         if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True).returncode:
@@ -102,8 +114,26 @@ def test_a_spool_without_its_run_s_journal_is_sent_itself(tmp_path: Path) -> Non
     (place / "journal").unlink()
     (place / "session").unlink()
     with collecting(tmp_path / "c") as collector:
-        assert deliver(place, collector.url).returncode == 0
-        assert merged(tmp_path / "c", tmp_path / "out.json") == merged(place, tmp_path / "alone.json")
+        done = deliver(place, collector.url)
+        assert done.returncode == 0, done.stderr
+        assert "the rest of a stream" in done.stdout and "the journal of" in done.stdout
+        found = merged(tmp_path / "c", tmp_path / "out.json")
+        assert 0 < found["first"] <= SPANS and found["second"] == SPANS
+    assert not (place / DIRECTORY).exists()
+
+
+def test_the_spool_is_sent_as_well_where_the_journal_has_less(tmp_path: Path) -> None:
+    """The journal met its limit, and the collector went away: its file, the spool and the journal make up the run."""
+    with collecting(tmp_path / "c") as collector:
+        url, pid = collector.url.replace("http", "ws"), str(collector.process.pid)
+        kill(url, tmp_path / "run", "x", limit=SMALL, confirmed="half", collector=pid)
+    with collecting(tmp_path / "c") as collector:
+        before = merged(tmp_path / "c", tmp_path / "before.json")["x"]
+        done = deliver(tmp_path / "run" / "rank0", collector.url)
+        assert done.returncode == 0, done.stderr
+        assert "the rest of a stream" in done.stdout and "whose process was killed" in done.stdout
+        assert not (tmp_path / "run" / "rank0" / DIRECTORY).exists()
+        assert SPANS * 2 // 3 <= before < merged(tmp_path / "c", tmp_path / "after.json")["x"] <= SPANS
 
 
 def test_a_stream_that_has_more_than_the_journal_stays(tmp_path: Path) -> None:
