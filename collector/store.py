@@ -21,15 +21,14 @@ from stepscope.collector.disk_use import Failed, fails
 from stepscope.collector.errors import FullError
 from stepscope.collector.frame_lock import FrameLock
 from stepscope.collector.lasting import lasting, outlasting
+from stepscope.collector.mark import SUPERSEDED, mark_of
 from stepscope.collector.room import Room
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.stream_file import Addition, StreamFile
+from stepscope.collector.succession import objection
 from stepscope.collector.writer import Writer
-from stepscope.exporters.collector.protocol import Hello, short
+from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.errors import FormatError, OutputError
-from stepscope.runtime.journal.format import FrameType
-from stepscope.runtime.journal.frames import FrameReader
-from stepscope.runtime.journal.records import RunRecord, decode_record
 from stepscope.runtime.presence import make_directories, replace_private
 
 log = logging.getLogger("stepscope.collector")
@@ -37,8 +36,6 @@ log = logging.getLogger("stepscope.collector")
 LEAST_MESSAGE = 64 << 10
 AROUND = 16 << 10
 """Bytes on disk that a stream takes besides its frames: its directory, where it ended, and the rest of the last block of each."""
-SUPERSEDED = "superseded"
-"""File in the directory of a stream that another one holds as well, and more: the other's id."""
 THREADS = 8
 """That open and close streams' files."""
 LEAVING = 30.0
@@ -160,7 +157,7 @@ class Store:
             # The seat is free when no thread has the file any more: one that goes on later would cut what was confirmed since.
             async with lasting(self._file(hello), lambda: self._vacate(hello.stream, seat)) as file:
                 if file.ended:
-                    await self._supersede(hello)
+                    await self._supersede(hello, file)
                 yield file
 
     @contextlib.asynccontextmanager
@@ -175,13 +172,14 @@ class Store:
                 # What is not marked must be read, too.
                 async with self.room.writing(0 if hello.stream in self._known else AROUND):
                     file = await self._disk.run(lambda: self._opened(hello), lambda file: file.close())
+                next = file.next
                 try:
                     self._known.add(hello.stream)
                     yield file
                 finally:
                     if (writing := self._writes.get(file)) is not None:
                         await asyncio.wait({writing})
-                    await self._disk.run(file.close)
+                    await self._disk.run(lambda: self._close(hello.stream, file, file.next > next))
 
     @contextlib.contextmanager
     def _kept(self, stream: str) -> Generator[None]:
@@ -282,7 +280,7 @@ class Store:
         self.bytes += size
         await outlasting(writing)
         if file.ended:
-            await self._supersede(hello)
+            await self._supersede(hello, file)
 
     def superseded(self, failed: Failed = fails) -> Iterator[tuple[str, Path]]:
         """Ids and files of streams of which another one that is kept has everything.
@@ -416,20 +414,36 @@ class Store:
             raise FormatError("the directory of this stream is a link")
         return StreamFile(directory, hello.sync, durable=self._settings.fsync)
 
-    async def _supersede(self, hello: Hello) -> None:
-        """Marks the stream that this one, which is whole, takes the place of; of another process it cannot."""
+    async def _supersede(self, hello: Hello, file: StreamFile) -> None:
+        """Marks the stream that this one, which is whole, takes the place of, if it has all of that."""
         if hello.supersedes and hello.supersedes != hello.stream:
-            await self._disk.run(lambda: self._mark(hello))
+            if await self._disk.run(lambda: self._mark(hello.stream, self.path(hello.supersedes))):
+                file.replaced = hello.supersedes
 
-    def _mark(self, hello: Hello) -> None:
-        before = self.path(hello.supersedes)
+    def _mark(self, stream: str, before: Path) -> bool:
+        """Marks a stream as superseded, or takes such a mark of it away; whether another one has all of it."""
         if not before.is_file():
-            return
-        if (run := run_in(before)) is not None and _process(short(run)) != _process(short(hello.run)):
-            log.warning("stream %s does not take the place of %s, which is of another process", hello.stream, before)
-            return
+            return True
+        if why := objection(self.path(stream), before):
+            log.warning("stream %s does not take the place of %s, %s", stream, before, why)
         with self._marking:
-            replace_private(before.with_name(SUPERSEDED), hello.stream.encode())
+            if not why:
+                replace_private(before.with_name(SUPERSEDED), stream.encode())
+            elif mark_of(before) == stream:
+                before.with_name(SUPERSEDED).unlink(missing_ok=True)
+        return not why
+
+    def _close(self, stream: str, file: StreamFile, grown: bool) -> None:
+        file.close()
+        if not grown:
+            return
+        path = self.path(stream)
+        try:
+            # If it is marked, that was when there was less of it.
+            if (other := mark_of(path)) and self.existing(other) is not None:
+                self._mark(other, path)
+        except OSError as error:
+            log.warning("whether %s is superseded cannot be told: %s", path, error)
 
 
 class _Seat:
@@ -438,26 +452,6 @@ class _Seat:
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.users: list[Callable[[], object]] = []
-
-
-def run_in(journal: Path) -> RunRecord | None:
-    """Whose journal it is, by its first frame; `None` if that cannot be told."""
-    try:
-        reader = FrameReader(journal, follow=False)
-    except (FormatError, OSError):
-        return None
-    try:
-        frame = reader.next()
-        run = decode_record(frame[0], frame[2]) if frame is not None and frame[0] == FrameType.RUN else None
-    except (FormatError, OSError):
-        return None
-    finally:
-        reader.close()
-    return run if isinstance(run, RunRecord) else None
-
-
-def _process(run: RunRecord) -> tuple[str, int | None, int]:
-    return run.name, run.rank, run.pid
 
 
 def _check_own(directory: Path) -> None:

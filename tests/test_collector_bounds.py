@@ -15,11 +15,9 @@ from urllib.parse import urlsplit
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-import stepscope as sc
 from stepscope.cli.main import main
 from stepscope.collector import doorway, writer
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.store import SUPERSEDED, Store, run_in
 from stepscope.collector.stream import Stream
 from stepscope.collector.stream_file import StreamFile
 from stepscope.collector.writer import Writer
@@ -309,27 +307,6 @@ async def test_what_the_disk_has_lost_is_not_confirmed(
             assert isinstance(welcome, protocol.Welcome) and welcome.next == 3
             assert await send_frames(one, 3, 2) == protocol.Ack(5)
         assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
-
-
-async def test_a_stream_takes_the_place_of_its_own_process_only(tmp_path: Path) -> None:
-    """Else anybody with the token could hide what another rank has sent."""
-    store = Store(CollectorSettings(directory=tmp_path / "c"))
-    mine, foreign = tmp_path / "mine", tmp_path / "foreign"
-    for place, rank in ((mine, 0), (foreign, 1)):
-        with sc.trace(output_dir=place, name="job", rank=rank), sc.span("x"):
-            pass
-    journals = [next(place.rglob("journal")) for place in (mine, foreign)]
-    for stream, journal in zip((STREAM, OTHER), journals, strict=True):
-        store.path(stream).parent.mkdir(parents=True)
-        store.path(stream).write_bytes(journal.read_bytes())
-    runs = [run_in(path) for path in journals]
-    assert runs[0] is not None and runs[1] is not None
-    for run, hidden in ((runs[1], False), (runs[0], True)):
-        await store._supersede(protocol.Hello("1" * 32, SYNC, 0, run, STREAM))  # pyright: ignore[reportPrivateUsage]
-        assert (store.path(STREAM).with_name(SUPERSEDED)).exists() is hidden
-    assert run_in(tmp_path / "nothing") is None
-    (tmp_path / "text").write_text("no journal")
-    assert run_in(tmp_path / "text") is None
 
 
 def test_an_empty_token_file_is_no_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
-from stepscope.collector import store
+from stepscope.collector.mark import SUPERSEDED
 from stepscope.collector.stream_file import Addition, StreamFile
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.errors import OutputError
@@ -343,7 +343,7 @@ async def test_what_is_superseded_is_left_out_once_the_other_is_whole(tmp_path: 
             assert await answer(one) == protocol.Ack(3)
             assert [stream for stream, _ in running.collector.store.journals()] == [OTHER]
         # Killed between the end and the mark: the next connection makes up for it.
-        (running.journal().parent / store.SUPERSEDED).unlink()
+        (running.journal().parent / SUPERSEDED).unlink()
         async with connected(running.url) as one:
             await one.send(hello(stream=OTHER, supersedes=STREAM))
             assert isinstance(await answer(one), protocol.Welcome)

@@ -13,10 +13,11 @@ import pytest
 from stepscope.collector.disk_use import disk_use
 from stepscope.collector.giving_up import GivingUp
 from stepscope.collector.inventory import Inventory
+from stepscope.collector.mark import SUPERSEDED
 from stepscope.collector.retention import StoragePolicy
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.storage import Storage
-from stepscope.collector.store import SUPERSEDED, Store
+from stepscope.collector.store import Store
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal import format as fmt

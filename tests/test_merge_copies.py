@@ -9,18 +9,23 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.cli.main import main
+from stepscope.collector.mark import SUPERSEDED
 from stepscope.collector.merge.plan import Selection
 from stepscope.collector.merge.recording import recordings_in
-from stepscope.collector.store import SUPERSEDED
+from stepscope.exporters.specimens import batch_of, run_in, window_of
+from stepscope.exporters.specimens import spans as spans_from
 from stepscope.runtime.events import Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.discard import discard, places
 from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.writer import JournalWriter
+from stepscope.runtime.run import Run
 from tests.collectors import COMMAND
 from tests.journals import HandMade
 from tests.ranks.cluster import collector, start_rank
@@ -132,6 +137,54 @@ def test_windows_that_were_given_up_are_merged_without_their_events(tmp_path: Pa
     assert len(report.members) == 2 and len(exporter) == len(whole) - gone > 0
     assert any(f"{gone:,} events were given up" in note for note in report.notes)
     assert main(["merge", str(tmp_path), "--out", str(tmp_path / "x.json")]) == 0
+
+
+def recorded(path: Path, run: Run, windows: dict[int, tuple[int, int, int]]) -> Path:
+    """A journal that a run left, with windows of which each has its start, its end and a number of spans."""
+    path.parent.mkdir(parents=True)
+    writer = JournalWriter(path)
+    writer.open(run)
+    for index, (start, end, count) in windows.items():
+        batch = batch_of(spans_from([f"{path.parent.name} {index}"] * count, start_ns=start), window=index)
+        writer.write_batch(batch)
+        writer.write_window(msgspec.structs.replace(window_of(index, batch), start_ns=start, end_ns=end))
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("rank", [None, 0])
+def test_recordings_of_one_run_of_which_none_has_all(tmp_path: Path, rank: int | None) -> None:
+    """Window by window the fuller one counts; what a window of one holds of several of the other is not there twice."""
+    run = msgspec.structs.replace(run_in(tmp_path), rank=rank)
+    at = run.anchor.monotonic_ns
+    ms = 1_000_000
+    stream = {n: (at + n * ms, at + n * ms + ms - 1, count) for n, count in enumerate((9, 9, 5, 9, 9, 9))}
+    journal = {
+        0: (*stream[0][:2], 9),
+        1: (*stream[1][:2], 2),
+        2: (*stream[2][:2], 9),
+        4: (stream[4][0], stream[5][1], 12),
+    }
+    for name, windows in (("a", stream), ("b", journal)):
+        recorded(tmp_path / "in" / "streams" / name / "x.journal", run, windows)
+    exporter, report = merged(tmp_path / "in")
+    assert Counter(exporter.names()) == {
+        "a 0": 9, "a 1": 9, "b 2": 9, "a 3": 9, "a 4": 9, "a 5": 9,
+    }  # fmt: skip
+    label = "rank 0" if rank == 0 else "process 1234"
+    assert [member.member for member in report.members] == [label] * 2 and report.missing_ranks == [] == report.absent
+    assert any("of one run, and none has all of it" in note for note in report.notes)
+    assert not any("at the same time" in note or "started again" in note for note in report.notes)
+
+
+def test_windows_of_one_event_count_once(tmp_path: Path) -> None:
+    """They end when they begin, and so overlap with nothing by their times."""
+    run = run_in(tmp_path)
+    at = run.anchor.monotonic_ns
+    for name, windows in (("a", (0, 1, 2)), ("b", (0, 1, 3))):
+        recorded(tmp_path / "in" / name / "x.journal", run, {n: (at + n, at + n, 1) for n in windows})
+    exporter, _ = merged(tmp_path / "in")
+    assert Counter(exporter.names()) == {"a 0": 1, "a 1": 1, "a 2": 1, "b 3": 1}
 
 
 @given(frames=st.lists(st.tuples(st.integers(0, 255), st.integers(0, 255), st.binary(max_size=60)), max_size=8))

@@ -21,11 +21,12 @@ from stepscope.collector.app import Collector
 from stepscope.collector.deleting import Count, Deleted
 from stepscope.collector.disk_use import disk_use
 from stepscope.collector.inventory import Inventory
+from stepscope.collector.mark import SUPERSEDED
 from stepscope.collector.restoring import Restoring
 from stepscope.collector.retention import StoragePolicy
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.storage import Storage
-from stepscope.collector.store import SUPERSEDED, Store
+from stepscope.collector.store import Store
 from stepscope.collector.streams import Streams
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.errors import FormatError, OutputError

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from stepscope.collector.merge.recording import MAX_SYNCS, Recording
 from stepscope.runtime.journal.records import ClockSync, RunRecord
+from stepscope.runtime.sums import added_up
 
 
 def without_copies(recordings: Sequence[Recording]) -> tuple[list[Recording], list[str]]:
     """Leaves out recordings that others have as well; their round trips go to those.
 
     - Of several files of one stream, as several collectors leave them when one takes it over, the one with most events stays.
-    - A stream that a collector marked as superseded is left out if the stream that took its place is there.
+    - A stream that a collector marked as superseded is left out if the stream that took its place is there and has all of
+      it.
     - So is one of which another recording of the same run has every window, with as many events or more: where such a
       mark is missing, because it was not copied or the other went to another collector.
+    - Where none of a run's recordings has all, as when its journal met its limit, each window is in one of them only: of
+      windows that overlap in time, all those of the recording that has most events in them.
 
     Returns:
-        The others, in their order, and what is to be said: that of two files of one stream, neither has all.
+        The others, in their order, and what is to be said: that of several files of one stream or run, none has all.
     """
     said: list[str] = []
     kept = dict[str, Recording]()
@@ -29,7 +34,7 @@ def without_copies(recordings: Sequence[Recording]) -> tuple[list[Recording], li
         if known is None:
             kept[key] = recording
             continue
-        if not _covers(known, recording):
+        if not covers(known, recording):
             said.append(
                 f"stream {key} lies in {known.path} and, with other events, in {recording.path}: only those of the first "
                 f"are here, not the {recording.events:,} of the second"
@@ -37,24 +42,30 @@ def without_copies(recordings: Sequence[Recording]) -> tuple[list[Recording], li
         _add_syncs(known, recording)
     for key, recording in list(kept.items()):
         successor = _successor(recording, kept)
-        if successor is not None:
+        if successor is not None and covers(successor, recording):
             _add_syncs(successor, recording)
             del kept[key]
     by_run = dict[RunRecord, list[str]]()
     for key, recording in kept.items():
-        by_run.setdefault(msgspec.structs.replace(recording.run, created_ns=0), []).append(key)
+        by_run.setdefault(recording.process, []).append(key)
+    final = dict[int, Recording]()
     for keys in by_run.values():
         stay = list[Recording]()
         for key in sorted(keys, key=lambda key: _most(kept[key])):
             recording = kept[key]
-            other = next((one for one in stay if _covers(one, recording)), None)
+            other = next((one for one in stay if covers(one, recording)), None)
             if other is None:
                 stay.append(recording)
-                continue
-            _add_syncs(other, recording)
-            del kept[key]
-    there = {id(recording) for recording in kept.values()}
-    return [recording for recording in recordings if id(recording) in there], said
+            else:
+                _add_syncs(other, recording)
+        divided = _divided(stay)
+        final |= {id(one): part for one, part in zip(stay, divided, strict=True) if part.windows or len(stay) == 1}
+        if len(stay) > 1:
+            said.append(
+                f"{' and '.join(str(one.path) for one in stay)} are of one run, and none has all of it: where they overlap, "
+                "the one with more events counts"
+            )
+    return [final[id(recording)] for recording in recordings if id(recording) in final], said
 
 
 def _most(recording: Recording) -> tuple[int, bool, str]:
@@ -73,13 +84,73 @@ def _successor(recording: Recording, kept: dict[str, Recording]) -> Recording | 
     return found
 
 
-def _covers(one: Recording, other: Recording) -> bool:
+def covers(one: Recording, other: Recording) -> bool:
     """Whether all that is in `other` is in `one`, which is of the same run."""
     if not other.windows.keys() <= one.windows.keys():
         return False
     if any(one.counts.get(window, 0) < count for window, count in other.counts.items()):
         return False
     return not other.events or (one.first_ns <= other.first_ns and other.last_ns <= one.last_ns)
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """A window of one of several recordings of a run."""
+
+    start_ns: int
+    end_ns: int
+    index: int
+    whose: int
+    events: int
+
+
+def _divided(recordings: Sequence[Recording]) -> list[Recording]:
+    """Recordings of one run, each event in one of them only as far as windows tell; the fullest first."""
+    if len(recordings) < 2:
+        return list(recordings)
+    rows = [
+        _Row(window.start_ns, window.end_ns, index, whose, recording.counts.get(index, 0))
+        for whose, recording in enumerate(recordings)
+        for index, window in recording.windows.items()
+    ]
+    parts: list[set[int]] = [set() for _ in recordings]
+    for overlapping in _overlapping(rows):
+        events = Counter[int]()
+        for row in overlapping:
+            events[row.whose] += row.events
+        fullest = max(sorted(events), key=lambda whose: events[whose])
+        parts[fullest].update(row.index for row in overlapping if row.whose == fullest)
+    syncs = _united(sync for recording in recordings for sync in recording.syncs)
+    made: list[Recording] = []
+    for recording, part in zip(recordings, parts, strict=True):
+        windows = {index: window for index, window in recording.windows.items() if index in part}
+        made.append(
+            msgspec.structs.replace(
+                recording,
+                windows=windows,
+                counts={index: count for index, count in recording.counts.items() if index in part},
+                ledger=added_up(window.ledger for window in windows.values()),
+                syncs=list(syncs),
+            )
+        )
+    return made
+
+
+def _overlapping(rows: list[_Row]) -> Iterator[list[_Row]]:
+    """Windows in groups: those of one group overlap in time, one with the next, or have one index."""
+    rows.sort(key=lambda row: (row.start_ns, row.end_ns))
+    last = {row.index: place for place, row in enumerate(rows)}
+    group: list[_Row] = []
+    until = end = 0
+    for place, row in enumerate(rows):
+        # What lies between two of one index goes with them.
+        if group and place > until and row.start_ns >= end and row.start_ns > group[-1].start_ns:
+            yield group
+            group = []
+        until = max(until, last[row.index]) if group else last[row.index]
+        end = max(end, row.end_ns) if group else row.end_ns
+        group.append(row)
+    if group:
+        yield group
 
 
 def _add_syncs(recording: Recording, others: Recording) -> None:

@@ -61,7 +61,8 @@ def chosen_job(recordings: Sequence[Recording], job: str | None) -> tuple[str, l
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a job: a rank, or the same rank after it was started again."""
+    """One process of a job: a rank, or the same rank after it was started again; or one of several recordings that share its
+    windows."""
 
     number: int
     """From 0, by rank and then by time; unique in the job."""
@@ -115,14 +116,15 @@ class Job:
         rows = [(recording, key) for key, sharing in clocks.items() for recording in sharing]
         rows.sort(key=lambda row: self._order(*row))
         self.members: list[Member] = []
+        starts: dict[int, dict[RunRecord, int]] = {}
         for number, (recording, key) in enumerate(rows):
             rank = recording.run.rank
-            before = sum(member.rank == rank for member in self.members) if rank is not None else 0
+            known = starts.setdefault(rank, {}) if rank is not None else {}
             self.members.append(
                 Member(
                     number=number,
                     rank=rank,
-                    start=before,
+                    start=known.setdefault(recording.process, len(known)),
                     recording=recording,
                     clock=key,
                     fitted=self.timeline[key],
@@ -133,7 +135,7 @@ class Job:
         """Ranks of which two processes ran at the same time, as sentences: they share a number by mistake."""
         said: list[str] = []
         for earlier, later in zip(self.members, self.members[1:], strict=False):
-            if earlier.rank is None or earlier.rank != later.rank:
+            if earlier.rank is None or earlier.rank != later.rank or earlier.start == later.start:
                 continue
             end, start = earlier.recording.last_ns, later.recording.first_ns
             overlap = earlier.reference(end) - later.reference(start)

@@ -22,6 +22,7 @@ from stepscope.collector.merge.report import MemberReport, MergeReport, given_up
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.events import EventBatch
+from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Step, Window
@@ -157,10 +158,9 @@ class Merge:
         return [member for member in self._job.members if member.number in self._parts]
 
     def _by_rank(self) -> list[list[Member]]:
-        ranks: dict[tuple[int, int], list[Member]] = {}
+        ranks: dict[int | RunRecord, list[Member]] = {}
         for member in self._present():
-            key = (0, member.rank) if member.rank is not None else (1, member.number)
-            ranks.setdefault(key, []).append(member)
+            ranks.setdefault(member.recording.process if member.rank is None else member.rank, []).append(member)
         return list(ranks.values())
 
     def _range(self, member: Member) -> tuple[int, int]:

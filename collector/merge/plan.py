@@ -85,9 +85,12 @@ def plan(job: Job, selection: Selection) -> list[MergedWindow]:
 
 def _counted_by(selection: Selection, job: Job, placed: Mapping[tuple[int, int], int]) -> int:
     """The job's index of the window that has another one in a stream."""
-    for member in job.members:
+    asked = [member for member in job.members if member.recording.stream == selection.stream]
+    # Another recording of its run may have its windows.
+    runs = {member.recording.process for member in asked}
+    for member in (*asked, *(member for member in job.members if member.recording.process in runs)):
         place = placed.get((member.number, selection.window if selection.window is not None else -1))
-        if member.recording.stream == selection.stream and place is not None:
+        if place is not None:
             return place
     raise FormatError(f"stream {selection.stream} of the job {job.name!r} has no window {selection.window}")
 
@@ -118,10 +121,12 @@ def _stretch(member: Member, index: int, window: Window, wanted: Steps | None) -
 
 
 def _absent(job: Job, stretches: Sequence[Stretch]) -> list[Member]:
-    """Members without a stretch whose rank has none either."""
+    """Members without a stretch whose rank, or process, has none either."""
     there = {stretch.member.number for stretch in stretches}
     ranks = {stretch.member.rank for stretch in stretches if stretch.member.rank is not None}
-    return [member for member in job.members if member.number not in there and member.rank not in ranks]
+    processes = {stretch.member.recording.process for stretch in stretches}
+    missing = [member for member in job.members if member.number not in there and member.rank not in ranks]
+    return [member for member in missing if member.recording.process not in processes]
 
 
 def repeated_steps(windows: Sequence[MergedWindow]) -> list[str]:

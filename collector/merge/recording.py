@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from stepscope.collector.store import SUPERSEDED
+from stepscope.collector.mark import mark_of
+from stepscope.exporters.collector.protocol import identity
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch
@@ -71,12 +72,17 @@ class Recording(msgspec.Struct, kw_only=True):
     stream: str
     """Id of the stream, where it lies as a collector keeps it; else empty."""
     superseded: str
-    """Id of the stream that has all of it as well, as the collector marked it; else empty."""
+    """Id of the stream that had all of it as well when the collector marked it; else empty."""
 
     @property
     def directory(self) -> Path:
         """Of the collector that keeps it, if `stream` is known."""
         return self.path.absolute().parent.parent.parent
+
+    @property
+    def process(self) -> RunRecord:
+        """What is the same in all recordings of its run, and in no other."""
+        return identity(self.run)
 
     @property
     def events(self) -> int:
@@ -125,7 +131,7 @@ class Recording(msgspec.Struct, kw_only=True):
             ledger=scan.ledger or added_up([scan.gone, *(window.ledger for window in windows.values())]),
             discarded=scan.discarded,
             stream=stream_of(path),
-            superseded=_superseded(path),
+            superseded=mark_of(path),
         )
 
 
@@ -221,17 +227,6 @@ def _unfinished(path: Path, index: int) -> Window:
 def stream_of(path: Path) -> str:
     """The id of a stream whose file lies as a collector keeps it, else empty."""
     return path.parent.name if path.name == "journal" and _STREAM.fullmatch(path.parent.name) else ""
-
-
-def _superseded(path: Path) -> str:
-    """What the collector's mark beside a journal says, empty without one."""
-    try:
-        file = os.open(path.with_name(SUPERSEDED), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return ""
-    with os.fdopen(file, "rb") as mark:
-        said = mark.read(33).decode(errors="replace")
-    return said if _STREAM.fullmatch(said) else ""
 
 
 def recordings_in(sources: Sequence[Path], without: Collection[Path] = ()) -> tuple[list[Recording], list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import stat
 from collections import Counter
@@ -15,18 +14,16 @@ import msgspec
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.backlog import MERGED, Backlog
 from stepscope.exporters.collector.connecting import Connecting
+from stepscope.exporters.collector.left_journal import Head, left_journal
 from stepscope.exporters.collector.piece import Piece, Segment, events_in
 from stepscope.exporters.collector.spool import DIRECTORY, NOTE, SUFFIX, StreamNote, remove
-from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError, RecoveredError
+from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
-from stepscope.runtime.journal.records import RunRecord, decode_record
 from stepscope.runtime.processes import is_running
-from stepscope.runtime.recovery.journals import Journals
-from stepscope.runtime.recovery.recover import recover
-from stepscope.runtime.session_note import JOURNAL, RECOVERED, SESSION_FILE
 
 _MAX_NOTE = 1 << 20
+_MAX_NAMED = 8
 
 
 class Parcel(msgspec.Struct, frozen=True):
@@ -52,9 +49,10 @@ class Parcel(msgspec.Struct, frozen=True):
 def parcels(place: Path) -> list[Parcel]:
     """What there is to deliver of a run's directory, of a spool or of one journal.
 
-    A stream whose process ended in order goes on where the collector has nothing. Of one that was killed the journal has
-    more than the stream: it is recovered and sent as a stream that takes the other's place. Without a journal, what is in
-    the spool is sent.
+    A stream whose process ended in order goes on where the collector has nothing. Of one that was killed the run's own
+    journal, which as a rule has more than the stream, is recovered and sent as a stream that takes the other's place; what is
+    in the spool is sent first unless the journal is known to have all of it. Without a journal of that run, what is in the
+    spool is sent.
 
     Args:
         place: the directory or file.
@@ -72,9 +70,17 @@ def parcels(place: Path) -> list[Parcel]:
         found = [place]
     else:
         found = sorted(path.parent for path in place.glob(f"{DIRECTORY}/*/{NOTE}"))
-    made = [parcel for directory in found if (parcel := _of_stream(directory)) is not None]
     if not found:
-        raise FormatError(f"nothing to deliver in {place}: it has no {DIRECTORY}/*/{NOTE}; name a journal to send that")
+        named = _below(place) or "name a journal to send that"
+        raise FormatError(f"nothing to deliver in {place}: it has no {DIRECTORY}/*/{NOTE}; {named}")
+    made: list[Parcel] = []
+    try:
+        for directory in found:
+            made += _of_stream(directory)
+    except BaseException:
+        for parcel in made:
+            parcel.close()
+        raise
     return made
 
 
@@ -114,26 +120,42 @@ async def deliver(
         remove(parcel.spool, sorted(parcel.spool.glob(f"*{SUFFIX}")))
 
 
-def _of_stream(directory: Path) -> Parcel | None:
+def _of_stream(directory: Path) -> list[Parcel]:
     note = _note(directory)
     if is_running(note.pid, note.start_time):
         raise ProfilerStateError(f"process {note.pid} that sends {directory} itself still runs; wait for its end")
     segments = sorted(directory.glob(f"*{SUFFIX}"))
     pieces, ended, damaged = _rest(segments, note.sync)
-    if not ended:
-        journal = _recovered(directory.parent.parent)
+    made: list[Parcel] = []
+    if pieces:
+        hello = protocol.Hello(note.stream, note.sync, pieces[0].first, note.run)
+        spool = None if damaged else directory
+        made.append(Parcel(hello, pieces, _events(pieces), f"the rest of a stream in {directory}", spool, damaged))
+    try:
+        journal = None if ended else left_journal(directory, note)
         if journal is not None:
             what = f"the journal of {directory.parent.parent}, whose process was killed"
-            for piece in pieces:
-                assert piece.segment is not None
-                piece.segment.close()
-            return msgspec.structs.replace(_whole_journal(journal, note.stream, what), spool=directory)
-        if not pieces:
-            remove(directory, segments)
-            return None
-    hello = protocol.Hello(note.stream, note.sync, pieces[0].first, note.run)
-    what = f"the rest of a stream in {directory}"
-    return Parcel(hello, pieces, _events(pieces), what, None if damaged else directory, damaged)
+            whole = msgspec.structs.replace(
+                _whole_journal(journal, note.stream, what), spool=None if damaged else directory
+            )
+            if made and not damaged and _has_all(whole.pieces, pieces):
+                made.pop().close()
+            made = [*(msgspec.structs.replace(rest, spool=None) for rest in made), whole]
+    except BaseException:
+        for parcel in made:
+            parcel.close()
+        raise
+    if not made:
+        remove(directory, segments)
+    return made
+
+
+def _has_all(journal: Sequence[Piece], rest: Sequence[Piece]) -> bool:
+    """Whether a recovered journal has everything that the stream had: that is known only if the spool has all of the stream.
+
+    A journal may have less: it met its limit, or its disk was full.
+    """
+    return rest[0].first == 0 and not _by_window(rest) - _by_window(journal)
 
 
 def _note(directory: Path) -> StreamNote:
@@ -147,43 +169,23 @@ def _note(directory: Path) -> StreamNote:
             raise FormatError(f"{directory / NOTE} does not say whose frames these are: {error}") from error
 
 
-def _recovered(run: Path) -> Path | None:
-    """The complete journal of a run that was killed, recovered if need be; `None` if it kept none."""
-    journal = Journals.of(run).newest()
-    if journal is None and not (run / (JOURNAL + RECOVERED)).exists():
-        return None
-    if (run / SESSION_FILE).exists() or not (run / (JOURNAL + RECOVERED)).exists():
-        try:
-            return recover(run).journal
-        except RecoveredError:
-            return run / (JOURNAL + RECOVERED)
-        except FormatError:
-            # It was closed in order: the process died later.
-            return journal
-    return run / (JOURNAL + RECOVERED)
-
-
 def _whole_journal(path: Path, supersedes: str, what: str) -> Parcel:
     """A journal as a stream of its own, the same one each time."""
     segment = _opened(path)
     reader = FrameReader(path, follow=False)
     try:
-        first = reader.peek()
-        record = None if first is None or first[0] != fmt.FrameType.RUN else decode_record(first[0], first[2])
-        if not isinstance(record, RunRecord) or reader.sync_word is None:
+        head = Head.of(path)
+        if head is None:
             raise FormatError(f"{path} does not say whose journal it is; `stepscope recover` it first")
         pieces, ended = _pieces(segment, reader, 0)
+        if not ended:
+            raise FormatError(f"{path} is not complete; `stepscope recover` it first")
     except BaseException:
         segment.close()
         raise
     finally:
         reader.close()
-    if not ended:
-        segment.close()
-        raise FormatError(f"{path} is not complete; `stepscope recover` it first")
-    assert first is not None
-    stream = hashlib.sha256(reader.sync_word + first[2]).hexdigest()[:32]
-    hello = protocol.Hello(stream, reader.sync_word, 0, protocol.short(record), supersedes)
+    hello = protocol.Hello(head.stream, head.sync, 0, protocol.short(head.run), supersedes)
     return Parcel(hello, pieces, _events(pieces), what)
 
 
@@ -248,7 +250,21 @@ def _opened(path: Path) -> Segment:
 
 
 def _events(pieces: Sequence[Piece]) -> int:
+    return _by_window(pieces).total()
+
+
+def _by_window(pieces: Sequence[Piece]) -> Counter[int]:
     total: Counter[int] = Counter()
     for piece in pieces:
         total.update(piece.events)
-    return total.total()
+    return total
+
+
+def _below(place: Path) -> str:
+    """Names the directories in this one, one or two levels down, that have a spool; empty if none has."""
+    paths = (path for levels in ("*", "*/*") for path in place.glob(f"{levels}/{DIRECTORY}/*/{NOTE}"))
+    having = sorted({path.parents[2] for path in paths})
+    if not having:
+        return ""
+    more = f" and {len(having) - _MAX_NAMED} more" if len(having) > _MAX_NAMED else ""
+    return f"name one of the directories in it that have one: {', '.join(map(str, having[:_MAX_NAMED]))}{more}"

@@ -161,3 +161,8 @@ def decode(message: bytes) -> tuple[Header, memoryview]:
 def short(run: RunRecord) -> RunRecord:
     """A run with names that fit a header."""
     return msgspec.structs.replace(run, name=run.name[:MAX_NAME], host=run.host[:MAX_NAME])
+
+
+def identity(run: RunRecord) -> RunRecord:
+    """What identifies a run: the same in each of its journals and streams, and in those of no other."""
+    return msgspec.structs.replace(short(run), created_ns=0)

@@ -23,6 +23,8 @@ from stepscope.runtime.presence import make_directories, replace_private
 DIRECTORY = "unsent"
 """In the run's directory."""
 NOTE = "stream"
+MADE = "recovered"
+"""File beside the note: as which stream the recovered journal of the run is delivered."""
 SUFFIX = ".journal"
 SEGMENT_BYTES = 64 << 20
 
@@ -143,9 +145,9 @@ def remove(directory: Path, segments: list[Path]) -> None:
     Raises:
         OSError: if it cannot be deleted.
     """
-    for path in segments:
+    # Without the note nothing is delivered again, which could be as another stream once `MADE` is gone.
+    for path in (directory / NOTE, *segments, directory / MADE):
         path.unlink(missing_ok=True)
-    (directory / NOTE).unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):
         directory.rmdir()
     try:

@@ -1,0 +1,119 @@
+"""The journal that a killed run left, complete: whose spool it is decides which one."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from stepscope.exporters.collector.protocol import identity
+from stepscope.exporters.collector.spool import MADE, StreamNote
+from stepscope.runtime.errors import FormatError, RecoveredError
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.records import RunRecord, decode_record
+from stepscope.runtime.presence import replace_private
+from stepscope.runtime.recovery.choice import Choice, choose
+from stepscope.runtime.recovery.journals import Journals
+from stepscope.runtime.recovery.recover import recover
+from stepscope.runtime.session_note import JOURNAL, RECOVERED, notes_in
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What the beginning of a journal says."""
+
+    run: RunRecord
+    sync: bytes
+    stream: str
+    """The id of the stream that it is when it is delivered: the same each time."""
+
+    @classmethod
+    def of(cls, path: Path) -> Head | None:
+        """Reads it; `None` if the first frame does not say whose journal it is.
+
+        Raises:
+            FormatError: if it is no journal.
+            OSError: if it cannot be read.
+        """
+        reader = FrameReader(path, follow=False)
+        try:
+            first, sync = reader.peek(), reader.sync_word
+        finally:
+            reader.close()
+        if first is None or first[0] != fmt.FrameType.RUN or sync is None:
+            return None
+        run = decode_record(first[0], first[2])
+        if not isinstance(run, RunRecord):
+            return None
+        return cls(run, sync, hashlib.sha256(sync + first[2]).hexdigest()[:32])
+
+
+def left_journal(directory: Path, note: StreamNote) -> Path | None:
+    """The complete journal of the run whose spool this is, recovered if need be; `None` if it left none.
+
+    What was recovered once is taken again as long as the spool is there, so that a delivery which was interrupted goes on.
+
+    Args:
+        directory: the spool.
+        note: whose it is.
+
+    Raises:
+        ProfilerStateError: if the journal's process still runs.
+        OSError: if files cannot be read, or the recovered journal cannot be written.
+    """
+    place = directory.parent.parent
+    ready = {
+        head.stream: path
+        for path in sorted(place.glob(f"{JOURNAL}*{RECOVERED}"))
+        if (head := _head(path, note)) is not None
+    }
+    if (known := ready.get(_made(directory))) is not None:
+        return known
+    found = _choice(place, note)
+    if found is None:
+        return next(reversed(ready.values()), None)
+    named, choice = found
+    target = choice.target
+    if target.exists() and target not in ready.values():  # it is another run's
+        target = target.with_name(f"{JOURNAL}-{note.stream}{RECOVERED}")
+    try:
+        made = recover(named, target).journal
+    except RecoveredError:
+        made = target
+    except FormatError:
+        # It was closed in order: the process died later.
+        return choice.journal
+    if (head := _head(made, note)) is None:
+        return None
+    replace_private(directory / MADE, head.stream.encode())
+    return made
+
+
+def _choice(place: Path, note: StreamNote) -> tuple[Path, Choice] | None:
+    """What `recover` is told for the journal of this run, and what it takes then."""
+    process = note.pid, note.start_time
+    left = [path for path, one in notes_in(place, []) if (one.pid, one.start_time) == process]
+    for named in (*left, *(path for path, _ in Journals.of(place).found if _head(path, note) is not None)):
+        choice = choose(named, force=False)
+        if choice.journal is not None and _head(choice.journal, note) is not None:
+            return named, choice
+    return None
+
+
+def _head(path: Path, note: StreamNote) -> Head | None:
+    """The beginning of a journal of the run whose spool this is; `None` if it is none of that run."""
+    if path.is_symlink() or not path.is_file():
+        return None
+    try:
+        head = Head.of(path)
+    except (FormatError, OSError):
+        return None
+    return head if head is not None and identity(head.run) == identity(note.run) else None
+
+
+def _made(directory: Path) -> str:
+    try:
+        return (directory / MADE).read_bytes()[:33].decode(errors="replace")
+    except FileNotFoundError:
+        return ""
