@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar, cast
 
 from stepscope.runtime import locks
 from stepscope.runtime.error_text import error_text
@@ -111,4 +111,4 @@ def _linked(error: BaseException) -> Iterator[BaseException]:
         yield one
         waiting += (one.__cause__, one.__context__)
         if isinstance(one, BaseExceptionGroup):
-            waiting += one.exceptions[:LINKED]
+            waiting += cast(BaseExceptionGroup[BaseException], one).exceptions[:LINKED]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from stepscope.compat.torch.callbacks import Callbacks
 from stepscope.runtime.error_keeper import KEPT, ErrorKeeper
 from stepscope.runtime.error_text import LONGEST
 from tests.raised import length
@@ -152,3 +153,18 @@ def test_one_that_takes_no_note() -> None:
     ((_, text),) = keeper.kept
     assert text.startswith("Frozen") and text.endswith("(raised by exporter 'bad' in aclose())")
     assert keeper.count == 2 and length(error) == 1
+
+
+def test_a_callback_that_raises_the_same_again() -> None:
+    """Of every window: it is counted, and kept as it was first."""
+    error = ValueError("of the program")
+
+    def fail(view: object) -> None:
+        raise error
+
+    callbacks = Callbacks(fail)
+    for number in range(20):
+        callbacks.put(number)
+    callbacks.finish()
+    assert (callbacks.raised.count, callbacks.raised.errors) == (20, [error])
+    assert length(error) == length(callbacks.raised.errors[0]) < 4

@@ -12,6 +12,7 @@ import stepscope as sc
 from stepscope.backends.scripted import ScriptedBackend
 from stepscope.runtime import _core
 from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.error_keeper import KEPT
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.serial import Serial
 from tests.crashes import names
@@ -66,6 +67,21 @@ def test_a_call_whose_patience_ends_is_made_later() -> None:
     first.join(LONG)
     assert made == [first.ident, 0] and [str(error) for error in serial.raised.errors] == ["why"]
     assert serial.run(lambda: made.append(1)) and made[-1] == 1
+
+
+def test_what_calls_raise_that_were_put_down_is_bounded() -> None:
+    """All is counted, and the first of it kept."""
+    serial = Serial()
+
+    def fail() -> None:
+        raise ValueError("why")
+
+    def inside() -> None:
+        for _ in range(KEPT + 9):
+            assert not serial.run(fail)
+
+    assert serial.run(inside)
+    assert (serial.raised.count, len(serial.raised.errors)) == (KEPT + 9, KEPT)
 
 
 def test_calls_from_many_threads_never_interleave() -> None:
