@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 _MOST_BYTES = 4 << 20
 """Of frames that are read together."""
+_BLOCK = 1 << 16
+"""Bytes of small ones that are read at once."""
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -143,8 +145,15 @@ def _read(reader: FrameReader) -> _Part | None:
         return True
 
     before = reader.position[0]
-    while nbytes < _MOST_BYTES and (frame := reader.next(passed)) is not None:
-        frames.append(frame)
-        nbytes += len(frame[2])
+    while nbytes < _MOST_BYTES:
+        at = reader.position[0]
+        found = reader.following(_BLOCK, passed)
+        if reader.position[0] == at:
+            frame = reader.next(passed)
+            if frame is None:
+                break
+            found = [frame]
+        frames += found
+        nbytes += sum(len(payload) for _, _, payload in found)
     after = reader.position[0]
     return None if after == before else _Part(frames, events, after)

@@ -217,6 +217,8 @@ class Stream:
         match kind:
             case fmt.FrameType.EVENTS:
                 self._events(flags, payload, latest, taken)
+            case fmt.FrameType.CLOCK_SYNC:
+                self._compared(decode_record(kind, bytes(payload)))
             case fmt.FrameType.DISCARDED | fmt.FrameType.GIVEN_UP:
                 self._given_up(kind, payload)
             case fmt.FrameType.STRINGS:
@@ -225,8 +227,6 @@ class Stream:
                 self.windows.opened(payload)
             case fmt.FrameType.WINDOW_CLOSED:
                 self.undecodable += not self.windows.closed(payload)
-            case fmt.FrameType.CLOCK_SYNC:
-                self._compared(decode_record(kind, bytes(payload)))
             case fmt.FrameType.LEDGER:
                 ledger: Ledger | None = decode_record(kind, bytes(payload))
                 self._dropped = None if ledger is None else losses(ledger)

@@ -104,6 +104,8 @@ class StreamFile:
         start = at = last = 0
         expected = first
         for kind, flags, number, payload in fmt.frames_in(data, self.sync):
+            if expected >= first + count:
+                raise FormatError(f"{count} frames were announced, more came")
             if number != expected & 0xFFFFFFFF:
                 raise FormatError(f"frame {expected & 0xFFFFFFFF} was announced, {number} came")
             if expected >= self.next:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from stepscope.collector.restoring import Restoring
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.store import Store
 from stepscope.collector.stream import Stream
+from stepscope.collector.stream_file import Addition, StreamFile
 from stepscope.collector.streams import Streams
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.events import empty_block
@@ -33,7 +35,7 @@ from tests.test_collector_live import SECOND, START, events_frame, record_frame,
 
 Frame = tuple[int, int, bytes]
 
-MANY = 4000
+MANY = 5000
 """Frames that take a loop a good while."""
 
 
@@ -98,6 +100,25 @@ async def test_a_message_of_many_frames_does_not_hold_the_loop(tmp_path: Path) -
         stream = running.collector.streams.all[STREAM]
         assert (stream.events, stream.steps.count, stream.next) == (MANY // 2 + 1, MANY // 2 + 1, MANY + 1)
         assert stream.bytes == running.journal().stat().st_size and not stream.undecodable
+
+
+async def test_many_frames_are_checked_on_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a usual message are checked where they come in, at once."""
+    check, threads = StreamFile.check, list[bool]()
+
+    def noted(file: StreamFile, first: int, count: int, data: memoryview) -> Addition:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return check(file, first, count, data)
+
+    monkeypatch.setattr(StreamFile, "check", noted)
+    async with collecting(tmp_path) as running, connected(running.url) as one:
+        await one.send(hello())
+        await answer(one)
+        await one.send(message(many()))
+        assert await answer(one) == protocol.Ack(MANY)
+        await one.send(message([events_frame(steps([SECOND]))], MANY))
+        assert await answer(one) == protocol.Ack(MANY + 1)
+    assert threads == [False, True]
 
 
 async def test_several_that_bring_much_have_one_slice_together() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from stepscope.collector.streams import Streams
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.events import empty_block
 from stepscope.runtime.journal import format as fmt
-from tests.test_collector_live import a_life, events_frame, record_frame, run_of
+from tests.test_collector_live import SECOND, START, a_life, events_frame, record_frame, run_of, sync
 
 SYNC = fmt.new_sync_word()
 Frame = tuple[int, int, bytes]
@@ -71,6 +72,36 @@ async def test_an_odd_stream_that_is_connected_goes_on(tmp_path: Path, what: str
         more = events_frame(empty_block(7), source="recorder")
         stream.took([more], path.stat().st_size, len(ODD[what]) + 1)
         assert stream.events == before + 7
+
+
+async def test_small_frames_are_read_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day of round trips, among a few events, is not read one by one: a start over the files of many ranks takes seconds."""
+    store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
+    trips = [
+        record_frame(fmt.FrameType.CLOCK_SYNC, sync(START + n * SECOND, START + n * SECOND, 9)) for n in range(2000)
+    ]
+    events = events_frame(empty_block(1), source="recorder")
+    stored(store, "a" * 32, [record_frame(fmt.FrameType.RUN, run_of()), *trips, *[events, trips[-1]] * 1000])
+    restoring = Restoring(store, streams)
+    restoring.look()
+    reads: list[int] = []
+    pread = os.pread
+
+    def noted(file: int, size: int, at: int) -> bytes:
+        reads.append(size)
+        return pread(file, size, at)
+
+    monkeypatch.setattr(os, "pread", noted)
+    await restoring.run()
+    stream = streams.all["a" * 32]
+    assert (stream.events, stream.next, stream.clock.last) == (1000, 4001, START + 1999 * SECOND)
+    assert stream.bytes == stream_size(store) and len(reads) < 100
+
+
+def stream_size(store: Store) -> int:
+    """Of the only file."""
+    ((_, path),) = store.journals()
+    return path.stat().st_size
 
 
 async def test_a_file_that_is_no_journal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

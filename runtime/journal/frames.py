@@ -118,6 +118,41 @@ class FrameReader:
                 return found[0]
         return None
 
+    def following(self, nbytes: int, passed: Callable[[bytes], bool]) -> list[Frame]:
+        """The next frames that are whole among so many bytes, which are read at once: many small ones cost little so.
+
+        It ends, and may be empty, where a larger frame, one that was given up, damage or the end comes: for `next`.
+
+        Args:
+            nbytes: that are read.
+            passed: as `next` has it.
+        """
+        frames: list[Frame] = []
+        if self._sync is None:
+            return frames
+        block = os.pread(self._fd, nbytes, self._at)
+        at, size = 0, fmt.FRAME_HEADER.size
+        while at + size <= len(block) and (found := fmt.decode_frame_header(block, at, self._sync)) is not None:
+            kind, flags, number, length, crc = found
+            body, end = at + size, at + size + length
+            if end > len(block) or kind in given_up.KINDS or number != self._number & 0xFFFFFFFF:
+                break
+            over = kind == fmt.FrameType.EVENTS and passed(block[body : min(body + fmt.MAX_EVENTS_HEADER, end)])
+            if not over:
+                payload = block[body:end]
+                if zlib.crc32(payload) != crc:
+                    break
+                frames.append((kind, flags, payload))
+            self._events = int.from_bytes(block[body:end][_COUNT], "little") if kind == fmt.FrameType.EVENTS else 0
+            self._passed = None if self._passed is None else self._passed + self._events
+            self._number += 1
+            at = end
+        if at:
+            self._at += at
+            if self.damage.torn_bytes:
+                self.damage = msgspec.structs.replace(self.damage, torn_bytes=0)
+        return frames
+
     def skip(self) -> bool:
         """Goes past the next whole frame, unread if it has events; false at the end."""
         return self._advance(lambda _: True) is not None
