@@ -136,17 +136,13 @@ def _divided(recordings: Sequence[Recording]) -> list[Recording]:
 
 
 def _overlapping(rows: list[_Row]) -> Iterator[list[_Row]]:
-    """Windows in groups: those of one group overlap in time, one with the next, or have one index."""
-    rows.sort(key=lambda row: (row.start_ns, row.end_ns))
-    last = {row.index: place for place, row in enumerate(rows)}
+    """Windows in groups: those of one group overlap in time, one with the next. Two that begin at once do, however short."""
     group: list[_Row] = []
-    until = end = 0
-    for place, row in enumerate(rows):
-        # What lies between two of one index goes with them.
-        if group and place > until and row.start_ns >= end and row.start_ns > group[-1].start_ns:
+    end = 0
+    for row in sorted(rows, key=lambda row: (row.start_ns, row.end_ns)):
+        if group and row.start_ns >= end and row.start_ns > group[-1].start_ns:
             yield group
             group = []
-        until = max(until, last[row.index]) if group else last[row.index]
         end = max(end, row.end_ns) if group else row.end_ns
         group.append(row)
     if group:
