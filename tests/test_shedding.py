@@ -20,7 +20,7 @@ from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.source import InboxSink
 from tests.blocks import gap_block, mark_block
-from tests.test_outlet import run_facts
+from tests.outlets import run_facts
 
 KINDS = {
     "small frame": ("python_function", 10, "f"),
