@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime import clock

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from stepscope.exporters.memory import MemoryExporter, Method

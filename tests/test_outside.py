@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import signal
-import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -57,11 +57,19 @@ def test_handlers(handler: Callable[[int, FrameType | None], Any]) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
+def here() -> FrameType:
+    """The caller's frame."""
+    frame = inspect.currentframe()
+    assert frame is not None and frame.f_back is not None
+    return frame.f_back
+
+
 def test_a_part_that_looks_at_its_callers() -> None:
     """It may hold their frames, in what it was given or found: what it raises is its own."""
 
     def looks() -> None:
-        caller = sys._getframe(1)
+        caller = here().f_back
+        assert caller is not None
         callers = (caller, caller.f_back)
         raise ValueError(callers)
 
@@ -69,5 +77,5 @@ def test_a_part_that_looks_at_its_callers() -> None:
         raise ValueError(depth)
 
     assert not _raised(looks)
-    assert not _raised(lambda: is_told(sys._getframe()))
-    assert not _raised(lambda: _any_number("text", sys._getframe()))
+    assert not _raised(lambda: is_told(here()))
+    assert not _raised(lambda: _any_number("text", here()))

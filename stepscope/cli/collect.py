@@ -159,11 +159,12 @@ def collect(given: argparse.Namespace) -> int:
         upload=given.upload,
         upload_seconds=given.upload_every,
     )
-    _check(given.parser, CollectorSettings, values)
+    parser: argparse.ArgumentParser = given.parser
+    _check(parser, CollectorSettings, values)
     try:
         settings = CollectorSettings(**values)
     except ValueError as error:
-        given.parser.error(str(error))
+        parser.error(str(error))
     try:
         allowed = settings.within(_allow_files())
         if allowed != settings:

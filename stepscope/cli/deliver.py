@@ -97,15 +97,16 @@ def _to_collector(given: argparse.Namespace) -> Callable[[Backlog, Callable[[], 
     from stepscope.exporters.collector.link import Link
     from stepscope.exporters.collector.settings import LinkSettings
 
+    parser: argparse.ArgumentParser = given.parser
     try:
         address = Address(given.url, given.token_file, insecure=given.insecure)
         shown = address.headers()
     except ValueError as error:
         raise StepscopeError(str(error)) from error
     except OSError as error:  # else it would be tried again until the time is over
-        given.parser.error(f"--token-file {given.token_file} cannot be read: {error.strerror}")
+        parser.error(f"--token-file {given.token_file} cannot be read: {error.strerror}")
     if given.token_file and not shown:
-        given.parser.error(f"--token-file {given.token_file} is empty")
+        parser.error(f"--token-file {given.token_file} is empty")
     tls = None if given.ca is None else ssl.create_default_context(cafile=given.ca)
     return lambda backlog, hello: Link(address, LinkSettings(), tls, backlog, hello)
 
