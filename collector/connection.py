@@ -137,7 +137,6 @@ class Connection:
                 )  # fmt: skip
                 with limit:
                     await self._send(protocol.Welcome(file.next, self._store.message_bytes))
-                self._supersede(file)
                 while True:
                     answer = await self._next(file, stream, hello, limit)
                     if answer is not None:
@@ -189,11 +188,6 @@ class Connection:
             await self._store.write(file, addition, hello, written)
         finally:  # also if this connection has been taken over: what it brought is in memory until then
             await self._streams.noting.caught_up(stream)
-        self._supersede(file)
-
-    def _supersede(self, file: StreamFile) -> None:
-        if file.replaced:
-            self._streams.replace(file.replaced)
 
     async def _receive(self) -> tuple[protocol.Header, memoryview]:
         message = await self._socket.receive()

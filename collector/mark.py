@@ -18,6 +18,10 @@ def mark_of(path: Path) -> str:
         file = os.open(path.with_name(SUPERSEDED), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return ""
-    with os.fdopen(file, "rb") as mark:
-        said = mark.read(33).decode(errors="replace")
+    try:
+        said = os.read(file, 33).decode(errors="replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(file)
     return said if _STREAM.fullmatch(said) else ""

@@ -159,8 +159,6 @@ class Intake:
             finally:
                 await self._streams.noting.caught_up(stream)
             missing = 0
-            if file.replaced:
-                self._streams.replace(file.replaced)
             await self._confirm(held)
         if missing:  # nothing that came behind them could be used
             stream.missed(missing, file.next)

@@ -28,8 +28,10 @@ class Noting:
 
     def took(self, stream: Stream, frames: Sequence[Frame], nbytes: int, next: int) -> None:
         """Frames of a stream are written: `Stream.took`. Who brings more must wait for `caught_up` first."""
-        stream.took(frames, nbytes, next)
-        self._begin(stream)
+        try:
+            stream.took(frames, nbytes, next)
+        finally:
+            self._begin(stream)
 
     async def restored(self, stream: Stream, frames: Sequence[Frame], events: int, next: int) -> None:
         """Frames were read from its file: `Stream.restored`. Returns when it has looked into them."""

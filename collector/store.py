@@ -25,11 +25,11 @@ from stepscope.collector.mark import SUPERSEDED, mark_of
 from stepscope.collector.room import Room
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.stream_file import Addition, StreamFile
-from stepscope.collector.succession import objection
+from stepscope.collector.succession import Succession
 from stepscope.collector.writer import Writer
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.errors import FormatError, OutputError
-from stepscope.runtime.presence import make_directories, replace_private
+from stepscope.runtime.presence import make_directories
 
 log = logging.getLogger("stepscope.collector")
 
@@ -76,13 +76,13 @@ class Store:
         self._removing: set[str] = set()
         self._opening = threading.Lock()
         """Guards which files are open, and which are being deleted; never held while the disk is waited for."""
-        self._marking = threading.Lock()
-        """Held by the one thread that says of a stream that another one supersedes it."""
         self._waiting = 0
         """Streams that wait to be kept."""
         self._coming: set[str] = set()
         """Those that were let in, and may not be there yet."""
         self._disk = Disk(THREADS)
+        self.succession = Succession(self.existing)
+        """Which streams take the place of others."""
         self.room = Room()
         """What may be written until the disk is looked at again."""
         self.borders = Borders(settings.directory)
@@ -157,7 +157,7 @@ class Store:
             # The seat is free when no thread has the file any more: one that goes on later would cut what was confirmed since.
             async with lasting(self._file(hello), lambda: self._vacate(hello.stream, seat)) as file:
                 if file.ended:
-                    await self._supersede(hello, file)
+                    await self._supersede(hello)
                 yield file
 
     @contextlib.asynccontextmanager
@@ -179,7 +179,10 @@ class Store:
                 finally:
                     if (writing := self._writes.get(file)) is not None:
                         await asyncio.wait({writing})
-                    await self._disk.run(lambda: self._close(hello.stream, file, file.next > next))
+                    await self.succession.over(hello.stream)
+                    # If it is marked, that was when there was less of it.
+                    if await self._disk.run(lambda: _closed(file)) and file.next > next:
+                        await self.succession.grown(hello.stream)
 
     @contextlib.contextmanager
     def _kept(self, stream: str) -> Generator[None]:
@@ -280,7 +283,7 @@ class Store:
         self.bytes += size
         await outlasting(writing)
         if file.ended:
-            await self._supersede(hello, file)
+            await self._supersede(hello)
 
     def superseded(self, failed: Failed = fails) -> Iterator[tuple[str, Path]]:
         """Ids and files of streams of which another one that is kept has everything.
@@ -414,36 +417,15 @@ class Store:
             raise FormatError("the directory of this stream is a link")
         return StreamFile(directory, hello.sync, durable=self._settings.fsync)
 
-    async def _supersede(self, hello: Hello, file: StreamFile) -> None:
-        """Marks the stream that this one, which is whole, takes the place of, if it has all of that."""
+    async def _supersede(self, hello: Hello) -> None:
         if hello.supersedes and hello.supersedes != hello.stream:
-            if await self._disk.run(lambda: self._mark(hello.stream, self.path(hello.supersedes))):
-                file.replaced = hello.supersedes
+            await self.succession.compare(hello.stream, hello.supersedes)
 
-    def _mark(self, stream: str, before: Path) -> bool:
-        """Marks a stream as superseded, or takes such a mark of it away; whether another one has all of it."""
-        if not before.is_file():
-            return True
-        if why := objection(self.path(stream), before):
-            log.warning("stream %s does not take the place of %s, %s", stream, before, why)
-        with self._marking:
-            if not why:
-                replace_private(before.with_name(SUPERSEDED), stream.encode())
-            elif mark_of(before) == stream:
-                before.with_name(SUPERSEDED).unlink(missing_ok=True)
-        return not why
 
-    def _close(self, stream: str, file: StreamFile, grown: bool) -> None:
-        file.close()
-        if not grown:
-            return
-        path = self.path(stream)
-        try:
-            # If it is marked, that was when there was less of it.
-            if (other := mark_of(path)) and self.existing(other) is not None:
-                self._mark(other, path)
-        except OSError as error:
-            log.warning("whether %s is superseded cannot be told: %s", path, error)
+def _closed(file: StreamFile) -> bool:
+    """Closes it; whether another stream has its place."""
+    file.close()
+    return bool(mark_of(file.path))
 
 
 class _Seat:

@@ -57,8 +57,6 @@ class StreamFile:
         self.size = 0
         self.ended = False
         """Whether the last frame is that of a journal which was closed in order."""
-        self.replaced = ""
-        """Id of the stream whose place it has taken, once it has: that is for the one who opened it to say."""
         self.unmarked = ""
         """Why the last checkpoint could not be written: opening the file takes longer then, nothing else."""
         self.stuck = False

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from stepscope.collector import succession
 from stepscope.collector.mark import SUPERSEDED
 from stepscope.collector.succession import objection
 from stepscope.exporters.collector import protocol
@@ -116,3 +118,46 @@ async def test_a_stream_that_is_not_replaced_stays_on_the_page(tmp_path: Path) -
             await send(running, stream, path, 0, len(content(path)[2]) - 1, before)
         assert [stream for stream, _ in running.collector.store.journals()] == [STREAM, OTHER]
         assert set(running.collector.streams.all) == {STREAM, OTHER}
+
+
+async def test_one_that_grows_while_it_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was read before, and closed before the mark was there: it is compared once more, and keeps its place."""
+    run = run_in(tmp_path)
+    old, new, more = (tmp_path / name / "journal" for name in ("old", "new", "more"))
+    for path, counts in ((old, (3,)), (new, (3,)), (more, (3, 3))):
+        path.parent.mkdir()
+        journal(path, run, *counts)
+    compared = 0
+
+    def then_grow(successor: Path, before: Path) -> str:
+        nonlocal compared
+        compared += 1
+        said = objection(successor, before)
+        before.write_bytes(more.read_bytes())
+        return said
+
+    monkeypatch.setattr(succession, "objection", then_grow)
+    replaced = list[str]()
+    both = succession.Succession({STREAM: old, OTHER: new}.get)
+    both.replaced = replaced.append
+    await both.compare(OTHER, STREAM)
+    assert compared == 2 and not replaced and not old.with_name(SUPERSEDED).exists()
+    await both.compare(OTHER, STREAM)
+    assert compared == 2, "what came of it is remembered"
+
+
+async def test_one_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stays, and whose place it has kept is not refused for it."""
+    path = journal(tmp_path / "journal", run_in(tmp_path), 3)
+
+    def fails(successor: Path, before: Path) -> str:
+        raise OSError(errno.EIO, "lost", str(before))
+
+    monkeypatch.setattr(succession, "objection", fails)
+    both = succession.Succession({STREAM: path, OTHER: path}.get)
+    both.replaced = pytest.fail
+    await both.compare(OTHER, STREAM)
+    await both.over(OTHER)
+    assert "lost" in caplog.text and not path.with_name(SUPERSEDED).exists()

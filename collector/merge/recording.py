@@ -90,10 +90,16 @@ class Recording(msgspec.Struct, kw_only=True):
         return sum(self.counts.values())
 
     @classmethod
-    def of(cls, path: Path, id: str) -> Recording:
+    def of(cls, path: Path, id: str, *, unfinished: bool = True) -> Recording:
         """Reads what a journal says of itself; events are passed over, but for those of windows without an end.
 
         Memory does not depend on the file's size, but for windows and round trips.
+
+        Args:
+            path: the journal.
+            id: of the recording.
+            unfinished: whether the events of windows without an end are read to tell what those were. Otherwise only how many
+                there are is known, in `counts`.
 
         Raises:
             OSError: if it cannot be opened.
@@ -110,8 +116,8 @@ class Recording(msgspec.Struct, kw_only=True):
         run = scan.run
         if run is None:
             raise FormatError(f"{path} does not say whose journal it is: its beginning is missing")
-        unfinished = sorted(set(scan.counts) - set(scan.windows))[:MAX_UNFINISHED]
-        windows = {**scan.windows, **{index: _unfinished(path, index) for index in unfinished}}
+        without_end = sorted(set(scan.counts) - set(scan.windows))[: MAX_UNFINISHED if unfinished else 0]
+        windows = {**scan.windows, **{index: _unfinished(path, index) for index in without_end}}
         run = msgspec.structs.replace(run, anchor=_sane_anchor(run.anchor))
         anchor = _sane_anchor(scan.anchor or run.anchor)
         spans = scan.spans or [(anchor.monotonic_ns, anchor.monotonic_ns)]
