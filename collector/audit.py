@@ -59,8 +59,16 @@ class Audit:
         path = self._directory / f"{'refused' if action == REFUSED else 'audit'}.jsonl"
         self._disk.submit(lambda: _append(path, text + b"\n")).add_done_callback(self._written)
 
-    def refuse(self, why: str, client: str, path: str, method: str = "") -> None:
-        """A request was refused before anything of it was done."""
+    def refuse(self, why: str, client: str, path: str, method: str = "", *, said_so: bool = False) -> None:
+        """A request was refused before anything of it was done.
+
+        Args:
+            why: the reason.
+            client: whose it was.
+            path: what it was for.
+            method: of HTTP.
+            said_so: whether the log has it already.
+        """
         self.refused += 1
         second = int(time.monotonic())
         if second != self._second:
@@ -68,8 +76,8 @@ class Audit:
         self._refusals += 1
         if second // 60 != self._minute:
             self._minute, self._said = second // 60, 0
-        self._said += 1
-        if self._said <= _SAID_PER_MINUTE:
+        self._said += not said_so
+        if not said_so and self._said <= _SAID_PER_MINUTE:
             said.warning("%s is refused: %s", client or "somebody", ascii(f"{why} {path[:200]}".strip())[1:-1])
         if self._refusals <= _REFUSALS_PER_SECOND:
             asked = {"method": method[:20]} if method else {}

@@ -252,7 +252,7 @@ class NatsSource:
         """Counts what was given up, and says so, once for each stream."""
         self._malformed += 1
         self._troubles.mention(stream, f"what cannot be read of it is given up: {why}")
-        self._audit.refuse(ascii(why[:300])[1:-1], "NATS", f"{layout.SUBJECTS}.{stream}")
+        self._audit.refuse(ascii(why[:300])[1:-1], "NATS", f"{layout.SUBJECTS}.{stream}", said_so=True)
 
     async def _note(self, error: Exception) -> None:
         self._troubles.add("", error)

@@ -184,7 +184,8 @@ def watch_signal(
 ) -> None:
     """Takes a signal, SIGTERM or SIGHUP, natively, and starts what watches over it; for those that have it already, too.
 
-    If Python's handler is `ours` (the first time, that has just been set), and nobody has put a native one over it: the main thread is woken until the handler has called `begin_ending`; after a second without that, `late` is called
+    If Python's handler is `ours` (the first time, that has just been set), and nobody has put a native one over it: the
+    main thread is woken until the handler has called `begin_ending`; after a second without that, `late` is called
     with the number, on another thread. If the signal has no handler, `late` is called at once. If nothing calls
     `begin_ending`, the process dies after a second and `seconds`."""
 

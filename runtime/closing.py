@@ -32,9 +32,9 @@ JOINING = 0.1
 class Closing:
     """Closes a profiler's backends, windows and exporters on the loop, and says so in its directory when that is done.
 
-    Where the loop does not get done with it, it is given up, because the caller's deadline counts. Nothing is deleted then: the session
-    stays when the process ends, with the note of the run that says where it is, for `stepscope recover`. Should the loop go
-    on after all, closing is completed.
+    Where the loop does not get done with it, it is given up, because the caller's deadline counts. Nothing is deleted then:
+    the session stays when the process ends, with the note of the run that says where it is, for `stepscope recover`. Should
+    the loop go on after all, closing is completed.
     """
 
     def __init__(

@@ -36,15 +36,20 @@ class ErrorKeeper(Generic[E]):
     traceback that it came with first, and one that is not kept has none. Any thread may call.
     """
 
-    def __init__(self, most: int = KEPT) -> None:
-        """Args: how many are kept."""
+    def __init__(self, most: int = KEPT, *, contexts: bool = False) -> None:
+        """
+        Args:
+            most: how many are kept.
+            contexts: whether what was being handled when an exception was raised is the part's as well. On a thread of the
+                program's it may be the program's own, whose traceback is not ours to change.
+        """
         self.kept: list[KeptError[E]] = []
         """The first, oldest first, each object once."""
         self.count = 0
         """How often something was raised."""
         self.first = ""
         """Where, and what; empty if there was nothing."""
-        self._most = most
+        self._most, self._contexts = most, contexts
         self._lock = locks.reentrant()
         self._known: dict[int, tuple[BaseException, TracebackType | None]] = {}
         """Those kept and what is linked to them, by their ids, and the traceback that each came with first."""
@@ -58,7 +63,7 @@ class ErrorKeeper(Generic[E]):
         """Whether this very object came before, and was kept."""
         return any(kept.error is error for kept in list(self.kept))
 
-    def keep(self, where: str, error: E, by: str = "", text: str = "") -> None:
+    def keep(self, where: str, error: E, by: str = "", text: str = "") -> bool:
         """Counts an exception, and keeps it if it is among the first.
 
         Args:
@@ -66,27 +71,31 @@ class ErrorKeeper(Generic[E]):
             error: what was raised.
             by: who raised it, which is written into a note of it; it gets none if this is empty.
             text: what it says, where that is known; else its `__str__` is called, if it is kept.
+
+        Returns:
+            Whether it is the first.
         """
-        linked = list(_linked(error))
+        linked = list(_linked(error, contexts=self._contexts))
         new = not self.knows(error) and len(self.kept) < self._most
         if new:  # without the lock: this is others' code
             text = text or error_text(error)
             text = _noted(error, f"raised by {by} in {where}()", text) if by else text
         with self._lock:
-            if new:
+            if new and not self.knows(error) and len(self.kept) < self._most:
                 for one in linked:
                     self._known.setdefault(id(one), (one, one.__traceback__))
                 self.kept.append(KeptError(error, text))
                 self.first = self.first or f"{where}(): {text}"
             self.count += 1
+            first_of_all = self.count == 1
         for one in linked:
             _, first = self._known.get(id(one), (one, None))
             BaseException.with_traceback(one, first)  # not by assignment, which a class may forbid
+        return first_of_all
 
     def keep_and_say(self, where: str, error: E, by: str, text: str = "") -> None:
         """The same, and the first is in the log."""
-        self.keep(where, error, by, text)
-        if self.count == 1:
+        if self.keep(where, error, by, text):
             log.error("%s failed in %s", by, self.first)
 
 
@@ -99,8 +108,8 @@ def _noted(error: BaseException, note: str, text: str) -> str:
     return text
 
 
-def _linked(error: BaseException) -> Iterator[BaseException]:
-    """An exception, its causes, contexts and members, each once, the nearest first."""
+def _linked(error: BaseException, *, contexts: bool) -> Iterator[BaseException]:
+    """An exception, its causes, members, and contexts if these count, each once, the nearest first."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting and len(seen) < LINKED:
@@ -109,6 +118,6 @@ def _linked(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(one))
         yield one
-        waiting += (one.__cause__, one.__context__)
+        waiting += (one.__cause__, one.__context__ if contexts else None)
         if isinstance(one, BaseExceptionGroup):
             waiting += cast(BaseExceptionGroup[BaseException], one).exceptions[:LINKED]

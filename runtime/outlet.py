@@ -70,7 +70,7 @@ class Outlet:
         goes first when the queue is full."""
         self.exporter = exporter
         self.name = exporter.name
-        self.raised: ErrorKeeper[BaseException] = ErrorKeeper()
+        self.raised: ErrorKeeper[BaseException] = ErrorKeeper(contexts=True)
         self.is_journal = bool(getattr(exporter, "is_journal", False))
         self.given = 0
         """Items put into the queue so far."""

@@ -48,7 +48,7 @@ def _handles(frame: FrameType, interrupted: FrameType) -> bool:
     if code.co_flags & inspect.CO_VARARGS:
         rest = given.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
         positional += cast(tuple[object, ...], rest) if type(rest) is tuple else ()
-    return any(frame is interrupted and type(number) is int for number, frame in itertools.pairwise(positional))
+    return any(frame is interrupted and isinstance(number, int) for number, frame in itertools.pairwise(positional))
 
 
 def _leaves_no_frame() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def raised_again(
 @pytest.mark.parametrize("how", [itself, as_cause, as_context, as_member])
 def test_what_is_raised_again_does_not_grow(how: Callable[[Exception], None]) -> None:
     """However it is raised: its traceback is the first, and no more is alive than what was kept holds."""
-    keeper: ErrorKeeper[Exception] = ErrorKeeper()
+    keeper: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
     error = OSError("the connection was lost")
     alive = raised_again(keeper, error, how)
     assert keeper.count == TIMES and len(keeper.kept) == (1 if how is itself else KEPT)
@@ -95,7 +96,7 @@ def test_what_is_raised_again_does_not_grow(how: Callable[[Exception], None]) ->
 @pytest.mark.parametrize("how", [itself, as_cause, as_context, as_member])
 def test_what_comes_later_keeps_nothing_alive(how: Callable[[Exception], None]) -> None:
     """It is counted, whoever raises it has it still, and nobody asks what it says."""
-    keeper: ErrorKeeper[Exception] = ErrorKeeper()
+    keeper: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
     for number in range(KEPT):
         keeper.keep("open", OSError(number))
     error = Told()
@@ -107,7 +108,7 @@ def test_what_comes_later_keeps_nothing_alive(how: Callable[[Exception], None]) 
 
 def test_what_it_says_is_asked_once() -> None:
     """When it is kept, on the thread that keeps it: it may take long. The text is bounded, and there is one note."""
-    keeper: ErrorKeeper[Exception] = ErrorKeeper()
+    keeper: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
     error = Told()
     for _ in range(3):
         keeper.keep("export", error, "exporter 'bad'")
@@ -120,7 +121,7 @@ def test_what_it_says_is_asked_once() -> None:
 
 def test_a_text_that_is_known_is_not_asked_for() -> None:
     """It was made on the thread of the part."""
-    keeper: ErrorKeeper[Exception] = ErrorKeeper()
+    keeper: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
     error = Told()
     keeper.keep("look", error, text="Told: by another")
     assert error.asked == 0 and keeper.first == "look(): Told: by another"
@@ -128,7 +129,7 @@ def test_a_text_that_is_known_is_not_asked_for() -> None:
 
 def test_the_cause_of_one_may_be_raised_by_itself() -> None:
     """Then it is kept as well, and asked for."""
-    keeper: ErrorKeeper[Exception] = ErrorKeeper()
+    keeper: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
     cause, error = OSError("lost"), ValueError("what it means")
     error.__cause__ = cause
     keeper.keep("export", error)
@@ -138,7 +139,7 @@ def test_the_cause_of_one_may_be_raised_by_itself() -> None:
 
 def test_one_that_takes_no_note() -> None:
     """Its text says who raised it; its traceback is the first all the same."""
-    keeper: ErrorKeeper[Exception] = ErrorKeeper()
+    keeper: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
     error = Frozen("of glass")
 
     def raised() -> None:
@@ -168,3 +169,34 @@ def test_a_callback_that_raises_the_same_again() -> None:
     callbacks.finish()
     assert (callbacks.raised.count, callbacks.raised.errors) == (20, [error])
     assert length(error) == length(callbacks.raised.errors[0]) < 4
+
+
+def test_what_the_program_handles_is_left_to_it() -> None:
+    """A part that fails while the program's own exception is on its way does not cost that its traceback."""
+    keeper: ErrorKeeper[Exception] = ErrorKeeper()
+
+    def part(number: int) -> None:
+        raise OSError(number)
+
+    def closing() -> None:
+        for number in range(KEPT + 2):
+            try:
+                part(number)
+            except OSError as error:
+                keeper.keep("close", error)
+
+    def training() -> None:
+        try:
+            raise RuntimeError("training failed")
+        finally:
+            closing()
+
+    def program() -> None:
+        try:
+            training()
+        finally:
+            closing()
+
+    with pytest.raises(RuntimeError) as failed:
+        program()
+    assert [frame.name for frame in traceback.extract_tb(failed.value.__traceback__)][-2:] == ["program", "training"]

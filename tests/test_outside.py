@@ -43,10 +43,15 @@ def _with_more(more: str, number: int, frame: FrameType | None, *, further: int 
     raise TimeoutError
 
 
+def _signal(number: int, frame: FrameType | None) -> None:
+    number = signal.Signals(number)
+    raise TimeoutError(number)
+
+
 @pytest.mark.parametrize(
     "handler",
-    [_function, _any_number, _Handler().method, _Handler(), functools.partial(_with_more, "more", further=1)],
-    ids=["function", "any number", "method", "object", "partial"],
+    [_function, _signal, _any_number, _Handler().method, _Handler(), functools.partial(_with_more, "more", further=1)],
+    ids=["function", "signal", "any number", "method", "object", "partial"],
 )
 def test_handlers(handler: Callable[[int, FrameType | None], Any]) -> None:
     """They are known by what they are called with, however they are written."""

@@ -34,7 +34,7 @@ class ControlLoop:
         self._ready: Promise[asyncio.AbstractEventLoop] = Promise()
         self._stop: asyncio.Event | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.raised: ErrorKeeper[BaseException] = ErrorKeeper()
+        self.raised: ErrorKeeper[BaseException] = ErrorKeeper(contexts=True)
         """By work; each is in the log, too."""
         self._thread = LoopThread("stepscope control", self._main, self._failed)
 

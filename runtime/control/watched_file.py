@@ -79,7 +79,7 @@ class WatchedFile(Generic[T]):
         """The latest valid value; reading it costs what reading an attribute costs. The value must not be changed."""
         self.problem = ""
         """Why the present content is not the current value; empty if it is, or there is no file."""
-        self.raised: ErrorKeeper[Exception] = ErrorKeeper()
+        self.raised: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
         """By `on_change`."""
         self._decode, self._on_change = decode, on_change
         self._default, self._create = default, create

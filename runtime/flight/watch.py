@@ -55,7 +55,7 @@ class Watch:
     own."""
 
     def __init__(self, settings: FlightRecorder) -> None:
-        self.raised: ErrorKeeper[BaseException] = ErrorKeeper()
+        self.raised: ErrorKeeper[BaseException] = ErrorKeeper(contexts=True)
         """By evaluators."""
         self.known = 0
         """Up to when, in ns, all that triggers find was taken at the last look."""
@@ -157,7 +157,7 @@ class Watch:
             fired=dict(self._fired),
             windows=self._windows,
             joined=dict(self._joined),
-            suppressed={why: dict(counts) for why, counts in self._suppressed.items()},
+            suppressed={why: dict(counts) for why, counts in list(self._suppressed.items())},
             waiting=len(self._waiting),
             refused=self._refused,
             errors=self.raised.count,

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Sends to a collector what it has not confirmed of a run: the stream goes on where the collector's copy ends. The journal
-of a process that was killed is recovered first, and takes the place of what the process had streamed if it has all of that. A
-journal that was never streamed can be sent as well. Nothing is written twice, however often this is repeated. What goes into NATS is taken
-from there by `stepscope collect --from`.
+of a process that was killed is recovered first, and takes the place of what the process had streamed if it has all of
+that. A journal that was never streamed can be sent as well. Nothing is written twice, however often this is repeated.
+What goes into NATS is taken from there by `stepscope collect --from`.
 """
 
 EPILOG = """\
