@@ -21,52 +21,56 @@ def family(tmp_path: Path) -> Family:
     return Family(tmp_path)
 
 
-def test_without_a_session(family: Family) -> None:
-    """The answer is no, and the log says why, once."""
-    family.of("""
-    import logging
-    logging.basicConfig(level=logging.INFO)
-    def work():
+ORPHANED = """
+import logging
+def orphaned(work):
+    here, there = os.pipe()
+    def first():
         while os.getppid() == parent:
             time.sleep(0.01)
-        assert not sc.join() and not sc.join("x")
-        with sc.span("nowhere"):
-            pass
+        work()
         os.write(there, b"good")
-    here, there = os.pipe()
     def middle():
         global parent
         parent = os.getpid()
-        in_child(work)
-    reap(in_child(middle))  # so the other one is an orphan: the processes of the tests have a session
+        in_child(first)
+    reap(in_child(middle))
     os.close(there)
     assert os.read(here, 10) == b"good"
-    """)
+"""
+"""Calls a function in a process whose parent has ended: the processes of the tests have a session above them."""
+
+
+def test_without_a_session(family: Family) -> None:
+    """The answer is no, and the log says why, once."""
+    family.of(
+        ORPHANED
+        + """
+logging.basicConfig(level=logging.INFO)
+def work():
+    assert not sc.join() and not sc.join("x")
+    with sc.span("nowhere"):
+        pass
+orphaned(work)
+"""
+    )
     assert family.errors.count("no process above this one has a session to join") == 1
 
 
 def test_a_first_process_that_has_the_variable(family: Family) -> None:
     """It is set for a whole job: that nobody is above the first process is nothing to warn of."""
-    family.of("""
-    import logging
-    from stepscope.runtime.join import join_if_told, joined
-    logging.basicConfig(level=logging.WARNING)
-    def work():
-        while os.getppid() == parent:
-            time.sleep(0.01)
-        os.environ["STEPSCOPE_JOIN"] = "1"
-        join_if_told()
-        assert not joined()
-        os.write(there, b"good")
-    here, there = os.pipe()
-    def middle():
-        global parent
-        parent = os.getpid()
-        in_child(work)
-    reap(in_child(middle))
-    os.close(there)
-    assert os.read(here, 10) == b"good"
-    """)
+    family.of(
+        ORPHANED
+        + """
+from stepscope.runtime.join import join_if_told, joined
+logging.basicConfig(level=logging.WARNING)
+def work():
+    os.environ["STEPSCOPE_JOIN"] = "1"
+    join_if_told()
+    assert not joined()
+orphaned(work)
+"""
+    )
     assert "no process above" not in family.errors
 
 
