@@ -73,8 +73,11 @@ def until_sampled(profiler: Profiler, source: str, times: int = 4) -> None:
 
 
 def info(directory: Path) -> dict[str, Any]:
-    """What is said of a window beside its products."""
-    (path,) = directory.glob("profiler_info_*.json")
+    """What is said of a window beside its products; `FileNotFoundError` where nothing is."""
+    paths = list(directory.glob("profiler_info_*.json"))
+    if not paths:
+        raise FileNotFoundError(directory)
+    (path,) = paths
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 

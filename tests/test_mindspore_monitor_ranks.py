@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +79,22 @@ class Job:
         """First and last step of what a rank has finished, by run id; the name and the content say the same."""
         found: dict[str, tuple[int, int]] = {}
         for facts in (self.directory / "out").glob(f"rank{rank}_start*_stop*/*/profiler_metadata.json"):
-            about = output.info(facts.parent)
-            if "complete" not in about:
-                continue
-            name = re.fullmatch(rf"rank{rank}_start(\d+)_stop(\d+)", facts.parent.parent.name)
-            assert name is not None
-            first, last = int(name[1]), int(name[2])
-            calls = (last - first + 1) // self.sink
-            if about["steps"][:calls] != list(range(first, first + calls)) or len(about["steps"]) > calls + 1:
-                continue  # it is finished, and not renamed yet
-            found[json.loads(facts.read_text())["dynamic_profiler"]["run_id"]] = first, last
+            with suppress(FileNotFoundError):  # an aborted window is renamed, after it was listed
+                found.update(self._finished(facts))
         return found
+
+    def _finished(self, facts: Path) -> dict[str, tuple[int, int]]:
+        """The window of one directory, or nothing while it is being written."""
+        about = output.info(facts.parent)
+        if "complete" not in about:
+            return {}
+        name = re.fullmatch(r"rank\d+_start(\d+)_stop(\d+)", facts.parent.parent.name)
+        assert name is not None
+        first, last = int(name[1]), int(name[2])
+        calls = (last - first + 1) // self.sink
+        if about["steps"][:calls] != list(range(first, first + calls)) or len(about["steps"]) > calls + 1:
+            return {}  # it is finished, and not renamed yet
+        return {json.loads(facts.read_text())["dynamic_profiler"]["run_id"]: (first, last)}
 
     def window(self, run_id: str, ranks: Sequence[int]) -> tuple[int, int]:
         """Waits until these ranks have finished a window, and returns its first and last step, the same on all."""
