@@ -49,7 +49,7 @@ from stepscope.runtime.formats import known
 from stepscope.runtime.loop_thread import DaemonExecutor
 
 if TYPE_CHECKING:
-    from stepscope.collector.nats_source import NatsSource
+    from stepscope.collector.nats.source import NatsSource
     from stepscope.collector.uploading import Uploading
 
 log = logging.getLogger("stepscope.collector")
@@ -182,7 +182,7 @@ class Collector:
             return None
         servers = Servers(self.settings.nats, self.settings.nats_access)
         try:
-            from stepscope.collector.nats_source import NatsSource
+            from stepscope.collector.nats.source import NatsSource
         except ImportError as error:
             raise ImportError(f"NATS needs packages: pip install 'stepscope[nats]' ({error})") from error
         return NatsSource(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepscope.collector.audit import Audit
 from stepscope.collector.intake import Intake
-from stepscope.collector.nats_source import NatsSource
+from stepscope.collector.nats.source import NatsSource
 from stepscope.collector.reference import Reference
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.store import Store

@@ -112,6 +112,9 @@ def test_wrong_usage_is_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixt
         ("--disk", "-5", "--disk is -5"),
         ("--disk", "1000", "give 524288 at least"),
         ("--disk", "10 parsecs", "argument --disk: '10 parsecs' is no size"),
+        ("--nats-max-age", "-1", "--nats-max-age"),
+        ("--nats-user", "me", "--nats-user and --nats-password-file must be given together"),
+        ("--nats-key", "key.pem", "--nats-certificate must be given as well"),
     ],
 )
 def test_a_setting_that_is_none_is_wrong_usage(

@@ -12,10 +12,11 @@ import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import NotFoundError
 
-from stepscope.collector import intake, lasting, nats_messages
-from stepscope.collector.nats_consumer import Consumer
-from stepscope.collector.nats_intake import Intake
-from stepscope.collector.nats_place import Place
+from stepscope.collector import intake, lasting
+from stepscope.collector.nats import messages
+from stepscope.collector.nats.consumer import Consumer
+from stepscope.collector.nats.intake import Intake
+from stepscope.collector.nats.place import Place
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.store import Store
 from stepscope.collector.stream import DIED_AFTER, State
@@ -104,7 +105,7 @@ async def test_it_ends_with_the_stream(server: NatsServer, tmp_path: Path) -> No
 
 async def test_who_is_silent_is_let_go(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A killed process counts as dead, and its file can be deleted; whatever comes later is taken all the same."""
-    monkeypatch.setattr(nats_messages, "LISTEN_SECONDS", 0.2)
+    monkeypatch.setattr(messages, "LISTEN_SECONDS", 0.2)
     collecting = Collecting(tmp_path)
 
     def left() -> bool:

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nats.js import JetStreamContext
 
-from stepscope.collector import nats_free
 from stepscope.collector.members import Members
 from stepscope.collector.merge.sources import gather
-from stepscope.collector.nats_beginning import has_beginning
-from stepscope.collector.nats_share import MOST_GIVEN, Share
+from stepscope.collector.nats import free
+from stepscope.collector.nats.beginning import has_beginning
+from stepscope.collector.nats.share import MOST_GIVEN, Share
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.exporter import NatsExporter
@@ -135,7 +135,7 @@ async def test_what_one_does_not_take_others_take(
     server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A collector that is there and takes nothing holds nothing up for long."""
-    monkeypatch.setattr(nats_free, "PATIENCE", 0.5)
+    monkeypatch.setattr(free, "PATIENCE", 0.5)
     async with jetstream(server.url) as context:
         bucket = await layout.bucket(context, layout.LEASES, LEASE_SECONDS)
         idle = Members(context, bucket, LEASE_SECONDS)

@@ -39,7 +39,9 @@ class NatsAccess(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ValueError("NatsAccess.key is the key of a certificate: NatsAccess.certificate must be given as well")
         ways = [self.credentials, self.token_file, self.password_file]
         if sum(way is not None for way in ways) > 1:
-            raise ValueError("NatsAccess takes one of credentials, token_file and user with password_file")
+            raise ValueError(
+                "of NatsAccess.credentials, NatsAccess.token_file and NatsAccess.user with its password one at most can be given"
+            )
 
     @property
     def wants_tls(self) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
+from typing import NoReturn
 
 from stepscope.cli.sizes import size
 from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.nats.limits import NatsLimits
-from stepscope.runtime.errors import StepscopeError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -50,11 +51,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def access(given: argparse.Namespace) -> NatsAccess:
-    """Who one is, and whom one trusts.
-
-    Raises:
-        StepscopeError: if what was given does not go together.
-    """
+    """Who one is, and whom one trusts; ends with wrong usage if what was given does not go together."""
     try:
         return NatsAccess(
             credentials=given.nats_credentials,
@@ -67,16 +64,19 @@ def access(given: argparse.Namespace) -> NatsAccess:
             insecure=given.nats_insecure,
         )
     except ValueError as error:
-        raise StepscopeError(str(error)) from error
+        _refuse(given.parser, error)
 
 
 def limits(given: argparse.Namespace) -> NatsLimits:
-    """What JetStream is to keep.
-
-    Raises:
-        StepscopeError: if a limit is none.
-    """
+    """What JetStream is to keep; ends with wrong usage if a limit is none."""
     try:
         return NatsLimits(max_bytes=given.nats_max_bytes, max_age=given.nats_max_age, discard=given.nats_discard)
     except ValueError as error:
-        raise StepscopeError(str(error)) from error
+        _refuse(given.parser, error)
+
+
+def _refuse(parser: argparse.ArgumentParser, error: ValueError) -> NoReturn:
+    """Ends with wrong usage; the error's settings by the names of the options."""
+    parser.error(
+        re.sub(r"Nats(?:Access|Limits)\.(\w+)", lambda found: f"--nats-{found[1].replace('_', '-')}", str(error))
+    )

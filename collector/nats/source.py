@@ -15,13 +15,13 @@ from nats.js.errors import KeyNotFoundError, NotFoundError
 
 from stepscope.collector import intake
 from stepscope.collector.audit import Audit
-from stepscope.collector.nats_beginning import has_beginning
-from stepscope.collector.nats_free import Free
-from stepscope.collector.nats_intake import GAP_SECONDS, Intake
-from stepscope.collector.nats_place import Place
-from stepscope.collector.nats_share import Share
-from stepscope.collector.nats_taking import Taking
-from stepscope.collector.nats_troubles import Troubles
+from stepscope.collector.nats.beginning import has_beginning
+from stepscope.collector.nats.free import Free
+from stepscope.collector.nats.intake import GAP_SECONDS, Intake
+from stepscope.collector.nats.place import Place
+from stepscope.collector.nats.share import Share
+from stepscope.collector.nats.taking import Taking
+from stepscope.collector.nats.troubles import Troubles
 from stepscope.collector.reference import Reference
 from stepscope.collector.store import Store
 from stepscope.collector.streams import Streams

@@ -8,10 +8,10 @@ from functools import partial
 
 from nats.aio.msg import Msg
 
-from stepscope.collector.nats_consumer import ACK_SECONDS, IN_HAND, Consumer
-from stepscope.collector.nats_hand import Hand, Held
-from stepscope.collector.nats_messages import Messages
-from stepscope.collector.nats_place import Place
+from stepscope.collector.nats.consumer import ACK_SECONDS, IN_HAND, Consumer
+from stepscope.collector.nats.hand import Hand, Held
+from stepscope.collector.nats.messages import Messages
+from stepscope.collector.nats.place import Place
 from stepscope.collector.store import Store
 from stepscope.collector.stream import DIED_AFTER, Stream
 from stepscope.collector.stream_file import Addition, StreamFile

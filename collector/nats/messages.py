@@ -6,9 +6,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from stepscope.collector.intake import FREE, Grant, Intake
-from stepscope.collector.nats_consumer import IN_HAND
-from stepscope.collector.nats_hand import Hand
-from stepscope.collector.nats_pull import Pull, Pulled
+from stepscope.collector.nats.consumer import IN_HAND
+from stepscope.collector.nats.hand import Hand
+from stepscope.collector.nats.pull import Pull, Pulled
 from stepscope.exporters.nats import layout
 
 FETCH = 64

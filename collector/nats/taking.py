@@ -12,8 +12,8 @@ from nats.errors import Error as NatsError
 from nats.js.errors import KeyNotFoundError
 
 from stepscope.collector.errors import FullError
-from stepscope.collector.nats_intake import Intake
-from stepscope.collector.nats_place import Place
+from stepscope.collector.nats.intake import Intake
+from stepscope.collector.nats.place import Place
 from stepscope.collector.reference import Reference
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats import layout
