@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 
 from stepscope.collector.errors import ExposureError
+from stepscope.exporters.collector.address import UNFIT_TOKEN, fits_header
 from stepscope.exporters.collector.protocol import MAX_MESSAGE, MIN_MAX_MESSAGE
 from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.nats.limits import NatsLimits
@@ -90,6 +91,8 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
             ValueError: naming the field, the value and what it should be.
         """
         super().__post_init__()
+        if not fits_header(self.token):
+            raise ValueError(UNFIT_TOKEN)
         if 0 < self.disk_bytes < LEAST_DISK:
             raise ValueError(
                 f"the limit of the disk (disk_bytes, --disk) is {self.disk_bytes} bytes, which hold not even one stream: "

@@ -12,7 +12,9 @@ from stepscope.runtime.clock import identity
 from stepscope.runtime.processes import birth_of
 from stepscope.runtime.run import job_from_environment, rank_from_environment, this_host
 
-_FACTS = ("STEPSCOPE_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+_JOB = ("STEPSCOPE_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
+"""Of a job of other batch systems nothing tells one launch from the next."""
+_FACTS = (*_JOB, "SLURM_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
 """Variables that are the same in all ranks of a launch."""
 _NO_STEP = 0xFFFFFFF0
 """Numbers of Slurm's steps from which on they are none of `srun`, such as that of the batch script."""
@@ -31,7 +33,7 @@ def launch_name() -> str:
     if rank is None or not size or size < 2:
         return ""
     said = os.environ.get
-    job, elastic = job_from_environment(), said("TORCHELASTIC_RUN_ID")
+    job, elastic = job_from_environment(_JOB), said("TORCHELASTIC_RUN_ID")
     if elastic and said("LOCAL_WORLD_SIZE") == said("WORLD_SIZE"):
         began = birth_of(os.getppid())
         again = said("TORCHELASTIC_RESTART_COUNT", "0")

@@ -29,8 +29,9 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The same for each process that joins the session (`stepscope.join`)."""
     overflow: Literal["drop_newest", "drop_oldest", "block", "sample"] = "drop_newest"
     """What happens where there is no room: in rings, whose policy the first profiler of the process decides, and in the
-    queue of an exporter. `drop_newest` drops what comes, `drop_oldest` what is there; `block` waits for room, at most
-    `block_seconds`, then drops; `sample` thins out, ever more as it fills. All is counted, and shown as a gap."""
+    queue of an exporter. `drop_newest` drops what comes, `drop_oldest` what is there; `block` waits for room in a ring,
+    at most `block_seconds`, then drops, and is as `drop_newest` in a queue, which nobody of the program waits for; `sample` thins
+    out, ever more as it fills. All is counted, and shown as a gap."""
     block_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.1
     """How long `block` holds up a thread of the program that found its ring full, at most. After that the thread drops,
     and does not wait again before its ring was drained."""

@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,11 @@ from stepscope.runtime.ledger import Ledger
 
 MAX_JOB = 200
 """Characters of a job's id."""
+JOB_VARIABLES = (
+    *("STEPSCOPE_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"),
+    *("PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID"),
+)
+"""Where the user and launchers, and other batch systems, say which job this is; the first one counts."""
 
 
 class Run(Documented, frozen=True, kw_only=True):
@@ -91,9 +96,9 @@ def this_host() -> str:
     return socket.gethostname()
 
 
-def job_from_environment() -> str:
+def job_from_environment(variables: Sequence[str] = JOB_VARIABLES) -> str:
     """The id of the job as the user or the launcher announces it in the environment; empty where nothing is said."""
-    for name in ("STEPSCOPE_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
+    for name in variables:
         text = os.environ.get(name, "").strip()
         if text and text != "none":  # what torchrun says if nobody chose an id
             return text[:MAX_JOB]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -63,6 +64,11 @@ class NatsServer:
             except OSError:
                 assert self._process.poll() is None and time.monotonic() < deadline, "nats-server does not listen"
                 time.sleep(0.01)
+
+    def pause(self) -> None:
+        """Stops it where it is: it reads and answers nothing, until it is killed."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
 
     def kill(self) -> None:
         """Ends it as a crash does."""

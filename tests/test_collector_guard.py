@@ -73,6 +73,13 @@ def test_who_is_refused_is_a_line_with_the_reason(tmp_path: Path) -> None:
     assert "the collector's token" in said[0] and "it speaks no HTTP" in said[1]
 
 
+def test_a_token_from_the_environment_may_end_with_a_line(tmp_path: Path) -> None:
+    """As what a secret is mounted from does: who shows it is let in, and so is who has it in the same way."""
+    with collecting(tmp_path, STEPSCOPE_TOKEN=f"{TOKEN}\n") as collector:
+        assert ask(f"{collector.url}/v1/job", headers=ALLOWED).status == 200
+        assert ask(f"{collector.url}/v1/job").status == 401
+
+
 def test_a_ticket_is_for_one_download(tmp_path: Path) -> None:
     """Only who has the token gets one, and it opens one address once."""
     with collecting(tmp_path, STEPSCOPE_TOKEN=TOKEN) as collector:

@@ -51,7 +51,9 @@ def test_a_loss_is_a_problem(report: Path) -> None:
     offered, exported, _, _ = seen.long.end.outputs["journal"]
     seen.long.end.outputs["journal"] = (offered, exported - 1, {}, 0)
     seen.long.left.append("stepscope-1-x")
-    assert command.problems(seen) == ["1 events lost without a count", "left in /dev/shm: stepscope-1-x"]
+    seen.long.end.descriptors.append("/a/journal")
+    lost = "1 events lost without a count"
+    assert command.problems(seen) == [lost, "left in /dev/shm: stepscope-1-x", "descriptor left: /a/journal"]
 
 
 def cycles(**grown: float) -> Cycles:

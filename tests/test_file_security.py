@@ -314,7 +314,9 @@ def test_a_swapped_directory_is_not_followed(crash: Crash, tmp_path: Path) -> No
     directory = crash.directory()
     directory.rename(tmp_path / "moved")
     directory.mkdir()
+    (directory / "1-1").mkdir(mode=0o700)
     assert sum(len(ring.events) for ring in files.rings()) > 0
+    assert not files.parts()
     files.close()
 
 

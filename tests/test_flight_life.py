@@ -138,6 +138,30 @@ def test_a_trigger_that_waits_holds_up_nobody(where: str, output_dir: Path, tmp_
     profile.check_accounts()
 
 
+def test_a_device_that_does_not_answer_holds_up_nobody(output_dir: Path, tmp_path: Path) -> None:
+    """`MemoryHigh.device` is the program's, though the trigger is not; it fires when the device has answered."""
+    reached, over, other = threading.Event(), threading.Event(), sc.MemoryExporter()
+
+    def device() -> float:
+        reached.set()
+        assert over.wait(60)
+        return 0.99
+
+    profile = Profile(output_dir, triggers=(sc.MemoryHigh(share=0.98, device=device, interval=0),), steps=1000)
+    with profile.profiler as profiler, sc.trace(exporters=[other], output_dir=tmp_path / "other") as beside:
+        profile.steps(4)
+        assert reached.wait(60)
+        sc.instant("meanwhile")
+        assert beside.flush(60)
+        assert "meanwhile" in other.names()
+        assert profiler.save("mine") and profiler.flush(60)
+        over.set()
+        while "memory_high" not in profile.flight.triggers.fired:
+            profile.steps(1)
+            assert profiler.flush(60)
+    profile.check_accounts()
+
+
 def test_a_trigger_that_never_returns(output_dir: Path) -> None:
     """The profiler closes, with everything saved, and leaves its thread to itself."""
     waits = Waits("look")

@@ -43,7 +43,7 @@ def test_what_is_twice_as_bad_does_not_wait_for_the_cool_down(output_dir: Path) 
     profile = Profile(output_dir, triggers=(sc.SlowStep(warmup=5, least=0.02),), cooldown=3600.0)
     with profile.profiler as profiler:
         for step in range(30):
-            time.sleep({10: 0.05, 15: 0.06, 20: 0.5}.get(step, 0))
+            time.sleep({10: 0.2, 15: 0.22, 20: 1.0}.get(step, 0))
             profiler.step()
         profiler.flush()
         assert [window[-1] for window in profile.windows] == [10, 20]

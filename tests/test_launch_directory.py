@@ -12,6 +12,7 @@ import pytest
 from stepscope.cli.main import main
 from stepscope.runtime.launch import launch_name
 from stepscope.runtime.output import Output
+from stepscope.runtime.run import JOB_VARIABLES, job_from_environment
 from tests.collectors import spans
 from tests.launch import run_to_end
 from tests.support import ROOT, require
@@ -48,6 +49,20 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rank.py").write_text(RANK)
     return tmp_path
+
+
+def test_the_job_of_other_batch_systems(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the job, after what the user or the launcher says, and no launch: there may be several in it."""
+    for name in JOB_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert job_from_environment() == ""
+    monkeypatch.setenv("PBS_JOBID", "12.cluster")
+    assert job_from_environment() == "12.cluster"
+    assert named(monkeypatch, {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}) == ""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert job_from_environment() == "12.cluster"
+    monkeypatch.setenv("STEPSCOPE_JOB", "mine")
+    assert job_from_environment() == "mine"
 
 
 def named(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], **changed: str) -> str:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from stepscope.cli.main import main
 from stepscope.collector.clocks.timeline import Readings, Timeline
-from stepscope.collector.merge.aligned import align
+from stepscope.collector.merge.aligned import align, renumber_flows
 from stepscope.collector.merge.command import merge_command
 from stepscope.collector.merge.job import Job, chosen_job
 from stepscope.collector.merge.merge import Merge
@@ -32,7 +32,7 @@ from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime import tracks
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError, OutputError
-from stepscope.runtime.events import EVENT_DTYPE, Kind
+from stepscope.runtime.events import EVENT_DTYPE, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import ClockSync, RunRecord, WindowRecord
 from stepscope.runtime.run import Run
@@ -226,6 +226,21 @@ def test_flows_of_two_ranks_do_not_meet(tmp_path: Path) -> None:
     assert max(starts) < 1 << 53
 
 
+@given(data=st.data(), members=st.integers(2, 1 << 17))
+def test_flows_of_no_two_members_meet(data: st.DataObject, members: int) -> None:
+    """However many members there are: each start of a rank is one. Small numbers, such as torch's, stay apart within one."""
+    numbers = data.draw(st.lists(st.integers(0, members - 1), min_size=2, max_size=20, unique=True))
+    ids = data.draw(st.lists(st.integers(0, (1 << 64) - 1), max_size=5)) + [1, 2, 1 << 30]
+    seen: dict[int, int] = {}
+    for member in numbers:
+        events = empty_block(len(ids))
+        events["kind"], events["id"] = int(Kind.FLOW_START), ids
+        renumber_flows(events, member, members)
+        made = events["id"].tolist()
+        assert len(set(made[-3:])) == 3
+        assert all(seen.setdefault(number, member) == member and number < 1 << 53 for number in made)
+
+
 def test_devices_of_two_ranks_are_rows_of_their_own(tmp_path: Path) -> None:
     """Both ranks call theirs device 0."""
     for rank in (0, 1):
@@ -324,7 +339,7 @@ MERGE = """
 import sys
 from stepscope.cli.main import main
 from tests.support import peak_bytes
-status = main(["merge", sys.argv[1], "--out", sys.argv[2]])
+status = main(["merge", sys.argv[1], "--out", *sys.argv[2:]])
 print(peak_bytes())
 sys.exit(status)
 """
@@ -344,14 +359,14 @@ FRUGAL = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "0", "ARROW_DEFAULT
 were there, and is not what a merge holds."""
 
 
-@pytest.mark.parametrize("suffix", [".pftrace", ".json", ".parquet"])
+@pytest.mark.parametrize("suffix", [".pftrace", ".json", ".parquet", " --format hta", " --format tensorboard"])
 def test_memory_does_not_hold_the_trace(suffix: str, sizes: list[Path], tmp_path: Path) -> None:
     """Ten times as many events take no more memory, whatever is written; in memory they would take 173 MB more."""
     if suffix == ".parquet":
         require("pyarrow.parquet")
     peaks: list[int] = []
     for directory in sizes:
-        command = [sys.executable, "-c", MERGE, str(directory), str(tmp_path / f"out{suffix}")]
+        command = [sys.executable, "-c", MERGE, str(directory), *f"{tmp_path}/out-{len(peaks)}{suffix}".split(" ")]
         done = subprocess.run(
             command, cwd=ROOT, env=os.environ | FRUGAL, capture_output=True, text=True, timeout=100, check=True
         )

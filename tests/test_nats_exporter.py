@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import tracemalloc
 from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,11 +20,16 @@ from stepscope.exporters.collector.spool import DIRECTORY, NOTE, StreamNote
 from stepscope.exporters.conformance import check_exporter
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.exporter import NatsExporter
+from stepscope.exporters.specimens import batch_of, run_in
+from stepscope.exporters.specimens import spans as named
+from stepscope.runtime.ending_tasks import end_tasks
+from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
 from tests.collectors import spans
 from tests.jetstreams import jetstream
 from tests.nats import NatsServer
+from tests.support import poll
 
 QUICK = LinkSettings(timeout=5.0, first_delay=0.01, longest_delay=0.05)
 
@@ -92,3 +99,36 @@ async def test_it_stands_what_every_exporter_must(server: NatsServer, tmp_path: 
         return NatsExporter(server.url, settings=QUICK)
 
     await check_exporter(exporter, tmp_path, read_back, writes_files=False)
+
+
+async def test_what_is_on_its_way_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that takes nothing any more is not sent all that there is, however large messages may be."""
+    monkeypatch.setattr(layout, "IN_FLIGHT_BYTES", 2 << 20)
+    with NatsServer(tmp_path / "jetstream") as server:
+        settings = LinkSettings(timeout=60.0, memory_bytes=1 << 20, message_bytes=1 << 20)
+        exporter = NatsExporter(server.url, settings=settings)
+        await exporter.open(run_in(tmp_path))
+        await exporter.export(noisy(0))
+        await poll(lambda: (there := exporter.statistics()) is not None and there.confirmed > 0)
+        server.pause()
+        tracemalloc.start()
+        try:
+            for number in range(1500):
+                await exporter.export(noisy(number))
+            await asyncio.sleep(0.5)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        task = asyncio.ensure_future(exporter.aclose())
+        await asyncio.wait([task], timeout=0.1)
+        await end_tasks(task)
+    assert peak < 12 << 20
+
+
+def noisy(seed: int) -> EventBatch:
+    """An event with an argument of 16 KB that cannot be compressed."""
+    noise = random.Random(seed).randbytes(16_000)
+    batch = batch_of(named(["x"]), noise)
+    batch.events.flags.writeable = True
+    batch.events["args_len"] = len(noise)
+    return batch

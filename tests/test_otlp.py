@@ -21,7 +21,9 @@ from stepscope.runtime.events import Kind
 from stepscope.runtime.formats import replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.run import this_host
+from tests.commands import python
 from tests.receiver import ReceiverThread, attributes_of, receiver
+from tests.support import ROOT
 
 ALL = OtlpOptions(spans_per_second=None, leave_out=())
 POINTS = {f"kind {kind.name}" for kind in Kind} - {"kind SPAN"}
@@ -54,8 +56,11 @@ def a_run(exporter: OtlpExporter, directory: Path) -> sc.Profiler:
 
 
 @pytest.mark.parametrize("compression", ["gzip", "none"])
-def test_a_run_arrives(compression: str, tmp_path: Path) -> None:
-    """Each step is a trace; all that was recorded is in one; the accounts say so."""
+def test_a_run_arrives(compression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step is a trace; all that was recorded is in one; the accounts say so, and the resource whose it is."""
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("STEPSCOPE_JOB", "nightly")
     with ReceiverThread() as server:
         options = OtlpOptions(compression=compression, spans_per_second=None, leave_out=())  # type: ignore[arg-type]
         exporter = OtlpExporter(server.url, headers={"X-Tenant": "me"}, options=options)
@@ -81,6 +86,8 @@ def test_a_run_arrives(compression: str, tmp_path: Path) -> None:
         about = attributes_of(server.traces[0].resource_spans[0].resource.attributes)
         assert about["service.name"] == "job" and about["host.name"] == this_host()
         assert about["process.pid"] == os.getpid()
+        assert (about["stepscope.rank"], about["stepscope.world_size"]) == (3, 8)
+        assert about["stepscope.job.id"] == "nightly"
         assert resource == server.metric_requests[0].resource_metrics[0].resource.SerializeToString()
 
 
@@ -97,6 +104,35 @@ def test_a_journal_is_sent_as_the_run_was(tmp_path: Path) -> None:
                 await replay_into(reader, OtlpExporter(server.url, options=ALL), run_of(reader, tmp_path))
 
         asyncio.run(play())
+        assert {(span.trace_id, span.span_id, span.parent_span_id, span.name) for span in server.recorded} == live
+
+
+PLAY = """
+import asyncio, sys
+from pathlib import Path
+from stepscope.runtime import strings, tracks
+for number in range(100):  # names and tracks get other numbers than in the process that recorded
+    strings.intern(f"of this process {number}")
+    tracks.new(tracks.TrackKind.THREAD, 1, number, "of this process")
+from stepscope.exporters.otlp.exporter import OtlpExporter
+from stepscope.exporters.otlp.options import OtlpOptions
+from stepscope.runtime.formats import replay_into, run_of
+from stepscope.runtime.journal.reader import JournalReader
+with JournalReader(Path(sys.argv[1])) as reader:
+    options = OtlpOptions(spans_per_second=None, leave_out=())
+    asyncio.run(replay_into(reader, OtlpExporter(sys.argv[2], options=options), run_of(reader, Path(sys.argv[3]))))
+"""
+
+
+def test_a_journal_is_sent_by_another_process_as_the_run_was(tmp_path: Path) -> None:
+    """Ids are made of what names and tracks are, and not of their numbers in this process."""
+    with ReceiverThread() as server:
+        a_run(OtlpExporter(server.url, options=ALL), tmp_path)
+        live = {(span.trace_id, span.span_id, span.parent_span_id, span.name) for span in server.recorded}
+        server.traces.clear()
+        (journal,) = tmp_path.rglob("journal")
+        done = python("-c", PLAY, journal, server.url, tmp_path, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
         assert {(span.trace_id, span.span_id, span.parent_span_id, span.name) for span in server.recorded} == live
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import msgspec
 import pytest
 
 import stepscope as sc
@@ -153,8 +154,11 @@ def test_the_resource(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["service.name"] == "from list"
     assert found["deployment.environment.name"] == "mine"
     assert (found["host.name"], found["process.pid"], found["stepscope.run"]) == (run.host, 1234, "my run")
-    assert "stepscope.job.id" not in found  # the run is of another process
+    assert "stepscope.job.id" not in found  # the run's, which has none
     assert "stepscope.rank" not in found
+    ranked = msgspec.structs.replace(run, rank=3, world_size=8, job="7.cluster")
+    expected = {"stepscope.rank": 3, "stepscope.world_size": 8, "stepscope.job.id": "7.cluster"}
+    assert expected.items() <= resource(ranked, "abc", OtlpOptions()).items()
     monkeypatch.setenv("OTEL_SERVICE_NAME", "from variable")
     assert resource(run, "abc", OtlpOptions())["service.name"] == "from variable"
     assert resource(run, "abc", OtlpOptions(service_name="given"))["service.name"] == "given"

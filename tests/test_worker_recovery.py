@@ -72,8 +72,18 @@ def test_a_killed_parent(tmp_path: Path, drain_interval: float) -> None:
         assert len(mine) >= said[worker]
         assert "whole" in opened[f"worker {worker}"]
     (session,) = (tmp_path / "session").iterdir()
-    assert len(list(session.glob("[0-9]*-*"))) == 3
-    recover(tmp_path / "run", remove_session=True)
+    parts = sorted(session.glob("[0-9]*-*"))
+    assert len(parts) == 3
+    (parts[0] / "ring-99999").mkdir()
+    unread = recover(tmp_path / "run", remove_session=True)
+    assert any("ring-99999: not a regular file" in said for said in unread.missing)
+    assert any("the session is not removed" in said for said in unread.notes) and (parts[0] / "strings").exists()
+    (parts[0] / "ring-99999").rmdir()
+    if os.geteuid() == 0:  # who may read everything recovers what is another user's, all of it
+        for path in (tmp_path, *tmp_path.rglob("*")):
+            os.chown(path, 12_345, 12_345, follow_symlinks=False)
+    last = recover(tmp_path / "run", remove_session=True)
+    assert last.processes == 3 and not last.missing and found(last)[0] == numbers
     assert not session.exists()
 
 

@@ -136,7 +136,8 @@ def section(report: Report, picture: str) -> str:
         f"Growth over the second half, by least squares: {long.per_million(lambda s: s.private):,.0f} bytes of allocated "
         f"memory and {long.per_million(lambda s: s.shared):,.0f} bytes of rings for a million spans.",
         f"Closing took {end.closing_ns / 1e6:.0f} ms. Then {len(end.threads)} of our threads ran, the process had "
-        f"{long.last.descriptors} descriptors (while it recorded: {half[0].descriptors}), and ended {long.exit_seconds * 1e3:.0f} ms "
+        f"{long.last.descriptors} descriptors (while it recorded: {half[0].descriptors}), {len(end.descriptors)} of them the "
+        f"recorder's and libuv's, which a process has once and until it ends, and ended {long.exit_seconds * 1e3:.0f} ms "
         f"after it was let go, with status {long.status} and {len(long.left)} directories left in /dev/shm.",
         "Events dropped in ten seconds, by rate: "
         + ", ".join(f"{rate:,.0f} spans/s {dropped:,}" for rate, dropped in report.limits)

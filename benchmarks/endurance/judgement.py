@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 from benchmarks.endurance.cycles import Cycles
 from benchmarks.endurance.long_run import LongRun
 
@@ -17,6 +20,10 @@ SHM = 10.0
 """Bytes a cycle."""
 OBJECTS = 0.5
 """Python objects a cycle."""
+RECORDER = ("process.json", "spool-0", "spool-1", "stacks", "strings", "tracks")
+"""Files of the session that the recorder of a process has open until the process ends, for profilers to come; with an eventfd."""
+LIBUV = 2
+"""Both ends of the pipe for signals that libuv makes once in a process and keeps."""
 
 
 def left_behind(run: LongRun) -> list[str]:
@@ -26,7 +33,22 @@ def left_behind(run: LongRun) -> list[str]:
     found += run.end.problems
     found += [f"left in /dev/shm: {name}" for name in run.left]
     found += [f"thread left: {name}" for name in run.end.threads]
+    found += [f"descriptor left: {what}" for what in _not_kept(run.end.descriptors)]
     return found + ([f"exit status {run.status}"] if run.status else [])
+
+
+def _not_kept(descriptors: list[str]) -> list[str]:
+    """Those that neither the recorder nor libuv has once in a process."""
+    kept: Counter[str] = Counter()
+    found: list[str] = []
+    for what in descriptors:
+        session = re.fullmatch(r".*/stepscope-\d+-\w+/([^/]+)", what)
+        kind = session[1] if session else "pipe" if what.startswith("pipe:") else what
+        kept[kind] += 1
+        most = LIBUV if kind == "pipe" else int(kind in RECORDER if session else kind == "anon_inode:[eventfd]")
+        if kept[kind] > most:
+            found.append(what)
+    return found
 
 
 def of_cycles(cycles: Cycles) -> list[str]:

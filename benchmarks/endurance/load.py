@@ -9,10 +9,12 @@ has recorded, a line a second, and at the end what became of them, as JSON.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +53,8 @@ class End(msgspec.Struct, kw_only=True):
     errors: dict[str, str]
     threads: list[str]
     """Our threads that run after closing."""
+    descriptors: list[str] = []
+    """What is open after closing and was not before the start."""
     problems: list[str] = []
     """Accounts that do not agree."""
 
@@ -161,6 +165,7 @@ def kept(directory: Path, steps: int) -> sc.Profiler:
 
 def main(spans: int, rate: float, directory: Path, steps: int = 0) -> End:
     """Records, closes, and tells."""
+    opened = _opened()
     profiler = kept(directory, steps) if steps else written(directory)
     profiler.start()
     producers = Producers(spans, rate)
@@ -198,12 +203,22 @@ def main(spans: int, rate: float, directory: Path, steps: int = 0) -> End:
         },
         errors={output.name: output.first_error for output in outputs if output.errors},
         threads=_ours(),
+        descriptors=sorted((_opened() - opened).elements()),
         problems=list(profiler.audit()),
     )
 
 
 def _ours() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("stepscope")]
+
+
+def _opened() -> Counter[str]:
+    """What descriptors lead to; source: proc(5)."""
+    found: Counter[str] = Counter()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing
+            found[os.readlink(f"/proc/self/fd/{name}")] += 1
+    return found
 
 
 if __name__ == "__main__":

@@ -14,7 +14,10 @@ from stepscope.runtime.journal.reader import JournalReader
 
 _FLOWS = (int(Kind.FLOW_START), int(Kind.FLOW_STEP), int(Kind.FLOW_END))
 _VALUED = (int(Kind.COUNTER), int(Kind.MEMORY))
+_WHOLE_BITS = 53
+"""JSON keeps numbers below 2 ** 53 whole."""
 _FLOW_BITS = 40
+"""Of those, a flow's number has these at most, and fewer in a job of more than 8,190 members."""
 _LONGEST = 1 << 60
 """ns. A longer duration is nonsense that is passed on as it is."""
 
@@ -22,8 +25,10 @@ _LONGEST = 1 << 60
 class AlignedEvents:
     """Iterates over the batches of some windows of one member, aligned, placed and numbered as in the merged trace."""
 
-    def __init__(self, stretches: Sequence[tuple[Stretch, int]], sharing: Sharing) -> None:
-        """Args: windows of one member, each with its index in the merged trace; who shares that."""
+    def __init__(self, stretches: Sequence[tuple[Stretch, int]], sharing: Sharing, members: int) -> None:
+        """Args: windows of one member, each with its index in the merged trace; who shares that; how many members the job
+        has, whose numbers are below."""
+        self._members = members
         self._stretches: dict[int, list[tuple[Stretch, int]]] = {}
         for stretch, index in stretches:
             self._stretches.setdefault(stretch.source, []).append((stretch, index))
@@ -49,7 +54,7 @@ class AlignedEvents:
         events = batch.events if stretch.whole else _within(batch.events, stretch)
         events = events.copy()
         align(events, self._model)
-        _renumber_flows(events, self.member.number)
+        renumber_flows(events, self.member.number, self._members)
         events.flags.writeable = False
         return EventBatch(batch.source, index, events, batch.args)
 
@@ -81,12 +86,19 @@ def _within(events: Block, stretch: Stretch) -> Block:
     return inside
 
 
-def _renumber_flows(events: Block, member: int) -> None:
-    """Flows join what has their number, in whatever process: those of two members must not meet."""
+def renumber_flows(events: Block, member: int, members: int) -> None:
+    """Flows join what has their number, in whatever process: those of two members get numbers that never meet, in place.
+
+    Args:
+        events: of one member.
+        member: its number.
+        members: how many there are; below 2 ** 21.
+    """
     flows = np.isin(events["kind"], _FLOWS)
     if flows.any():
+        bits = min(_FLOW_BITS, _WHOLE_BITS - members.bit_length())
         ids = events["id"][flows]
-        high = ids >> np.uint64(_FLOW_BITS)
-        # Large ones, such as hashes, are folded: below 2 ** 53, JSON keeps numbers whole.
-        folded = (ids ^ (high * np.uint64(0x9E3779B1))) & np.uint64((1 << _FLOW_BITS) - 1)
-        events["id"][flows] = folded | np.uint64(((member + 1) & 0xFFF) << _FLOW_BITS)
+        high = ids >> np.uint64(bits)
+        # Large ones, such as hashes, are folded.
+        folded = (ids ^ (high * np.uint64(0x9E3779B1))) & np.uint64((1 << bits) - 1)
+        events["id"][flows] = folded | np.uint64((member + 1) << bits)

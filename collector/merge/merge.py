@@ -146,7 +146,9 @@ class Merge:
     @asynccontextmanager
     async def _reading(self, member: Member, sharing: Sharing) -> AsyncGenerator[AlignedEvents]:
         before = self._events
-        events = await anyio.to_thread.run_sync(AlignedEvents, self._parts[member.number], sharing)
+        events = await anyio.to_thread.run_sync(
+            AlignedEvents, self._parts[member.number], sharing, len(self._job.members)
+        )
         try:
             yield events
         finally:

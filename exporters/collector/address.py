@@ -13,6 +13,7 @@ from stepscope.exporters.collector import protocol
 TOKEN_VARIABLE = "STEPSCOPE_TOKEN"
 NO_TOKEN = "token missing or wrong (token=, --token-file, STEPSCOPE_TOKEN)"
 """What is said of a collector that asks for another token."""
+UNFIT_TOKEN = "the token holds characters that a header cannot: it must be printable ASCII without spaces"
 
 Token = str | Path | Callable[[], str] | None
 """A token, the file that holds it, a function that gives it, or `None`: that of the environment, if there is one."""
@@ -66,15 +67,18 @@ class Address:
         elif isinstance(self._token, Path):
             token = self._token.read_text(encoding="utf-8").strip()
         else:
-            token = os.environ.get(TOKEN_VARIABLE, "") if self._token is None else self._token
-        if not isinstance(token, str) or not all("!" <= char <= "~" for char in token):
-            raise ValueError(
-                "the token holds characters that a header cannot: it must be printable ASCII without spaces"
-            )
+            token = os.environ.get(TOKEN_VARIABLE, "").strip() if self._token is None else self._token
+        if not isinstance(token, str) or not fits_header(token):
+            raise ValueError(UNFIT_TOKEN)
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def __repr__(self) -> str:
         return f"Address({self.url!r})"
+
+
+def fits_header(token: str) -> bool:
+    """Whether a token can be shown in a request."""
+    return all("!" <= char <= "~" for char in token)
 
 
 def is_local(host: str) -> bool:

@@ -43,6 +43,8 @@ OLDEST = "Stepscope-Oldest"
 or is nowhere."""
 IN_FLIGHT = 64
 """Messages that an exporter may have published without knowing whether they are stored: so far they may be out of order."""
+IN_FLIGHT_BYTES = 16 << 20
+"""And bytes of such messages, beside what the exporter keeps until they are stored; one message may always be on its way."""
 DUPLICATES_SECONDS = 600.0
 """How long JetStream knows what it has stored: longer than an exporter tries without a restart of the server. No longer than
 it keeps anything."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 from nats.aio.client import Client
@@ -141,7 +141,7 @@ class NatsLink(Connecting):
         try:
             while True:
                 self._news.clear()
-                while len(waiting) < layout.IN_FLIGHT:
+                while len(waiting) < layout.IN_FLIGHT and _bytes(waiting) < layout.IN_FLIGHT_BYTES:
                     messages = self._compose(stream)
                     if not messages:
                         break
@@ -197,6 +197,10 @@ class NatsLink(Connecting):
                 await self._told(error)
             await asyncio.sleep(delay)
             delay = min(2 * delay, self._settings.longest_delay)
+
+
+def _bytes(waiting: Iterable[tuple[_Message, object]]) -> int:
+    return sum(len(message.data) for message, _ in waiting)
 
 
 def _divided(data: bytes, most: int) -> Iterator[tuple[memoryview, int]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import Block
 from stepscope.runtime.run import Run
 
@@ -29,6 +31,9 @@ class RunIds:
         self.trace = self._hash("run", 16)
         """Trace of the run: its windows, and what belongs to no single step."""
         self.span = self._hash("run span", 8)
+        self._tracks: dict[int, int] = {}
+        """What stands for a track, whatever its number is in this process."""
+        self._next_track = 1
 
     def window(self, window: int) -> bytes:
         """Span of a window, in the run's trace."""
@@ -45,18 +50,37 @@ class RunIds:
     def events(self, window: int, events: Block) -> Ids:
         """Span ids of events of a window; two are equal only if the events are. See `other`."""
         mixed: Ids = np.full(len(events), np.uint64(int.from_bytes(self._hash(f"events {window}", 8), "big")))
-        for field in ("id", "ts", "dur", "track", "name"):
+        for field in ("id", "ts", "dur"):
             mixed = _mix(mixed ^ events[field].astype(np.uint64))
-        return mixed
+        # Numbers of tracks and names are this process's own; who plays the journal has others.
+        mixed = _mix(mixed ^ _each(events["track"], self._track))
+        return _mix(mixed ^ _each(events["name"], lambda name: _number(strings.text(name))))
 
     @staticmethod
     def other(number: int) -> int:
         """A further id, for an event that equals one that was sent, and is another one."""
         return (number * 6364136223846793005 + 1442695040888963407) % (1 << 64)
 
+    def _track(self, number: int) -> int:
+        if number >= self._next_track:
+            for track in tracks.since(self._next_track):
+                self._tracks[track.id] = _number(f"{int(track.kind)} {track.pid} {track.tid} {track.name}")
+                self._next_track = track.id + 1
+        return self._tracks.get(number, 0)
+
     def _hash(self, what: str, size: int) -> bytes:
         found = blake2b(what.encode(), digest_size=size, key=self._key).digest()
         return found if any(found) else b"\x01" * size  # all zeros mean that there is no id
+
+
+def _each(numbers: NDArray[np.uint32], meaning: Callable[[int], int]) -> Ids:
+    """What each number means; it is asked for once each."""
+    distinct, places = np.unique(numbers, return_inverse=True)
+    return np.array([meaning(number) for number in distinct.tolist()], np.uint64)[places]
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
 def _mix(values: Ids) -> Ids:

@@ -8,10 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import unquote
 
 from stepscope.exporters.otlp.options import OtlpOptions
-from stepscope.runtime.run import Run, this_host
-
-JOB_IDS = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID")
-"""Where launchers say which job this is, in this order."""
+from stepscope.runtime.run import Run
 
 
 def our_version() -> str:
@@ -41,9 +38,8 @@ def resource(run: Run, instance: str, options: OtlpOptions) -> dict[str, str | b
         "stepscope.run": run.name,
         "stepscope.rank": run.rank,
         "stepscope.world_size": run.world_size,
+        "stepscope.job.id": run.job or None,
     }
-    if (run.pid, run.host) == (os.getpid(), this_host()):  # a journal's run was another job
-        found["stepscope.job.id"] = next(filter(None, map(os.environ.get, JOB_IDS)), None)
     found |= _from_environment()
     name = os.environ.get("OTEL_SERVICE_NAME")
     found |= {"service.name": name} if name else {}

@@ -169,6 +169,9 @@ class Sender:
         deadline = anyio.current_time() + self._options.retry_seconds
         while True:
             # What a receiver asked for holds for what comes after the request, too.
+            if self._asked and self._not_before >= deadline:
+                tried = f"not tried: it is to come again in {self._not_before - anyio.current_time():.0f} s"
+                raise Unreached(f"{self.target}: {self._failure}; {tried}")
             while (left := min(self._not_before, deadline) - anyio.current_time()) > 0:
                 with anyio.move_on_after(left):
                     await self._hurry.wait()

@@ -31,7 +31,8 @@ class Control(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds that the ranks wait for one that has not answered, before a window is given up. One on another machine that has
     shown no sign of life for half of it is not waited for."""
     job: RunId = ""
-    """What the job is called; default: as the launcher says (STEPSCOPE_JOB, TORCHELASTIC_RUN_ID, SLURM_JOB_ID)."""
+    """What the job is called; default: as the launcher says (STEPSCOPE_JOB, TORCHELASTIC_RUN_ID, SLURM_JOB_ID, else that of PBS,
+    LSF, Flux or Grid Engine)."""
     signal: bool = False
     """Whether SIGUSR2 arms a window from the next step on. For profilers that are started on the main thread; a handler
     that the program has is left alone."""

@@ -32,7 +32,8 @@ class MemoryHigh(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     limit: Annotated[int, msgspec.Meta(gt=0)] | None = None
     """Bytes of resident memory; besides the limits that the system knows."""
     device: Callable[[], float] | None = None
-    """Returns the share of a device's memory that is used, 0 to 1. Called on the background loop: it must be quick."""
+    """Returns the share of a device's memory that is used, 0 to 1. A trigger with one looks on a thread of its own, as one that the
+    program has written does: it may take its time."""
     interval: Annotated[float, msgspec.Meta(ge=0)] = 0.5
     """Seconds from one look to the next."""
 

@@ -8,8 +8,9 @@ import msgspec
 
 from stepscope.runtime.error_keeper import ErrorKeeper
 from stepscope.runtime.flight.beside import Answer, Beside, ask
+from stepscope.runtime.flight.memory_high import MemoryHigh
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.flight.trigger import Evaluator, Finding, News
+from stepscope.runtime.flight.trigger import Evaluator, Finding, News, Trigger
 
 MAX_WAITING = 256
 """Calls of `save` that may wait for the loop."""
@@ -71,7 +72,7 @@ class Watch:
         self._evaluators: list[tuple[str, Evaluator]] = []
         self._beside: list[Beside] = []
         for trigger in settings.triggers:
-            if type(trigger).__module__.startswith(f"{__package__}."):
+            if _is_ours(trigger):
                 self._evaluators.append((trigger.name, trigger.evaluator()))
             else:
                 self._beside.append(Beside(trigger))
@@ -180,3 +181,9 @@ class Watch:
         for finding in answer.found:
             # What is said to be in the future would be waited for at the end of the run.
             self._note(Fired(name, msgspec.structs.replace(finding, at=min(finding.at, now))))
+
+
+def _is_ours(trigger: Trigger) -> bool:
+    """Whether a trigger runs nothing of the program."""
+    asks = isinstance(trigger, MemoryHigh) and trigger.device is not None
+    return type(trigger).__module__.startswith(f"{__package__}.") and not asks

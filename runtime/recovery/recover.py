@@ -161,20 +161,24 @@ def recover(
         os.replace(writer.path, target)
     except BaseException:
         writer.path.unlink(missing_ok=True)
+        if session is not None:
+            session.close()
         raise
     finally:
         if reader is not None:
             reader.close()
-        for files, _ in parts if not remove_session else ():
-            files.close()
-    for files, _ in parts:
-        missing += files.notes
+        for files, _ in parts:
+            if files is not session or not remove_session:
+                files.close()
+    missing += [said for files, _ in parts for said in files.notes]
     if session is not None and remove_session and note is not None and choice.path is not None:
         try:
-            session.remove(note.pid, note.start_time)
+            session.remove(note.pid, note.start_time, unread=any(files.unread for files, _ in parts))
             choice.path.unlink()
         except (FormatError, OSError) as error:
             notes.append(f"the session is not removed: {error}")
+        finally:
+            session.close()
     return Recovery(
         journal=target,
         source=journal,

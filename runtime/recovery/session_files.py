@@ -73,27 +73,31 @@ class SessionFiles:
     Args:
         directory: its name.
         owner: user to whom it must belong; default: whoever asks.
+        within: an open directory that it is in, whatever has taken that one's name since.
 
     Raises:
         FormatError: if it is no directory of that user's alone.
         OSError: if it cannot be read.
     """
 
-    def __init__(self, directory: Path, owner: int | None = None) -> None:
+    def __init__(self, directory: Path, owner: int | None = None, *, within: int | None = None) -> None:
         self.directory = directory
         self.notes: list[str] = []
         """Files that could not be used, and why."""
+        self.unread = False
+        """Whether some of them are there: perhaps they can be read another time."""
         self.process_name = ""
         """Of the process's own track, once that is known."""
         self.process_track = 0
         """The number of that track there."""
         self._read_to = {"strings": 0, "tracks": 0}
-        owner = os.getuid() if owner is None else owner
+        self._owner = owner = os.getuid() if owner is None else owner
         if not directory.is_absolute():
             raise FormatError(f"{directory} is not an absolute name")
         try:
             # Held open, so that nobody puts another in its place meanwhile.
-            self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            name = directory if within is None else directory.name
+            self._fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=within)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise FormatError(f"{directory} is not a session directory of this user") from error
@@ -201,11 +205,12 @@ class SessionFiles:
     def parts(self) -> list[SessionFiles]:
         """The directories of processes that had joined."""
         found: list[SessionFiles] = []
-        for name in sorted(os.listdir(self.directory)):
+        for name in sorted(os.listdir(self._fd)):
             if PART.fullmatch(name) and len(found) < MAX_PARTS:
                 try:
-                    found.append(SessionFiles(self.directory / name))
+                    found.append(SessionFiles(self.directory / name, self._owner, within=self._fd))
                 except (FormatError, OSError) as error:
+                    self.unread = True
                     self.notes.append(f"{self.directory}/{name}: {error}")
         return found
 
@@ -238,21 +243,24 @@ class SessionFiles:
         spans = self.open_spans(np.iinfo(np.int64).max >> 1)
         return int(spans["ts"].max()) if len(spans) else 0
 
-    def remove(self, pid: int, start_time: int) -> None:
+    def remove(self, pid: int, start_time: int, *, unread: bool) -> None:
         """Deletes the files of a session and closes it; also the directory, if nothing else is in it.
 
         Args:
             pid: of the process whose session it must be.
             start_time: of that process.
+            unread: whether something in it could not be read: then it stays.
 
         Raises:
-            FormatError: if it is the session of another process, or none.
+            FormatError: if it is the session of another process, or none, or has what could not be read.
             OSError: if that is not possible.
         """
         try:
             said = self._read("process.json", 4096)
             if not is_session_of(said, pid, start_time):
                 raise FormatError(f"{self.directory} is not the session of process {pid}, and is left alone")
+            if unread:
+                raise FormatError(f"files in {self.directory} could not be read; delete it when nobody wants them")
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -285,8 +293,10 @@ class SessionFiles:
         try:
             file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._fd)
         except OSError as error:
+            self.unread |= error.errno != errno.ENOENT
             raise FormatError(error.strerror or str(error)) from error
         if not stat.S_ISREG(os.fstat(file).st_mode):
+            self.unread = True
             os.close(file)
             raise FormatError("not a regular file")
         return file

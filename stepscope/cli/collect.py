@@ -131,7 +131,7 @@ def collect(given: argparse.Namespace) -> int:
         from stepscope.collector.settings import CollectorSettings
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
-    token = given.token_file.read_text().strip() if given.token_file else os.environ.get("STEPSCOPE_TOKEN", "")
+    token = given.token_file.read_text().strip() if given.token_file else os.environ.get("STEPSCOPE_TOKEN", "").strip()
     if given.token_file and not token:
         raise StepscopeError(f"{given.token_file} is empty: write the token into it, or leave --token-file out")
     values: dict[str, Any] = dict(
