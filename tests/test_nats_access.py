@@ -261,7 +261,7 @@ def test_what_does_not_go_together() -> None:
         sc.NatsAccess(user="me")
     with pytest.raises(ValueError, match="certificate"):
         sc.NatsAccess(key=Path("key"))
-    with pytest.raises(ValueError, match="one of"):
+    with pytest.raises(ValueError, match="one at most"):
         sc.NatsAccess(credentials=Path("a"), token_file=Path("b"))
     with pytest.raises(ValueError, match="must be given"):
         NatsExporter([])
