@@ -18,8 +18,12 @@ from benchmarks.session import session
 if TYPE_CHECKING:
     from stepscope import Profiler
 
-SETTLING = 4.0
+SETTLING = 8.0
 """Seconds of load at full scale before anything is measured: the governor has found its level by then."""
+
+HALF = 0.5
+"""Seconds of each half of an alternation, after `TURNING`, in which a window opens or closes."""
+TURNING = 0.2
 
 Step = Callable[[], object]
 
@@ -58,14 +62,17 @@ def small_operators() -> Load:
     return Load(lambda: loop(5000), (backend(),))
 
 
-def _mean_step(step: Step, profiler: Profiler, count: int) -> float:
+def _mean_step(step: Step, profiler: Profiler, seconds: float) -> float:
     """ms of a step, on average: of lowered detail some steps cost all and others nothing. The profiler's own step() is called in
     either half: it costs the same 35 ns in both."""
-    start = time.perf_counter_ns()
-    for _ in range(count):
+    start = now = time.perf_counter()
+    count = 0
+    while now - start < seconds:
         step()
         profiler.step()
-    return (time.perf_counter_ns() - start) / 1e6 / count
+        count += 1
+        now = time.perf_counter()
+    return (now - start) * 1e3 / count
 
 
 def _cost(profiler: Profiler) -> tuple[int, int, int]:
@@ -81,22 +88,19 @@ def governed(make: Callable[[], Load], fraction: float) -> Probe:
 
     @contextmanager
     def probe(scale: Scale) -> Generator[Round]:
-        import stepscope
-
         load = make()
-        budget = stepscope.OverheadBudget(fraction=fraction, interval=0.1)
-        with session(backends=load.backends, overhead_budget=budget) as profiler:
-            end = time.monotonic() + SETTLING * min(scale.steps / 25, 1)
-            while time.monotonic() < end:
-                load.step()
-                profiler.step()
+        share = min(scale.steps / 25, 1)
+        with session(backends=load.backends, overhead_budget=fraction) as profiler:
+            _mean_step(load.step, profiler, SETTLING * share)
 
             def once() -> Sample:
+                _mean_step(load.step, profiler, TURNING * share)
                 before = _cost(profiler)
-                traced = _mean_step(load.step, profiler, scale.steps)
+                traced = _mean_step(load.step, profiler, HALF * share)
                 cost, recorded, lowered = (now - then for now, then in zip(_cost(profiler), before, strict=True))
                 profiler.stop()  # and not pause(), in which torch goes on telling of its operators
-                bare = _mean_step(load.step, profiler, scale.steps)
+                _mean_step(load.step, profiler, TURNING * share)
+                bare = _mean_step(load.step, profiler, HALF * share)
                 profiler.start()
                 facts = {
                     "measured by itself, %": 100 * cost / max(recorded, 1),
