@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -358,7 +359,8 @@ def children() -> list[str]:
     """Processes that this one has started and that run."""
     found: list[str] = []
     for task in Path("/proc/self/task").iterdir():
-        found += (task / "children").read_text().split() if (task / "children").exists() else []
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile, or the kernel tells of none
+            found += (task / "children").read_text().split()
     return found
 
 

@@ -52,11 +52,22 @@ def test_sigterm_while_native_code_lets_nobody_run_python(tmp_path: Path) -> Non
     assert names(tmp_path / "run" / "journal.recovered")["work"] == 1
 
 
+THREADS = """
+import contextlib
+from pathlib import Path
+def threads():
+    found = []
+    for task in Path('/proc/self/task').iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            found.append((task / 'comm').read_text())
+    return found
+"""
+
+
 def test_a_trace_that_another_thread_closed_leaves_nothing(tmp_path: Path) -> None:
     """SIGTERM is the system's again, though Python sets handlers on the main thread only; the next trace has it again."""
-    threads = "def threads(): return [(task / 'comm').read_text() for task in Path('/proc/self/task').iterdir()]\n"
     close = "thread = threading.Thread(target=profiler.close); thread.start(); thread.join()\n"
-    script = "from pathlib import Path\n" + threads + WORK + "assert 'scope signals\\n' in threads()\n" + close
+    script = THREADS + WORK + "assert 'scope signals\\n' in threads()\n" + close
     script += "assert 'scope signals\\n' not in threads()\n"
     run(script + DEAF + "deaf(ctypes.CDLL)", tmp_path, code=-signal.SIGTERM)
     (tmp_path / "again").mkdir()
