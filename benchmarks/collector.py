@@ -21,8 +21,8 @@ from benchmarks.session import scratch, session
 
 RATE = 100_000
 """Events a second of the training process."""
-CHUNK = 25_000
-"""Events of a frame: what a quarter of a second has at that rate."""
+CHUNK = 50_000
+"""Events of a frame: what is between two drains at that rate."""
 RANKS = 1000
 
 

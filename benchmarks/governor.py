@@ -89,7 +89,7 @@ def governed(make: Callable[[], Load], fraction: float) -> Probe:
     @contextmanager
     def probe(scale: Scale) -> Generator[Round]:
         load = make()
-        share = min(scale.steps / 25, 1)
+        share = min(scale.steps / 100, 1)
         with session(backends=load.backends, overhead_budget=fraction) as profiler:
             _mean_step(load.step, profiler, SETTLING * share)
 

@@ -35,8 +35,8 @@ FULL = Scale(
     memory_events=500_000,
     operators=100_000,
     table_events=20_000,
-    steps=25,
-    alternations=31,
+    steps=100,
+    alternations=21,
 )
 QUICK = Scale(
     name="quick",
@@ -46,7 +46,7 @@ QUICK = Scale(
     memory_events=300_000,
     operators=20_000,
     table_events=2_000,
-    steps=6,
+    steps=24,
     alternations=3,
 )
 SMOKE = Scale(

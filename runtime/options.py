@@ -48,8 +48,9 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where rings live, on a tmpfs: training waits for a slow disk. Default: a private directory in /dev/shm, or the temporary
     directory where there is none. What killed runs left there stays until it is recovered, unless room is needed; a
     container's own /dev/shm goes with it."""
-    drain_interval: PositiveFloat = 0.25
-    """Longest time between two drains; rings that are half full call for one at once."""
+    drain_interval: PositiveFloat = 0.5
+    """Longest time in seconds between two drains; rings that are half full call for one at once. Few drains cost training less:
+    each takes a millisecond or two of the loop's thread, however little there is."""
     inbox_bytes: Annotated[int, msgspec.Meta(ge=1)] = 256 << 20
     """What backends may have waiting for the loop."""
     linger: Annotated[float, msgspec.Meta(ge=0)] = 5.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -91,22 +92,6 @@ def test_a_run_arrives(compression: str, tmp_path: Path, monkeypatch: pytest.Mon
         assert resource == server.metric_requests[0].resource_metrics[0].resource.SerializeToString()
 
 
-def test_a_journal_is_sent_as_the_run_was(tmp_path: Path) -> None:
-    """Played later, the same spans have the same ids: nothing is stored twice."""
-    with ReceiverThread() as server:
-        a_run(OtlpExporter(server.url, options=ALL), tmp_path)
-        live = {(span.trace_id, span.span_id, span.parent_span_id, span.name) for span in server.recorded}
-        server.traces.clear()
-        (journal,) = tmp_path.rglob("journal")
-
-        async def play() -> None:
-            with JournalReader(journal) as reader:
-                await replay_into(reader, OtlpExporter(server.url, options=ALL), run_of(reader, tmp_path))
-
-        asyncio.run(play())
-        assert {(span.trace_id, span.span_id, span.parent_span_id, span.name) for span in server.recorded} == live
-
-
 PLAY = """
 import asyncio, sys
 from pathlib import Path
@@ -124,16 +109,36 @@ with JournalReader(Path(sys.argv[1])) as reader:
 """
 
 
-def test_a_journal_is_sent_by_another_process_as_the_run_was(tmp_path: Path) -> None:
-    """Ids are made of what names and tracks are, and not of their numbers in this process."""
+def by_this_process(journal: Path, url: str, directory: Path) -> None:
+    """Sends a journal."""
+
+    async def play() -> None:
+        with JournalReader(journal) as reader:
+            await replay_into(reader, OtlpExporter(url, options=ALL), run_of(reader, directory))
+
+    asyncio.run(play())
+
+
+def by_another_process(journal: Path, url: str, directory: Path) -> None:
+    """Sends a journal from where names and tracks have other numbers."""
+    done = python("-c", PLAY, journal, url, directory, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("play", [by_this_process, by_another_process])
+def test_a_journal_is_sent_as_the_run_was(play: Callable[[Path, str, Path], None], tmp_path: Path) -> None:
+    """Played later, wherever, the same spans have the same ids: nothing is stored twice."""
+
+    def recorded() -> set[tuple[bytes, bytes, bytes, str]]:
+        return {(span.trace_id, span.span_id, span.parent_span_id, span.name) for span in server.recorded}
+
     with ReceiverThread() as server:
         a_run(OtlpExporter(server.url, options=ALL), tmp_path)
-        live = {(span.trace_id, span.span_id, span.parent_span_id, span.name) for span in server.recorded}
+        live = recorded()
         server.traces.clear()
         (journal,) = tmp_path.rglob("journal")
-        done = python("-c", PLAY, journal, server.url, tmp_path, cwd=ROOT)
-        assert done.returncode == 0, done.stderr
-        assert {(span.trace_id, span.span_id, span.parent_span_id, span.name) for span in server.recorded} == live
+        play(journal, server.url, tmp_path)
+        assert recorded() == live
 
 
 def test_spans_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
