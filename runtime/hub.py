@@ -288,6 +288,8 @@ class Hub:
         self._held += blocks
         for pipeline in self._pipelines:
             pipeline.expect(blocks)
+        with self._contained("joined processes"):
+            self._recorder.workers.check()
         return until
 
     async def _route(self, until: int) -> None:

@@ -212,8 +212,17 @@ def read_options(session: Path) -> Options:
 
 
 def parts(session: Path) -> list[Path]:
-    """Directories of the processes that joined, in the order of their names; complete ones only."""
-    return sorted(path.parent for path in session.glob("[0-9]*-[0-9]*/process.json") if not path.parent.is_symlink())
+    """Directories of the processes that joined, in the order of their names; complete ones only.
+
+    Raises:
+        OSError: if the session cannot be read, as where no descriptor is left; one that is gone has none.
+    """
+    try:
+        names = sorted(name for name in os.listdir(session) if PART.fullmatch(name))
+    except FileNotFoundError:
+        return []
+    found = [session / name for name in names]
+    return [part for part in found if not part.is_symlink() and (part / "process.json").exists()]
 
 
 def session_of(pid: int) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 from collections import deque
@@ -35,7 +36,10 @@ GRACE = 5_000_000_000
 """Nanoseconds that the files of a process outlast its last drain: if this process is killed before a journal has what
 was drained, recovery finds it there."""
 
+PATIENCE = 60_000_000_000
+"""Nanoseconds that what a process left waits for descriptors or memory to read it."""
 
+_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _DROPPED = strings.intern("dropped")
 
 
@@ -50,7 +54,9 @@ class Worker:
         """When it was known to run, the last time."""
         self.running = self.taking_part = True
         self._drained_ns = 0
-        self._refused = 0
+        self._refused = self._lost = 0
+        self._taken: list[tuple[bytes, bytes]] = []
+        self._unnamed_since = 0
         self._files = SessionFiles(directory)
         self._rings = _core.Attached(str(directory))
         self._ids = IdMap()
@@ -65,25 +71,54 @@ class Worker:
             self.seen_ns = now if self.running else self.seen_ns
 
     def drain(self) -> list[tuple[Block, bytes]]:
-        """Takes what its rings hold."""
-        blocks: list[tuple[Block, bytes]] = []
+        """Takes what its rings hold; what it is called comes from a file, for which it waits if that cannot be read now."""
         more = True
         while more:
             events, args, more = self._rings.drain(DRAIN_LIMIT)
             if events:
-                blocks.append(self._localised(events, args))
-        return blocks + self._without_ring()
+                self._taken.append((events, args))
+        self._taken += self._without_ring()
+        if not self._taken:
+            return []
+        # A name is in its file before it is in a ring; so read after the ring, the file has them all.
+        self._files.unread = False
+        self._files.load_ids(self._ids)
+        now = _core.now()
+        if self._files.unread and now - (self._unnamed_since or now) < PATIENCE:
+            self._unnamed_since = self._unnamed_since or now
+            return []
+        self._unnamed_since = 0
+        taken, self._taken = self._taken, []
+        return [self._localised(events, args) for events, args in taken]
+
+    def held_up(self) -> bool:
+        """Whether a drain left something, because descriptors or memory had run out, once it records no more."""
+        rings = self._rings.statistics()
+        try:
+            return bool(self._taken) or rings["waiting"] > 0 or rings["rings"] < self._files.ring_count()
+        except OSError:
+            return True
+
+    def give_up(self) -> list[tuple[Block, bytes]]:
+        """A gap for what cannot be taken from its rings, which counts as dropped from now on."""
+        self._lost = self._rings.statistics()["waiting"]
+        if not self._lost:
+            return []
+        return [self._localised(self._gap(self._lost), b"")]
 
     def open_spans(self, until: int) -> Block:
         """Spans that have begun and not ended, with `dur` up to `until`."""
-        return self._localised(self._rings.open_spans(until), b"")[0]
+        spans = self._rings.open_spans(until)
+        self._files.load_ids(self._ids)
+        return self._localised(spans, b"")[0]
 
     def statistics(self, state: str) -> WorkerStatistics:
         """Accounts so far."""
         rings = self._rings.statistics()
         refused = self._refused
         rings["produced"] += refused
-        rings["dropped"] += refused
+        rings["dropped"] += refused + self._lost
+        rings["waiting"] -= self._lost
         name = self._files.process_name or f"process {self.identity.pid}"
         state = "broken" if rings["broken"] and state == "recording" else state
         return WorkerStatistics(pid=self.identity.pid, name=name, state=state, without_ring=refused, **rings)
@@ -92,24 +127,25 @@ class Worker:
         """Lets go of its files."""
         self._files.close()
 
-    def _without_ring(self) -> list[tuple[Block, bytes]]:
+    def _without_ring(self) -> list[tuple[bytes, bytes]]:
         """A gap for what threads recorded since the last drain that could have no ring."""
-        now, before = _core.now(), self._drained_ns
-        self._drained_ns = now
         count = _core.take_refused(self.identity.pid)
-        if not count:
-            return []
         self._refused += count
+        gap = [(self._gap(count), b"")] if count else []
+        self._drained_ns = _core.now()
+        return gap
+
+    def _gap(self, count: int) -> bytes:
+        """So many events of its own, lost since the last drain."""
+        now, before = _core.now(), self._drained_ns
         gap = empty_block(1)
         gap["ts"], gap["dur"] = before or now, now - before if before else 0
         gap["kind"], gap["id"], gap["name"], gap["step"] = Kind.GAP, count, _DROPPED, NO_STEP
         gap["track"] = self._files.process_track
-        block, args = self._localised(gap.tobytes(), b"")
-        return [(block, args)]
+        return gap.tobytes()
 
     def _localised(self, events: bytes, args: bytes) -> tuple[Block, bytes]:
-        # A name is in its file before it is in a ring; so read after the ring, the file has them all.
-        self._files.load_ids(self._ids)
+        """In this process's ids, as far as they were loaded."""
         block: Block = np.frombuffer(bytearray(events), EVENT_DTYPE)
         heap = bytearray(args)
         gaps = block["kind"] == int(Kind.GAP)
@@ -134,6 +170,8 @@ class Workers:
         self._leaving: deque[tuple[int, Path]] = deque()
         self._joins = 0
         self._most = 0
+        self._held_up: dict[Path, int] = {}
+        self._failure: OSError | None = None
 
     def interval(self) -> tuple[float, ...]:
         """Longest time to the next drain, in seconds; empty while nobody has joined.
@@ -141,11 +179,14 @@ class Workers:
         A process that joined cannot wake this one, so one that records much is looked after more often.
         """
         if not self._living:
-            return ()
+            return () if self._failure is None else (LOOK,)
         return (LOOK / 16 if self._most > self._ring_bytes / 8 else LOOK,)
 
     def drain(self) -> list[tuple[Block, bytes]]:
-        """Takes what the rings of all of them hold, and spans that were open in one that has ended."""
+        """Takes what the rings of all of them hold, and spans that were open in one that has ended.
+
+        What cannot be read, as where no descriptor is left, does not keep back the rest; `check` says what it was.
+        """
         self._attach()
         self._most = 0
         blocks: list[tuple[Block, bytes]] = []
@@ -155,12 +196,19 @@ class Workers:
             self._most = max(self._most, sum(events.nbytes + len(args) for events, args in taken))
             blocks += taken
             if not worker.running:
-                blocks += self._end(worker, taken)
+                blocks += [] if self._waits_for(worker) else self._end(worker, taken)
             elif not worker.taking_part:
                 self._forget(worker, "left")
         while self._leaving and self._leaving[0][0] < _core.now():
             shutil.rmtree(self._leaving.popleft()[1], ignore_errors=True)
         return blocks
+
+    def check(self) -> None:
+        """Raises:
+        OSError: what kept the last drain from finding processes that have joined; the next one tries again.
+        """
+        if self._failure is not None:
+            raise self._failure
 
     def open_spans(self) -> list[Block]:
         """Spans that are open in processes that live, with `dur` up to now."""
@@ -187,24 +235,38 @@ class Workers:
             self._forget(worker, "ended")
 
     def _attach(self) -> None:
-        joins = _core.joins()
+        joins, self._failure = _core.joins(), None
         if joins == self._joins or len(self._living) >= LIVING:
             return
-        self._joins = joins
-        found = parts(self._session)
-        self._known.intersection_update(found)  # nobody gets the name of one that is gone
-        for directory in found:
-            if directory in self._known:
-                continue
-            if len(self._living) >= LIVING:
-                self._joins -= 1  # to look again
-                break
-            self._known.add(directory)
-            try:
-                self._living[directory] = Worker(directory, read_identity(directory))
-            except (SessionError, FormatError, OSError) as error:
-                if directory.exists():
-                    log.warning("a process that joined cannot be followed: %s", error)
+        try:
+            found = parts(self._session)
+            self._known.intersection_update(found)  # nobody gets the name of one that is gone
+            for directory in found:
+                if directory not in self._known:
+                    if len(self._living) >= LIVING:
+                        return  # to look again
+                    self._follow(directory)
+        except OSError as error:
+            self._failure = error
+        else:
+            self._joins = joins
+
+    def _follow(self, directory: Path) -> None:
+        """Raises `OSError` if there are not enough descriptors or memory for it now."""
+        try:
+            self._living[directory] = Worker(directory, read_identity(directory))
+        except (SessionError, FormatError, OSError) as error:
+            cause = error if isinstance(error, OSError) else error.__cause__
+            if isinstance(cause, OSError) and cause.errno in _SHORTAGE:
+                raise cause from None
+            if directory.exists():
+                log.warning("a process that joined cannot be followed: %s", error)
+        self._known.add(directory)
+
+    def _waits_for(self, worker: Worker) -> bool:
+        """Whether something of one that has ended cannot be read yet, for a time."""
+        now = _core.now()
+        return worker.held_up() and now - self._held_up.setdefault(worker.directory, now) < PATIENCE
 
     def _end(self, worker: Worker, last: list[tuple[Block, bytes]]) -> list[tuple[Block, bytes]]:
         """What it left open. A span that has ended is on the stack still if the process died between its record and
@@ -214,9 +276,14 @@ class Workers:
         spans = worker.open_spans(latest)
         for events in ended:
             spans = spans[~np.isin(spans["id"], events["id"])]
+        gap = worker.give_up()
+        if gap:
+            log.warning(
+                "what process %d recorded last could not be read for want of descriptors or memory", worker.identity.pid
+            )
         self._leaving.append((_core.now() + GRACE, worker.directory))
         self._forget(worker, "ended")
-        return [(spans, b"")] if len(spans) else []
+        return gap + ([(spans, b"")] if len(spans) else [])
 
     def _recording(self) -> dict[Path, WorkerStatistics]:
         return {worker.directory: worker.statistics("recording") for worker in list(self._living.values())}
@@ -226,4 +293,5 @@ class Workers:
         for accounts in self._accounts:
             accounts.end(worker.directory, last)
         del self._living[worker.directory]
+        self._held_up.pop(worker.directory, None)
         worker.close()

@@ -21,8 +21,8 @@ from stepscope.runtime.output import Output
 from stepscope.runtime.processes import process_identity
 from stepscope.runtime.recovery.choice import being_written, choose
 from stepscope.runtime.recovery.kept import complete_windows
+from stepscope.runtime.recovery.left_session import LeftSession
 from stepscope.runtime.recovery.recover import recover
-from stepscope.runtime.recovery.sweep import LeftSession
 from stepscope.runtime.session_note import SESSION_FILE, SessionNote, new_note, read_note
 from tests.crashes import Crash, names
 from tests.support import ROOT

@@ -23,6 +23,7 @@ from stepscope.runtime.processes import is_running
 from stepscope.runtime.recovery.choice import being_written, choose
 from stepscope.runtime.recovery.journals import below
 from stepscope.runtime.recovery.kept import complete_windows
+from stepscope.runtime.recovery.left_session import is_recovered, notes_of
 from stepscope.runtime.recovery.leftovers import Leftovers, UnfinishedWindow
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.run import Run, this_host
@@ -108,7 +109,8 @@ def recover(
             `session-2`. Replaced if it exists and the session directory, from which it was made, is still there.
         force: recover although the process still runs (what it records meanwhile may be missing), and replace a
             journal that was recovered when there was more to recover from.
-        remove_session: delete the run's rings and its `session` file afterwards, which frees the memory they take.
+        remove_session: delete the run's rings and its `session` file afterwards, which frees the memory they take; not while
+            another run of the process, of another profiler, is to be recovered from them.
 
     Raises:
         ProfilerStateError: if the process still runs.
@@ -173,8 +175,7 @@ def recover(
     missing += [said for files, _ in parts for said in files.notes]
     if session is not None and remove_session and note is not None and choice.path is not None:
         try:
-            session.remove(note.pid, note.start_time, unread=any(files.unread for files, _ in parts))
-            choice.path.unlink()
+            _remove(session, choice.path, note, unread=any(files.unread for files, _ in parts))
         except (FormatError, OSError) as error:
             notes.append(f"the session is not removed: {error}")
         finally:
@@ -195,6 +196,23 @@ def recover(
         notes=tuple(notes),
         missing=tuple(missing + _unread(reader)),
     )
+
+
+def _remove(session: SessionFiles, path: Path, note: SessionNote, *, unread: bool) -> None:
+    """Removes a session, and the notes of its runs: all profilers of a process share one.
+
+    Raises:
+        FormatError: if another of its runs was not recovered, or it is not of the note's process, or has what could not be read.
+        OSError: if that is not possible.
+    """
+    notes = notes_of(session.directory, note.pid, note.start_time, note.owner)
+    others = [(other, said) for other, said in notes if other != path]
+    for other, said in others:
+        if not is_recovered(other, said):
+            raise FormatError(f"it has events of {other.parent} ({other.name}), which were not recovered")
+    session.remove(note.pid, note.start_time, unread=unread)
+    for each in (path, *(other for other, _ in others)):
+        each.unlink(missing_ok=True)
 
 
 def _unread(reader: JournalReader | None) -> list[str]:

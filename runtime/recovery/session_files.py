@@ -150,6 +150,10 @@ class SessionFiles:
                 else:
                     yield content
 
+    def ring_count(self) -> int:
+        """Files of rings; raises `OSError` if that cannot be seen, as where no descriptor is left."""
+        return sum(name.startswith("ring-") for name in os.listdir(self._fd))
+
     def spooled(self) -> Iterator[RingContent]:
         """What had been drained, and was perhaps not yet in the journal, in pieces."""
         for name in SPOOL_FILES:

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.runtime.errors import FormatError, SessionError
-from stepscope.runtime.recovery.journals import run_in
+from stepscope.runtime.recovery.left_session import LeftSession
 from stepscope.runtime.recovery.session_files import SessionFiles
-from stepscope.runtime.session import PREFIX, Identity, in_use, lock, parts, read_identity, remove_session, runs_of
-from stepscope.runtime.session_note import SessionNote, Swept, is_note, read_note, recovered_of, replace_note
+from stepscope.runtime.session import PREFIX, lock, remove_session
+from stepscope.runtime.session_note import Swept, replace_note
 from stepscope.runtime.threads import Work
 
 log = logging.getLogger("stepscope")
@@ -43,44 +43,6 @@ _enough = threading.Event()
 
 MEMORY = Path("/dev/shm")
 _MEMINFO = re.compile(r"^(\w+): +(\d+) kB$", re.MULTILINE)
-
-
-class LeftSession(msgspec.Struct, frozen=True):
-    """A session whose process was killed."""
-
-    path: Path
-    identity: Identity
-    used: float
-    """When it was written to, as far as can be seen, in seconds since 1970."""
-    bytes: int
-    wanted: tuple[tuple[Path, SessionNote], ...]
-    """Notes of runs that it has events of and that were not recovered."""
-
-    @classmethod
-    def of(cls, path: Path) -> LeftSession | None:
-        """Looks at a directory; `None` if its process, or one that had joined, still runs.
-
-        Raises:
-            SessionError: if it is not a private directory of this user that says whose session it is.
-            OSError: if it cannot be read.
-        """
-        identity = read_identity(path)
-        if identity.running or in_use(path):
-            return None
-        for part in parts(path):
-            with contextlib.suppress(SessionError):
-                if read_identity(part).running:
-                    return None
-        files = [entry.stat(follow_symlinks=False) for entry in os.scandir(path)]
-        used = max([path.lstat().st_mtime, *(file.st_mtime for file in files)])
-        size = sum(file.st_blocks for file in files) * 512
-        size += sum(
-            entry.stat(follow_symlinks=False).st_blocks * 512 for part in parts(path) for entry in os.scandir(part)
-        )
-        wanted = tuple(
-            (note, said) for note in runs_of(path) if (said := _needs(note, path, identity, used)) is not None
-        )
-        return cls(path, identity, used, size, wanted)
 
 
 def sweep_beside(place: Path) -> None:
@@ -160,35 +122,6 @@ def sweep(place: Path, pause: float = 0.0) -> None:
         if not Room.of(place).scarce:
             break
         _remove(session, left, f"{place} was full")
-
-
-def _needs(path: Path, session: Path, identity: Identity, used: float) -> SessionNote | None:
-    """What the note of a run says, if it needs this session still. What is written in the session is not believed."""
-    if not path.is_absolute() or not is_note(path):
-        return None
-    try:
-        note = read_note(path, [])
-    except OSError:
-        return None
-    if note is None or note.owner != os.geteuid() or note.directory != str(session):
-        return None
-    if (note.pid, note.start_time) != (identity.pid, identity.start_time):
-        return None
-    with contextlib.suppress(OSError, FormatError):
-        if recovered_of(path).lstat().st_mtime >= used and _is_of(recovered_of(path), note):
-            return None
-    return note
-
-
-def _is_of(recovered: Path, note: SessionNote) -> bool:
-    """Whether a journal was recovered of the run of a note: another of the directory may have been named, and bear its name.
-
-    Raises:
-        FormatError: if it is no journal.
-        OSError: if it cannot be read.
-    """
-    record = run_in(recovered)
-    return record is None or not record.id or not note.run or record.id == note.run
 
 
 def _remove(session: LeftSession, left: list[LeftSession], why: str) -> None:

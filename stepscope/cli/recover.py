@@ -83,8 +83,13 @@ def run(arguments: argparse.Namespace) -> int:
     notes = unfinished(place, [], force=arguments.force) if whole or is_note(named) else []
     notes = [(path, note) for path, note in reversed(notes) if whole or path.name == named.name]
     several = [path for path, _ in notes] if len(notes) > 1 and arguments.out is None else []
+    last = {note.directory: path for path, note in notes}
+    """Of each session, which may be that of several runs: it goes with the last."""
+    removing = {path for path in several or [named] if arguments.remove_session and path in (named, *last.values())}
     recovered = [
-        found for path in several or [named] if (found := _recover(path, arguments, bool(several))) is not None
+        found
+        for path in several or [named]
+        if (found := _recover(path, arguments, bool(several), path in removing)) is not None
     ]
     for each in recovered:
         print(each.text())
@@ -109,11 +114,11 @@ def run(arguments: argparse.Namespace) -> int:
     return INCOMPLETE
 
 
-def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool) -> Recovery | None:
+def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, removing: bool) -> Recovery | None:
     """Recovers one run; `None`, and a line that says why, if that fails and others are left."""
     try:
         with Progress().during(f"recovering {opening.shown(named)}"):
-            return recover(named, arguments.out, force=arguments.force, remove_session=arguments.remove_session)
+            return recover(named, arguments.out, force=arguments.force, remove_session=removing)
     except ProfilerStateError as error:
         raise ProfilerStateError(f"{error} (--force)") from error
     except OSError as error:

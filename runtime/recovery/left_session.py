@@ -1,0 +1,97 @@
+"""Sessions whose process was killed, and the runs that they have events of."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from stepscope.runtime.errors import FormatError, SessionError
+from stepscope.runtime.recovery.journals import run_in
+from stepscope.runtime.session import Identity, in_use, parts, read_identity, runs_of
+from stepscope.runtime.session_note import SessionNote, is_note, read_note, recovered_of
+
+
+class LeftSession(msgspec.Struct, frozen=True):
+    """A session whose process was killed."""
+
+    path: Path
+    identity: Identity
+    used: float
+    """When it was written to, as far as can be seen, in seconds since 1970."""
+    bytes: int
+    wanted: tuple[tuple[Path, SessionNote], ...]
+    """Notes of runs that it has events of and that were not recovered."""
+
+    @classmethod
+    def of(cls, path: Path) -> LeftSession | None:
+        """Looks at a directory; `None` if its process, or one that had joined, still runs.
+
+        Raises:
+            SessionError: if it is not a private directory of this user that says whose session it is.
+            OSError: if it cannot be read.
+        """
+        identity = read_identity(path)
+        if identity.running or in_use(path):
+            return None
+        for part in parts(path):
+            with contextlib.suppress(SessionError):
+                if read_identity(part).running:
+                    return None
+        files = [entry.stat(follow_symlinks=False) for entry in os.scandir(path)]
+        size = sum(file.st_blocks for file in files) * 512
+        size += sum(
+            entry.stat(follow_symlinks=False).st_blocks * 512 for part in parts(path) for entry in os.scandir(part)
+        )
+        notes = notes_of(path, identity.pid, identity.start_time, os.geteuid())
+        wanted = tuple((run, note) for run, note in notes if not is_recovered(run, note))
+        return cls(path, identity, last_use(path), size, wanted)
+
+
+def last_use(session: Path) -> float:
+    """When a session was written to, as far as can be seen, in seconds since 1970.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    files = [entry.stat(follow_symlinks=False) for entry in os.scandir(session)]
+    return max([session.lstat().st_mtime, *(file.st_mtime for file in files)])
+
+
+def notes_of(session: Path, pid: int, start_time: int, owner: int) -> Iterator[tuple[Path, SessionNote]]:
+    """The notes of the runs that the session of a process recorded for. What is written in the session is not believed: notes
+    must be the owner's, and name the session and the process.
+
+    Raises:
+        OSError: if the session cannot be read.
+    """
+    for path in runs_of(session):
+        if path.is_absolute() and is_note(path):
+            with contextlib.suppress(OSError):
+                note = read_note(path, [])
+                if note is not None and (note.owner, note.directory) == (owner, str(session)):
+                    if (note.pid, note.start_time) == (pid, start_time):
+                        yield path, note
+
+
+def is_recovered(path: Path, note: SessionNote) -> bool:
+    """Whether a journal was recovered of the run of a note since its session was last written to."""
+    recovered = recovered_of(path)
+    try:
+        return recovered.lstat().st_mtime >= last_use(Path(note.directory)) and _is_of(recovered, note)
+    except (OSError, FormatError):
+        return False
+
+
+def _is_of(recovered: Path, note: SessionNote) -> bool:
+    """Whether a journal was recovered of the run of a note: another of the directory may have been named, and bear its name.
+
+    Raises:
+        FormatError: if it is no journal.
+        OSError: if it cannot be read.
+    """
+    record = run_in(recovered)
+    return record is None or not record.id or not note.run or record.id == note.run
