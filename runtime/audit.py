@@ -22,7 +22,10 @@ def audit(statistics: ProfilerStatistics) -> tuple[str, ...]:
     if statistics.recorder is not None:
         found += _rings(statistics.recorder)
     if statistics.pipeline is not None:
-        found += _pipeline(statistics.pipeline, closed=statistics.state == "closed" and not statistics.given_up)
+        closed = statistics.state == "closed" and not statistics.given_up
+        found += _pipeline(statistics.pipeline, closed)
+        if statistics.recorder is not None and closed:
+            found += _handed_over(statistics.recorder, statistics.pipeline)
     return tuple(found)
 
 
@@ -34,6 +37,13 @@ def _rings(rings: RecorderStatistics) -> Iterator[str]:
         yield from _equal(f"{worker.name}: produced", worker.produced, "drained, dropped and waiting", out)
         yield from _whole(worker.name, worker.drained, worker.dropped - worker.without_ring, worker.waiting)
     yield from _whole("rings", rings.drained, rings.dropped, rings.waiting, rings.dropped - rings.sampled)
+
+
+def _handed_over(rings: RecorderStatistics, pipeline: PipelineStatistics) -> Iterator[str]:
+    """What left rings came to the pipeline. Of processes that have ended come spans that were open besides, from no ring."""
+    left = rings.drained + sum(worker.drained for worker in rings.workers)
+    if pipeline.drained < left:
+        yield f"rings: drained {left:,}, but {pipeline.drained:,} came to the pipeline"
 
 
 def _pipeline(pipeline: PipelineStatistics, closed: bool) -> Iterator[str]:

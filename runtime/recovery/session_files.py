@@ -48,6 +48,7 @@ _CONTROL_MAGIC = b"SSCTRL1\0"
 _SPOOL_HEAD = struct.Struct("<8sII")
 """Magic, events, bytes of arguments."""
 _SPOOL_MAGIC = b"SSSPOOL\0"
+_PIECE = 1 << 20
 
 _TRACK = struct.Struct("<qqIIII")
 _STRING = struct.Struct("<II")
@@ -163,20 +164,27 @@ class SessionFiles:
                 self.notes.append(f"{self.directory}/{name}: {error}")
                 continue
             try:
-                at = 0
+                at, end, lost = 0, os.fstat(file).st_size, 0
                 while (head := os.pread(file, _SPOOL_HEAD.size, at)) and len(head) == _SPOOL_HEAD.size:
                     magic, count, args_bytes = _SPOOL_HEAD.unpack(head)
                     size = count * EVENT_DTYPE.itemsize + args_bytes
                     believed = magic == _SPOOL_MAGIC and count <= MAX_SPOOLED and args_bytes <= MAX_SPOOLED_ARGS
-                    if not believed or at + _SPOOL_HEAD.size + size > os.fstat(file).st_size:
-                        # The last frame was not finished: then the rings still have what it was to hold.
-                        break
+                    if not believed or at + _SPOOL_HEAD.size + size > end:
+                        following = _find(file, _SPOOL_MAGIC, at + 1, end)
+                        if believed and following == end:
+                            break  # the last frame was not finished: then the rings still have what it was to hold
+                        lost, at = lost + following - at, following
+                        continue
                     body = os.pread(file, size, at + _SPOOL_HEAD.size)
                     at += _SPOOL_HEAD.size + size
                     events = np.frombuffer(bytearray(body[: count * EVENT_DTYPE.itemsize]), EVENT_DTYPE)
                     known = (events["kind"] > 0) & (events["kind"] <= max(Kind))
                     args = bytearray(body[count * EVENT_DTYPE.itemsize :])
                     yield RingContent(events[known], args, empty_block())
+                note = f"{self.directory}/{name}: {lost:,} bytes that are no frames"
+                if lost and note not in self.notes:
+                    self.unread = True
+                    self.notes.append(note)
             finally:
                 os.close(file)
 
@@ -324,3 +332,16 @@ class SessionFiles:
         if len(data) > limit - at:
             self.notes.append(f"{self.directory}/{name}: only the first {limit} bytes were read")
         return data[: limit - at]
+
+
+def _find(file: int, mark: bytes, start: int, end: int) -> int:
+    """Where these bytes begin in a file, from a place on; `end` if they are not before it."""
+    while start < end:
+        piece = os.pread(file, min(_PIECE, end - start), start)
+        found = piece.find(mark)
+        if found >= 0:
+            return start + found
+        if len(piece) < len(mark):
+            break
+        start += len(piece) - len(mark) + 1
+    return end
