@@ -246,16 +246,15 @@ class Pipeline:
 
     @contained(None)
     def settle(self) -> None:
-        """Answers flushes when no window waits any more: what came before them is with the exporters.
-
-        One that came while the recorder was drained may be of what was recorded after that: it waits for the next time.
-        """
-        waiting = self._windows.waiting() or (self.flight is not None and self.flight.busy)
-        if self._flushes and not waiting and not self._delivered:
-            for flush in self._flushes:
-                if flush.at <= self._routed_to:
+        """Answers flushes when no window waits any more: what came before them is with the exporters. One that came while the
+        recorder was drained may be of what was recorded after that: it waits for the next time."""
+        if self._flushes and not self._windows.waiting() and not self._delivered:
+            flight, flushes, self._flushes = self.flight, self._flushes, []
+            for flush in flushes:
+                if flush.at <= self._routed_to and (flight is None or flight.settled(flush.at)):
                     self._spawn(partial(self._flushed, flush.done))
-            self._flushes = [flush for flush in self._flushes if flush.at > self._routed_to]
+                else:
+                    self._flushes.append(flush)
 
     @contained(False)
     def busy(self) -> bool:

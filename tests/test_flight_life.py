@@ -328,3 +328,40 @@ def test_misuse(arguments: dict[str, Any], words: str) -> None:
     """What does not fit together is refused when the profiler is made."""
     with pytest.raises((TypeError, ValueError), match=words):
         sc.trace(**arguments)
+
+
+class Slow:
+    """A trigger that takes its time, so that there is always a look that it has not answered."""
+
+    name = "slow"
+
+    def evaluator(self) -> Evaluator:
+        return self
+
+    def look(self, news: News) -> Sequence[Finding]:
+        time.sleep(0.03)
+        return []
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_flush_waits_for_what_came_before_it_only(steps: int, output_dir: Path) -> None:
+    """Triggers are asked again whenever the loop comes by, also about nothing: no flush waits for those looks."""
+    options = sc.Options(drain_interval=1.0 if not steps else 0.02)
+    done = threading.Event()
+    with sc.trace(
+        keep_last=sc.FlightRecorder(steps=5, triggers=(Slow(),)), output_dir=output_dir, options=options
+    ) as profiler:
+        profiler.step()
+
+        def go_on() -> None:
+            while not done.wait(0.002):
+                for _ in range(steps):
+                    sc.instant("more")
+
+        thread = threading.Thread(target=go_on)
+        thread.start()
+        try:
+            assert all(profiler.flush(20) for _ in range(5))
+        finally:
+            done.set()
+            thread.join()

@@ -65,7 +65,8 @@ class Beside:
         self._asked = 0.0
         self._looks: queue.SimpleQueue[News | None] = queue.SimpleQueue()
         self._waiting: deque[_Look] = deque()
-        self._answers: deque[Answer] = deque()
+        self._answers: deque[tuple[int, Answer]] = deque()
+        self._taken = 0
         self._work = Work(self._run, name=f"stepscope trigger {self.name}", elsewhere=True)
 
     # on the loop
@@ -86,7 +87,9 @@ class Beside:
 
     def answers(self) -> list[Answer]:
         """What it has answered since."""
-        return [self._answers.popleft() for _ in range(len(self._answers))]
+        taken = [self._answers.popleft() for _ in range(len(self._answers))]
+        self._taken = max([self._taken, *(at for at, _ in taken)])
+        return [answer for _, answer in taken]
 
     def end(self) -> None:
         """Its thread ends after what it was asked for; nobody waits for that."""
@@ -96,6 +99,10 @@ class Beside:
     def waited_for(self) -> bool:
         """Whether there are answers to take, or one is on its way and not late."""
         return bool(self._answers) or not self._late(default=True)
+
+    def settled(self, at: int) -> bool:
+        """Whether what it found of everything until `at`, in ns, was taken; it may be asked again and again meanwhile."""
+        return self._taken >= at or not self.waited_for
 
     def seen(self, until: int) -> int:
         """Up to when, in ns, it knows everything, if there is everything until `until`; one that is late is not waited for."""
@@ -120,6 +127,6 @@ class Beside:
                 failed, answer = True, Answer(error=error, method="evaluator", text=error_text(error))
             if evaluator is not None:
                 answer = ask(evaluator, news)
-            self._answers.append(answer)
+            self._answers.append((news.now, answer))
             self._seen = news.now
             self._waiting.popleft()

@@ -112,6 +112,10 @@ class Flight:
         """Whether something fired that is not saved yet."""
         return self.watch.waiting
 
+    def settled(self, at: int) -> bool:
+        """Whether all is saved that fired by `at`, in ns."""
+        return self.watch.settled(at)
+
     def saw(self, source: str, events: Block) -> None:
         """A block has arrived; the triggers are shown it with the next look."""
         self._blocks.append((source, events))

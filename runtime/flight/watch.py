@@ -97,6 +97,10 @@ class Watch:
         """Whether something fired that was not looked at yet, or may fire for what triggers look at now."""
         return bool(self._calls or self._waiting) or any(beside.waited_for for beside in self._beside)
 
+    def settled(self, at: int) -> bool:
+        """Whether all was looked at that fired by `at`, in ns."""
+        return not (self._calls or self._waiting) and all(beside.settled(at) for beside in self._beside)
+
     def take_calls(self) -> None:
         """Takes the calls that came so far."""
         while self._calls:

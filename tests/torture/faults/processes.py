@@ -272,7 +272,7 @@ def without_rings(directory: Path, seed: int) -> Outcome:
 
 def session_removed(directory: Path, seed: int) -> Outcome:
     """Somebody removes the session directory while three workers record, which it has seen by then and which do not fill their rings."""
-    program = REMOVED.replace("float(sys.argv[2])", str(random.Random(seed).uniform(0.2, 0.5)))
+    program = REMOVED.replace("float(sys.argv[2])", str(random.Random(seed).uniform(0.6, 1.0)))
     return _closed(directory, program, 1, "work")
 
 
