@@ -298,8 +298,9 @@ class Profiler(Reporting):
 
         What could not be written by then is dropped, and counted. A backend that is bound to another thread gets half of
         the time for a call of `step()` there, and so does a schedule or backend that another thread is inside of; what it
-        does after that is not recorded. In an exporter or callback of this profiler, and on the runtime's loop, it
-        does not wait: closing goes on in the background. Closing twice changes nothing.
+        does after that is not recorded. What a schedule or bound backend needs on the thread that closes comes on top of
+        the time: nobody can end it from outside. In an exporter or callback of this profiler, and on the runtime's loop,
+        it does not wait: closing goes on in the background. Closing twice changes nothing.
         """
         if self._state == "inert":
             return
@@ -396,7 +397,13 @@ class Profiler(Reporting):
         self._tell_end(error)
         self._end_here()
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self.close)
+            try:
+                # By a limiter of its own: the program's may be taken by jobs that take long.
+                await anyio.to_thread.run_sync(self.close, limiter=anyio.CapacityLimiter(1))
+            except RuntimeError:  # there is no thread for it
+                if self._state == "closed":
+                    raise
+                self.close()
         signals.unwatch(_alive)
 
     @uninterrupted

@@ -337,6 +337,10 @@ class SessionFiles:
 def _find(file: int, mark: bytes, start: int, end: int) -> int:
     """Where these bytes begin in a file, from a place on; `end` if they are not before it."""
     while start < end:
+        try:
+            start = os.lseek(file, start, os.SEEK_DATA)
+        except OSError:  # nothing but a hole
+            break
         piece = os.pread(file, min(_PIECE, end - start), start)
         found = piece.find(mark)
         if found >= 0:

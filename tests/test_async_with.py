@@ -1,0 +1,51 @@
+"""`async with trace(...)` where the program has taken all that closing could need."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+import stepscope as sc
+from tests.crashes import names
+from tests.support import poll
+
+
+async def test_the_programs_jobs_hold_up_nothing(tmp_path: Path) -> None:
+    """Threads that the program keeps busy, all that its limiter allows, are let go only after the end."""
+    free = threading.Event()
+
+    async def busy() -> None:
+        await anyio.to_thread.run_sync(free.wait)
+
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(int(limiter.total_tokens)):
+            tasks.start_soon(busy)
+        await poll(lambda: not limiter.available_tokens)
+        try:
+            async with sc.trace(output_dir=tmp_path) as profiler:
+                with sc.span("work"):
+                    pass
+                profiler.step()
+        finally:
+            free.set()
+    assert names(tmp_path / "journal")["work"] == 1
+
+
+async def test_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing blocks the loop then, and is done all the same."""
+
+    def none(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with sc.trace(output_dir=tmp_path) as profiler:
+        with sc.span("work"):
+            pass
+        profiler.step()
+        monkeypatch.setattr(anyio.to_thread, "run_sync", none)
+    assert profiler.statistics().state == "closed"
+    assert names(tmp_path / "journal")["work"] == 1
