@@ -35,6 +35,8 @@ SETTLE = 0.001
 """Seconds until the hub looks again while a change of action is on its way to it."""
 AFTER_FAULT = 0.1
 """Seconds until it looks again after a fault of ours."""
+IDLE = 5.0
+"""Seconds between two looks while nothing is recorded: processes may join and end then, too."""
 
 
 class Hub:
@@ -215,21 +217,21 @@ class Hub:
 
     async def _drain_for_ever(self) -> None:
         while not self._stopping:
-            timeout: float | None = AFTER_FAULT
+            timeout = AFTER_FAULT
             with self._contained("drain"):
                 timeout = SETTLE if await self._drain() else self._interval()
             with anyio.move_on_after(timeout):
                 await self._wake.wait()
             self._wake.clear()
 
-    def _interval(self) -> float | None:
-        """Seconds to the next look without a call; `None` when nothing can happen without one."""
+    def _interval(self) -> float:
+        """Seconds to the next look without a call."""
         if any(pipeline.busy() for pipeline in self._pipelines):
             return min(pipeline.options.drain_interval for pipeline in self._pipelines) / 4
         if _core.recording():
             intervals = [pipeline.options.drain_interval for pipeline in self._pipelines]
-            return min([*intervals, *self._recorder.workers.interval()], default=None)
-        return None
+            return min([*intervals, *self._recorder.workers.interval()], default=IDLE)
+        return IDLE
 
     @contextlib.contextmanager
     def _contained(self, where: str) -> Generator[None]:

@@ -246,3 +246,26 @@ def test_a_full_disk(family: Family, small_disk: Path) -> None:
     ((drained, dropped, broken),) = family.said
     assert dropped > 0 == broken
     assert sum(family.spans().values()) == drained >= 10
+
+
+def test_nothing_piles_up_while_nothing_is_recorded(family: Family) -> None:
+    """What processes that joined left is removed, however long no window comes."""
+    family.of("""
+    def work(number):
+        assert sc.join()
+    if __name__ == "__main__":
+        from pathlib import Path
+        from stepscope.runtime import hub, workers
+        hub.IDLE, workers.GRACE = 0.05, 0
+        with sc.trace(output_dir=sys.argv[1], schedule=sc.schedule(wait=1_000_000, warmup=0, active=1)) as profiler:
+            profiler.step()
+            session = Path(os.environ["STEPSCOPE_SESSION"])
+            context = multiprocessing.get_context("fork")
+            children = [context.Process(target=work, args=(number,)) for number in range(3)]
+            [child.start() for child in children]
+            [child.join() for child in children]
+            until = time.monotonic() + 20
+            while list(session.glob("[0-9]*-[0-9]*")):
+                assert time.monotonic() < until
+                time.sleep(0.01)
+    """)

@@ -20,8 +20,8 @@ from stepscope.runtime.open_window import STEPS, OpenWindow
 from stepscope.runtime.step_marks import StepMark
 from stepscope.runtime.windows import RECORDER, Windows, WindowsStatistics
 
-KEPT_PAUSES = 1024
-KEPT_LOSSES = 1024
+KEPT_PAUSES = KEPT_LOSSES = 1 << 16
+"""Of the steps that are kept: as many as there may be steps."""
 
 
 class _Loss(msgspec.Struct):
