@@ -1,7 +1,6 @@
 """The directory of a session: where the processes that take part in it keep their rings.
 
 control       the page that they share (core/control.c)
-wake          a pipe by which a process that joined calls for a drain
 options       settings, for those that join
 process.json  whose session it is
 ring-00000 .. strings, tracks, stacks

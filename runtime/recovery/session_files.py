@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import stat
 import struct
 from collections.abc import Iterator, Mapping
@@ -49,6 +50,8 @@ _SPOOL_HEAD = struct.Struct("<8sII")
 """Magic, events, bytes of arguments."""
 _SPOOL_MAGIC = b"SSSPOOL\0"
 _PIECE = 1 << 20
+
+_RING = re.compile(r"ring-\d{1,9}", re.ASCII)
 
 _TRACK = struct.Struct("<qqIIII")
 _STRING = struct.Struct("<II")
@@ -137,23 +140,22 @@ class SessionFiles:
         Args:
             told: by number, which gaps of a ring are known.
         """
-        for name in sorted(os.listdir(self._fd))[: MAX_RINGS + 16]:
-            number = name.removeprefix("ring-")
-            if number != name and number.isdecimal():
+        for name in self._ring_names():
+            number = int(name.removeprefix("ring-"))
+            try:
+                file = self._open(name)
                 try:
-                    file = self._open(name)
-                    try:
-                        content = read_ring(file, int(number), told.get(int(number), Told()))
-                    finally:
-                        os.close(file)
-                except FormatError as error:
-                    self.notes.append(f"{self.directory}/{name}: {error}")
-                else:
-                    yield content
+                    content = read_ring(file, number, told.get(number, Told()))
+                finally:
+                    os.close(file)
+            except FormatError as error:
+                self.notes.append(f"{self.directory}/{name}: {error}")
+            else:
+                yield content
 
     def ring_count(self) -> int:
         """Files of rings; raises `OSError` if that cannot be seen, as where no descriptor is left."""
-        return sum(name.startswith("ring-") for name in os.listdir(self._fd))
+        return len(self._ring_names())
 
     def spooled(self) -> Iterator[RingContent]:
         """What had been drained, and was perhaps not yet in the journal, in pieces."""
@@ -204,14 +206,13 @@ class SessionFiles:
     def waiting(self) -> int:
         """Events that are in no journal, at most: those that were not drained, lost ones included, and those in the spool."""
         count = 0
-        for name in sorted(os.listdir(self._fd))[: MAX_RINGS + 16]:
-            if name.startswith("ring-"):
-                with contextlib.suppress(FormatError):
-                    file = self._open(name)
-                    try:
-                        count += waiting_in(file)
-                    finally:
-                        os.close(file)
+        for name in self._ring_names():
+            with contextlib.suppress(FormatError):
+                file = self._open(name)
+                try:
+                    count += waiting_in(file)
+                finally:
+                    os.close(file)
         return count + sum(len(piece.events) for piece in self.spooled())
 
     def parts(self) -> list[SessionFiles]:
@@ -283,6 +284,9 @@ class SessionFiles:
         finally:
             self.close()
         self.directory.rmdir()
+
+    def _ring_names(self) -> list[str]:
+        return sorted(name for name in os.listdir(self._fd) if _RING.fullmatch(name))[:MAX_RINGS]
 
     def _strings(self) -> Iterator[tuple[int, str]]:
         data = self._news("strings", MAX_STRINGS_BYTES)
