@@ -82,6 +82,7 @@ def test_the_page_follows_the_ranks(tmp_path: Path) -> None:
             until(lambda: told.inner_text().startswith("Latest: "))
             assert "3 ranks" in told.inner_text()
             # The page is never further behind than two seconds' steps: 0.01 s each, at the least.
+            until(lambda: collector.ranks()[0]["step"] is not None)
             step = collector.ranks()[0]["step"]
             page.wait_for_timeout(2000)
             assert int(cell(page, 0, "Step").replace(",", "")) >= step

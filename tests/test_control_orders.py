@@ -333,6 +333,8 @@ async def test_windows_of_several_ranks_wait_for_others(tmp_path: Path) -> None:
             await _none_waits(running.url)
             _, said = await order(running.url, seconds=3600, run_id="timed")
             assert said["outcome"] == "done", said
+            # Until it runs on both there may be room before it.
+            await _until(running.url, lambda states: "running" in states and "queued" not in states)
             _, said = await order(running.url, steps=2, overlap="queue")
             assert said["outcome"] == "refused", said
             assert said["ranks"][0]["text"].endswith("ask again when it is over"), said
