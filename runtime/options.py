@@ -60,7 +60,8 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     start_timeout: PositiveFloat = 30.0
     """How long `start()` waits for the runtime's loop, and for each backend that opens there, before it raises."""
     close_timeout: PositiveFloat = 5.0
-    """Deadline for flushing and closing everything at the end."""
+    """Deadline for flushing and closing everything at the end. What a backend that is bound to the thread that closes needs
+    there to end its recording comes on top of it, and has no bound: nobody else can make that call, or end it."""
     handle_sigterm: bool = True
     """Whether SIGTERM and SIGHUP, if the program does not handle them, let the profilers deliver what they recorded before
     the process dies of them."""

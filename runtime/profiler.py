@@ -299,7 +299,8 @@ class Profiler(Reporting):
         What could not be written by then is dropped, and counted. A backend that is bound to another thread gets half of
         the time for a call of `step()` there, and so does a schedule or backend that another thread is inside of; what it
         does after that is not recorded. What a schedule or bound backend needs on the thread that closes comes on top of
-        the time: nobody can end it from outside. In an exporter or callback of this profiler, and on the runtime's loop,
+        the time, and has no bound: nobody can end it from outside. Meanwhile what was recorded goes on to the exporters,
+        whose outputs are completed after it. In an exporter or callback of this profiler, and on the runtime's loop,
         it does not wait: closing goes on in the background. Closing twice changes nothing.
         """
         if self._state == "inert":
@@ -400,9 +401,7 @@ class Profiler(Reporting):
             try:
                 # By a limiter of its own: the program's may be taken by jobs that take long.
                 await anyio.to_thread.run_sync(self.close, limiter=anyio.CapacityLimiter(1))
-            except RuntimeError:  # there is no thread for it
-                if self._state == "closed":
-                    raise
+            except RuntimeError:  # there is no thread for it; what `close` itself has raised, it raises again
                 self.close()
         signals.unwatch(_alive)
 

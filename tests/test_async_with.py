@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -11,10 +12,10 @@ import pytest
 
 import stepscope as sc
 from tests.crashes import names
-from tests.support import poll
+from tests.support import poll, require
 
 
-async def test_the_programs_jobs_hold_up_nothing(tmp_path: Path) -> None:
+async def close_beside_blocked_threads(output_dir: Path) -> None:
     """Threads that the program keeps busy, all that its limiter allows, are let go only after the end."""
     free = threading.Event()
 
@@ -27,17 +28,29 @@ async def test_the_programs_jobs_hold_up_nothing(tmp_path: Path) -> None:
             tasks.start_soon(busy)
         await poll(lambda: not limiter.available_tokens)
         try:
-            async with sc.trace(output_dir=tmp_path) as profiler:
+            async with sc.trace(output_dir=output_dir) as profiler:
                 with sc.span("work"):
                     pass
                 profiler.step()
         finally:
             free.set()
-    assert names(tmp_path / "journal")["work"] == 1
+    assert names(output_dir / "journal")["work"] == 1
 
 
-async def test_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing blocks the loop then, and is done all the same."""
+async def test_the_programs_jobs_hold_up_nothing(tmp_path: Path) -> None:
+    """On asyncio's loop and on uvloop's."""
+    await close_beside_blocked_threads(tmp_path)
+
+
+def test_the_programs_jobs_hold_up_nothing_on_trio(tmp_path: Path) -> None:
+    """Whose worker threads and limiter are its own."""
+    require("trio")
+    anyio.run(partial(close_beside_blocked_threads, tmp_path), backend="trio")
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed before"])
+async def test_no_thread_can_be_started(closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing blocks the loop then, and is done all the same; the program hears nothing of it."""
 
     def none(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
@@ -46,6 +59,8 @@ async def test_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.Monk
         with sc.span("work"):
             pass
         profiler.step()
+        if closed:
+            profiler.close()
         monkeypatch.setattr(anyio.to_thread, "run_sync", none)
     assert profiler.statistics().state == "closed"
     assert names(tmp_path / "journal")["work"] == 1

@@ -17,6 +17,7 @@ import pytest
 import stepscope as sc
 from stepscope.backends.script import Deliver, Span
 from stepscope.backends.scripted import ScriptedBackend
+from tests.collecting import until
 from tests.support import ROOT
 
 ALWAYS_LATE = sc.Options(close_timeout=1.0, linger=0.2)
@@ -25,6 +26,21 @@ ALWAYS_LATE = sc.Options(close_timeout=1.0, linger=0.2)
 def bound(name: str = "bound") -> ScriptedBackend:
     """A backend that is bound to a thread, refuses others, and delivers one span per recording."""
     return ScriptedBackend([Deliver([Span("device", 0, 1 << 40)])], name=name, thread_bound=True)
+
+
+class Blocking(ScriptedBackend):
+    """Blocks the thread that ends its recording until it is let go, and delivers one span then."""
+
+    def __init__(self) -> None:
+        super().__init__([Deliver([Span("device", 0, 1 << 40)])], name="blocking", thread_bound=True)
+        self.blocks, self.free = threading.Event(), threading.Event()
+
+    def transition(self, before: sc.ProfilerAction, after: sc.ProfilerAction, at: int) -> None:
+        """Waits first, if this is the end."""
+        if not after.records:
+            self.blocks.set()
+            self.free.wait()
+        super().transition(before, after, at)
 
 
 def threads_of(backend: ScriptedBackend) -> set[int]:
@@ -150,6 +166,53 @@ def test_closing_keeps_its_deadline_if_the_bound_thread_never_steps_again(output
     profiler.step()
     assert switches(backend)[-1] == ("RECORD", "NONE")
     assert threads_of(backend) == {threading.get_ident()}
+
+
+def close_blocked(profiler: sc.Profiler, backend: Blocking, meanwhile: Callable[[], object]) -> None:
+    """Records a span and closes on the bound thread, which the backend blocks until `meanwhile` has returned elsewhere."""
+
+    def let_go() -> None:
+        try:
+            assert backend.blocks.wait(60)
+            meanwhile()
+        finally:
+            backend.free.set()
+
+    profiler.start()
+    with sc.span("work"):
+        pass
+    with elsewhere(let_go):
+        profiler.close()
+
+
+def test_a_bound_backend_that_is_slow_where_it_is_closed_moves_the_deadline(output_dir: Path) -> None:
+    """It ends its recording after the deadline would have passed: all is delivered, and nothing is given up."""
+    backend, memory = Blocking(), sc.MemoryExporter()
+    options = sc.Options(close_timeout=1.0, linger=60.0)
+    profiler = sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, options=options)
+    close_blocked(profiler, backend, lambda: time.sleep(2 * options.close_timeout))
+    profiler.raise_errors()
+    assert memory.closed and not profiler.statistics().given_up
+    assert (memory.names().count("work"), memory.names().count("device")) == (1, 1)
+    assert profiler.audit() == ()
+
+
+def test_what_was_recorded_is_delivered_while_a_bound_backend_blocks_closing(output_dir: Path) -> None:
+    """The window waits `Options.linger` for it; only the end of the outputs waits for longer."""
+    backend, memory = Blocking(), sc.MemoryExporter()
+    profiler = sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, options=ALWAYS_LATE)
+
+    def look() -> None:
+        until(lambda: memory.windows)
+        assert memory.names().count("work") == 1
+        assert not memory.closed
+
+    close_blocked(profiler, backend, look)
+    assert memory.closed and not profiler.statistics().given_up
+    assert "device" not in memory.names()
+    accounts = profiler.statistics().pipeline
+    assert accounts is not None and accounts.windows.late["blocking"] == 1
+    assert profiler.audit() == ()
 
 
 @pytest.mark.parametrize("call", ["stop", "close"])
