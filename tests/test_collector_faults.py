@@ -22,6 +22,7 @@ from websockets.typing import Subprotocol
 
 import stepscope as sc
 from stepscope.exporters.collector import protocol
+from stepscope.exporters.collector.address import Address
 from stepscope.exporters.collector.exporter import CollectorExporter
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.specimens import batch_of, run_in, spans
@@ -415,6 +416,18 @@ def test_urls_that_cannot_work_are_refused_at_once(url: str, complaint: str) -> 
     """Misuse is raised where the exporter is made, and never shows what may be secret."""
     with pytest.raises(ValueError, match=complaint) as refused:
         CollectorExporter(url, token="hunter2")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_token_that_comes_later_is_not_sent_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment is read for each connection, and so is what it says judged."""
+    monkeypatch.delenv("STEPSCOPE_TOKEN", raising=False)
+    remote, local = Address("ws://other-host:7788"), Address("ws://localhost:7788")
+    assert remote.headers() == {}
+    monkeypatch.setenv("STEPSCOPE_TOKEN", "hunter2")
+    assert "hunter2" in local.headers()["Authorization"]
+    with pytest.raises(ValueError, match="others can read it") as refused:
+        remote.headers()
     assert "hunter2" not in str(refused.value)
 
 

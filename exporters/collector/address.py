@@ -45,9 +45,13 @@ class Address:
         self.token_given = bool(token)
         """Whether there is a token that others cannot take from the environment."""
         self._token = token
-        if not insecure and scheme == "ws" and not self.is_local and (token or os.environ.get(TOKEN_VARIABLE)):
+        self._readable = parts.hostname if scheme == "ws" and not (insecure or self.is_local) else None
+        self._refuse(token or os.environ.get(TOKEN_VARIABLE))
+
+    def _refuse(self, token: object) -> None:
+        if token and self._readable:
             raise ValueError(
-                f"a token would go to {parts.hostname} where others can read it; use wss://, or say "
+                f"a token would go to {self._readable} where others can read it; use wss://, or say "
                 "settings=LinkSettings(insecure=True) (--insecure)"
             )
 
@@ -56,7 +60,8 @@ class Address:
 
         Raises:
             OSError: if the token's file cannot be read.
-            ValueError: if the token's function fails, or the token cannot be part of a header.
+            ValueError: if the token's function fails, or the token cannot be part of a header, or others could read it on its
+                way, as where the environment has one only now.
         """
         if callable(self._token):
             try:
@@ -70,6 +75,7 @@ class Address:
             token = os.environ.get(TOKEN_VARIABLE, "").strip() if self._token is None else self._token
         if not isinstance(token, str) or not fits_header(token):
             raise ValueError(UNFIT_TOKEN)
+        self._refuse(token)
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def __repr__(self) -> str:
