@@ -29,7 +29,7 @@ from stepscope.collector.succession import Succession
 from stepscope.collector.writer import Writer
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.errors import FormatError, OutputError
-from stepscope.runtime.presence import make_directories
+from stepscope.runtime.presence import make_directories, replace_private
 
 log = logging.getLogger("stepscope.collector")
 
@@ -113,14 +113,14 @@ class Store:
         """
         if self._identity:
             return self._identity
-        path = self.directory / "identity"
-        with contextlib.suppress(FileExistsError):
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(file, "w") as stream:
-                stream.write(uuid.uuid4().hex)
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        with os.fdopen(file) as stream:
-            known = stream.read(33)
+        path, known = self.directory / "identity", ""
+        with contextlib.suppress(FileNotFoundError):
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with os.fdopen(file) as stream:
+                known = stream.read(33)
+        if not known:  # also where a machine lost power before the disk had it
+            known = uuid.uuid4().hex
+            replace_private(path, known.encode())
         if not _STREAM.fullmatch(known):
             raise OSError(errno.EINVAL, "it names no collector's directory; remove it", str(path))
         self._identity = known

@@ -230,3 +230,16 @@ def test_what_is_chosen(rows: list[tuple[int, int, int, int, bool]], newest: int
     assert known == [window for window in known if window in others] + [
         window for window in known if window not in others
     ]
+
+
+def test_a_directory_has_one_name(tmp_path: Path) -> None:
+    """It is drawn once; one that was lost with the machine's power is drawn anew, and another file is left alone."""
+    name = Store(CollectorSettings(directory=tmp_path)).identity()
+    assert Store(CollectorSettings(directory=tmp_path)).identity() == name
+    (tmp_path / "identity").write_text("")
+    other = Store(CollectorSettings(directory=tmp_path)).identity()
+    assert other != name and (tmp_path / "identity").read_text() == other
+    (tmp_path / "identity").write_text("something else")
+    with pytest.raises(OSError, match="names no collector's directory"):
+        Store(CollectorSettings(directory=tmp_path)).identity()
+    assert (tmp_path / "identity").read_text() == "something else"
