@@ -83,8 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
     notes = unfinished(place, [], force=arguments.force) if whole or is_note(named) else []
     notes = [(path, note) for path, note in reversed(notes) if whole or path.name == named.name]
     several = [path for path, _ in notes] if len(notes) > 1 and arguments.out is None else []
+    # A session may be that of several runs: it goes with the last of them.
     last = {note.directory: path for path, note in notes}
-    """Of each session, which may be that of several runs: it goes with the last."""
     removing = {path for path in several or [named] if arguments.remove_session and path in (named, *last.values())}
     recovered = [
         found
