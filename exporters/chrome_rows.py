@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from stepscope.exporters.plainjson import dumps
 from stepscope.runtime import tracks
 from stepscope.runtime.events import Block
+from stepscope.runtime.named_tracks import NamedTracks
 from stepscope.runtime.run import Run
 from stepscope.runtime.tracks import Track, TrackKind
 
@@ -26,11 +25,8 @@ class Rows:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._said = np.zeros(64, np.bool_)
-        self._said[0] = True
+        self._named = NamedTracks()
         self._processes = {run.pid}
-        self._known: dict[int, Track] = {}
-        self._next = 1
 
     def head(self) -> str:
         """Names the process of the run itself."""
@@ -44,24 +40,9 @@ class Rows:
 
     def before(self, events: Block) -> str:
         """Names the rows of these events that were not named yet."""
-        used = events["track"]
-        if not len(used):
-            return ""
-        top = int(used.max())
-        if top >= len(self._said):
-            self._said = np.concatenate([self._said, np.zeros(top + 1, np.bool_)])
-        if self._said[used].all():
-            return ""
-        # Not np.unique, which imports numpy.ma: that would hold up the first steps of training.
-        new = sorted(set(used[~self._said[used]].tolist()))
-        self._said[new] = True
-        self._learn()
-        return "".join(self._row(self._known[track]) for track in new if track in self._known)
-
-    def _learn(self) -> None:
-        for track in tracks.since(self._next):
-            self._known[track.id] = track
-            self._next = track.id + 1
+        new = self._named.missing(events)
+        self._named.add(new)
+        return "".join(map(self._row, new))
 
     def _row(self, track: Track) -> str:
         text = self._process(track)
@@ -77,7 +58,7 @@ class Rows:
         if track.pid in self._processes:
             return ""
         self._processes.add(track.pid)
-        owner = track if track.kind is TrackKind.PROCESS else self._known.get(track.parent)
+        owner = track if track.kind is TrackKind.PROCESS else tracks.get(track.parent)
         device = track.kind is TrackKind.STREAM
         name = f"device {track.pid}" if device else f"process {track.pid}"
         if owner is not None and owner.kind is TrackKind.PROCESS and owner.pid == track.pid:

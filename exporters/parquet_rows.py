@@ -14,7 +14,6 @@ from stepscope.exporters.plainjson import dumps
 from stepscope.runtime import _core, strings, tracks
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind
 from stepscope.runtime.run import Run
-from stepscope.runtime.tracks import Track
 
 MAX_SEEN = 1 << 14
 """Arguments of a block that are kept to be found again, for they repeat."""
@@ -42,8 +41,6 @@ class ParquetRows:
         """Args: the module pyarrow."""
         self._arrow = arrow
         self._keys: dict[int, str] = {}
-        self._tracks: dict[int, Track] = {}
-        self._next_track = 1
         self.schema: Any = self._schema()
 
     def _schema(self) -> Any:
@@ -157,12 +154,9 @@ class ParquetRows:
         return self._arrow.DictionaryArray.from_arrays(indices.astype(np.int32), texts)
 
     def _rows_of(self, used: NDArray[np.uint32]) -> tuple[Any, Any, NDArray[np.int64], NDArray[np.int64]]:
-        for track in tracks.since(self._next_track):
-            self._tracks[track.id] = track
-            self._next_track = track.id + 1
         unique, indices = np.unique(used, return_inverse=True)
-        known = [self._tracks.get(number) for number in unique.tolist()]
-        parents = [None if track is None else self._tracks.get(track.parent) for track in known]
+        known = [tracks.get(number) for number in unique.tolist()]
+        parents = [None if track is None else tracks.get(track.parent) for track in known]
         threads = ["" if track is None else _storable(track.name) for track in known]
         processes = [
             "" if track is None or parent is None or parent.pid != track.pid else _storable(parent.name)

@@ -91,12 +91,11 @@ class Attendance:
 
     def _threads(self, rows: set[int]) -> list[Track]:
         """The threads of this process to which these rows belong, those of tasks included."""
-        found = {track.id: track for track in tracks.since(1)} if rows else {}
         threads: dict[int, Track] = {}
         for row in rows:
-            track = found.get(row)
+            track = tracks.get(row)
             while track is not None and track.kind is TrackKind.TASK:
-                track = found.get(track.parent)
+                track = tracks.get(track.parent)
             if track is not None and track.kind is TrackKind.THREAD and track.pid == self._pid:
                 threads[track.id] = track
         return sorted((each for each in threads.values() if each.tid < SYSTEM_NUMBERS), key=lambda each: each.tid)

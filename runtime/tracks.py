@@ -8,6 +8,9 @@ import msgspec
 
 from stepscope.runtime import _core
 
+MOST = _core.MAX_TRACKS
+"""Tracks of a process at most: further ones share the last."""
+
 
 class TrackKind(IntEnum):
     """What a track stands for."""
@@ -60,12 +63,14 @@ def process() -> int:
 
 def since(first: int) -> list[Track]:
     """Tracks with an id of `first` or more, in order; ids begin with 1."""
-    return [
-        Track(i, TrackKind(kind), pid, tid, parent, name) for i, kind, pid, tid, parent, name in _core.tracks(first)
-    ]
+    return [_track(*row) for row in _core.tracks(first)]
 
 
 def get(track: int) -> Track | None:
     """The track with this id, `None` if there is none."""
-    found = since(track) if track > 0 else []
-    return found[0] if found else None
+    found = _core.tracks(track, 1) if track > 0 else []
+    return _track(*found[0]) if found else None
+
+
+def _track(number: int, kind: int, pid: int, tid: int, parent: int, name: str) -> Track:
+    return Track(number, TrackKind(kind), pid, tid, parent, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,21 @@ def batch_with_arguments(
 
 def frame_numbers(journal: Path) -> list[int]:
     """Of the frames of a journal, as they follow each other."""
+    return [number for number, _, _ in _frames(journal)]
+
+
+def frames_of(journal: Path) -> list[tuple[int, bytes]]:
+    """Type and payload of each frame of a journal."""
+    return [(kind, payload) for _, kind, payload in _frames(journal)]
+
+
+def _frames(journal: Path) -> Iterator[tuple[int, int, bytes]]:
     reader = FrameReader(journal, follow=False)
-    found: list[int] = []
     try:
-        while reader.next() is not None:
-            found.append(reader.position[0] - 1)
+        while (frame := reader.next()) is not None:
+            yield reader.position[0] - 1, frame[0], bytes(frame[2])
     finally:
         reader.close()
-    return found
 
 
 def described(batch: EventBatch) -> list[Described]:

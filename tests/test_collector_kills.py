@@ -42,7 +42,6 @@ CLIENT = textwrap.dedent(
 )
 
 
-@pytest.mark.timeout(240)
 def test_everything_is_there_once(tmp_path: Path) -> None:
     """Four exporters, two of which are killed, and a collector that is killed over and over."""
     chance = random.Random(11)

@@ -20,8 +20,6 @@ MACHINE = (
 the place of sessions and the machine's name are its own. Files are shared."""
 HOSTS = ((0, 1), (2, 3), (4, 5))
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture(autouse=True)
 def _namespaces() -> None:

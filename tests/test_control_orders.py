@@ -105,7 +105,6 @@ async def order(url: str, **fields: Any) -> tuple[int, Any]:
 
 
 @pytest.mark.checklist("F10")
-@pytest.mark.timeout(200)
 async def test_all_ranks_of_a_collector_record_the_same_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,7 +190,6 @@ async def _none_waits(url: str, **fields: Any) -> None:
 
 
 @pytest.mark.checklist("A34", "F5", "F10")
-@pytest.mark.timeout(200)
 async def test_all_ranks_of_a_collector_end_with_the_same_step(tmp_path: Path) -> None:
     """One order extends or aborts what runs, on all ranks alike; the detail of a window is that of the order."""
     async with collecting(tmp_path / "collector") as running:
@@ -241,7 +239,6 @@ async def test_all_ranks_of_a_collector_end_with_the_same_step(tmp_path: Path) -
     assert len([line for line in audit if line["action"].startswith("order ")]) == len(ordered)
 
 
-@pytest.mark.timeout(200)
 async def test_ranks_that_cannot_be_asked_are_named(tmp_path: Path) -> None:
     """One of four is not connected and one takes no commands: a window of all is refused, one of the others is recorded; an
     end is carried out where it can be, and is `partly`."""
@@ -268,7 +265,6 @@ async def test_ranks_that_cannot_be_asked_are_named(tmp_path: Path) -> None:
     assert _lines(tmp_path, 3, "all") == []
 
 
-@pytest.mark.timeout(200)
 async def test_jobs_of_one_name_and_different_sizes_are_told_apart(tmp_path: Path) -> None:
     """Neither has an id: an order is for one of them, by the name that the page shows, and the other hears nothing of it."""
     small, large = tmp_path / "small", tmp_path / "large"
@@ -289,7 +285,6 @@ async def test_jobs_of_one_name_and_different_sizes_are_told_apart(tmp_path: Pat
     assert _lines(small, 1, "large") == _lines(large, 2, "small") == []
 
 
-@pytest.mark.timeout(200)
 async def test_a_rank_that_is_two_processes_records_nothing(tmp_path: Path) -> None:
     """Two jobs of one name and size: which of them is meant nobody can say."""
     for name in ("one", "other"):
@@ -308,7 +303,6 @@ async def test_a_rank_that_is_two_processes_records_nothing(tmp_path: Path) -> N
     assert _lines(tmp_path / "one", 1, "mine") == _lines(tmp_path / "other", 1, "mine") == []
 
 
-@pytest.mark.timeout(200)
 async def test_windows_of_several_ranks_wait_for_others(tmp_path: Path) -> None:
     """With `queue` later steps are found, with fixed steps as with the next ones; behind one that ends by the clock none can
     be, and that is said."""

@@ -16,8 +16,6 @@ from tests.control_rank import RankSettings
 
 RANKS = 8
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.mark.checklist("A20", "A28", "A33", "F6", "F10")
 def test_eight_ranks_at_different_speeds_record_the_same_steps(tmp_path: Path) -> None:

@@ -81,7 +81,6 @@ async def runs(running: Running, run: str) -> None:
 
 
 @pytest.mark.checklist("F10")
-@pytest.mark.timeout(200)
 async def test_an_order_for_a_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All record it in the stage that it names, and none in another; where ranks are in different ones none does."""
     async with collecting(tmp_path / "collector") as running:

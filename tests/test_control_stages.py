@@ -14,8 +14,6 @@ from tests.support import require
 
 RANKS = 3
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def check(running: Job, run: str, stage: str, ranks: tuple[int, ...] = (0, 1, 2)) -> int:
     """Waits for a window that all ranks have of the same stage and steps; returns its last step."""

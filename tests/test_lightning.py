@@ -332,7 +332,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.timeout(300)
 def test_spawned_ranks_write_side_by_side(tmp_path: Path) -> None:
     """Lightning sends the profiler to two processes, which know their ranks from it and from nobody else."""
     program = tmp_path / "program.py"

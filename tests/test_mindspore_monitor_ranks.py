@@ -28,8 +28,6 @@ SPEEDS = (4.0, 2.0, 8.0, 6.0)
 POLLS = (0.6, 1.0, 0.5, 0.75)
 """Seconds between two looks at the file."""
 
-pytestmark = pytest.mark.timeout(200)
-
 
 class Job:
     """Ranks that were started."""

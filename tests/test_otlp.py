@@ -47,7 +47,7 @@ async def test_the_contract_is_kept(tmp_path: Path) -> None:
 
 def a_run(exporter: OtlpExporter, directory: Path) -> sc.Profiler:
     """Three steps with spans, an instant and a counter in each."""
-    with sc.trace(exporters=[exporter], output_dir=directory, name="job") as profiler:
+    with sc.trace(exporters=[exporter], output_dir=directory, name="job", close_timeout=60) as profiler:
         for _ in range(3):
             with sc.span("forward", layer=3), sc.span("matmul", category="cpu_op"):
                 sc.instant("here", why="because")

@@ -94,7 +94,6 @@ def stored(url: str, project: str, count: int) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.timeout(300)
 def test_phoenix_stores_the_tree(server: str, tmp_path: Path) -> None:
     """Every span is there, under its true parent, with its times, arguments and events."""
     options = sc.OtlpOptions(metrics=False, resource={"openinference.project.name": "training"})

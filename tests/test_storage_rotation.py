@@ -18,7 +18,6 @@ from tests.support import ROOT
 SCENARIOS = sorted(name for name in vars(rotation) if name.startswith("test_"))
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_rotation(scenario: str, loop: str, tmp_path: Path) -> None:

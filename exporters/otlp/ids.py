@@ -33,7 +33,6 @@ class RunIds:
         self.span = self._hash("run span", 8)
         self._tracks: dict[int, int] = {}
         """What stands for a track, whatever its number is in this process."""
-        self._next_track = 1
 
     def window(self, window: int) -> bytes:
         """Span of a window, in the run's trace."""
@@ -62,10 +61,8 @@ class RunIds:
         return (number * 6364136223846793005 + 1442695040888963407) % (1 << 64)
 
     def _track(self, number: int) -> int:
-        if number >= self._next_track:
-            for track in tracks.since(self._next_track):
-                self._tracks[track.id] = _number(f"{int(track.kind)} {track.pid} {track.tid} {track.name}")
-                self._next_track = track.id + 1
+        if number not in self._tracks and (track := tracks.get(number)):
+            self._tracks[number] = _number(f"{int(track.kind)} {track.pid} {track.tid} {track.name}")
         return self._tracks.get(number, 0)
 
     def _hash(self, what: str, size: int) -> bytes:

@@ -191,6 +191,7 @@ uint32_t stack_open_spans(const Stack *stack, int64_t now, Event *events); /* ro
 PyObject *stack_py_open_spans(PyObject *self, PyObject *unused);
 
 /* track.c: where events are drawn; append-only. */
+#define MAX_TRACKS (1 << 20) /* further ones share the last */
 enum { TRACK_PROCESS = 1, TRACK_THREAD, TRACK_TASK, TRACK_STREAM, TRACK_COUNTER };
 typedef struct { int64_t pid, tid; uint32_t kind, parent, name, id; } Track;
 uint32_t track_new(uint32_t kind, int64_t pid, int64_t tid, uint32_t name, uint32_t parent);
@@ -206,7 +207,7 @@ void track_close(void);
 void track_fork(int phase);
 PyObject *track_py_name_process(PyObject *self, PyObject *args);
 PyObject *track_py_new(PyObject *self, PyObject *args);
-PyObject *track_py_since(PyObject *self, PyObject *first);
+PyObject *track_py_since(PyObject *self, PyObject *args);
 
 /* ring.c: one single-producer ring of slots per thread, in a mapped file. */
 typedef struct Ring Ring;

@@ -68,7 +68,7 @@ static PyMethodDef methods[] = {
     {"take_refused", control_py_take_refused, METH_O, NULL},
     {"text", strings_py_text, METH_O, NULL},
     {"track", track_py_new, METH_VARARGS, NULL},
-    {"tracks", track_py_since, METH_O, NULL},
+    {"tracks", track_py_since, METH_VARARGS, NULL},
     {"unspooled", spool_py_unspooled, METH_NOARGS, NULL},
     {"unwatch_signals", signals_py_unwatch, METH_NOARGS, NULL},
     {"want", wants_py_want, METH_VARARGS, NULL},
@@ -88,6 +88,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     if (add_type(m, &CoroutineType, "Coroutine") < 0 || add_type(m, &SpanType, "span") < 0 ||
         add_type(m, &StepCounterType, "StepCounter") < 0 || add_type(m, &AggregatesType, "Aggregates") < 0 ||
         add_type(m, &AttachedType, "Attached") < 0 || add_type(m, &PerfettoEncoderType, "PerfettoEncoder") < 0 || PyModule_AddIntMacro(m, FIRST_NAME) < 0 ||
+        PyModule_AddIntMacro(m, MAX_TRACKS) < 0 ||
         PyModule_AddIntMacro(m, MAX_NAME) < 0 || PyModule_AddIntMacro(m, RECORD_EVENTS) < 0 ||
         PyModule_AddIntMacro(m, RECORD_OPERATORS) < 0)
         return NULL;

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #define CHUNK 1024
-#define MAX_TRACKS (1u << 20) /* further ones share the last */
 #define LEASED_NUMBERS (1 << 30) /* from here on, as the system numbers threads from below */
 #define MAX_NAMED_TASKS (1u << 14)
 #define BUCKETS 1024
@@ -181,12 +180,12 @@ PyObject *track_py_new(PyObject *self, PyObject *args) {
     return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLong(track_new(kind, pid, tid, text, parent));
 }
 
-PyObject *track_py_since(PyObject *self, PyObject *first) {
-    unsigned long from = PyLong_AsUnsignedLong(first);
-    if (PyErr_Occurred()) return NULL;
+PyObject *track_py_since(PyObject *self, PyObject *args) {
+    unsigned long from, most = MAX_TRACKS;
+    if (!PyArg_ParseTuple(args, "k|k", &from, &most)) return NULL;
     uint32_t n = atomic_load_explicit(&count, memory_order_acquire);
     PyObject *list = PyList_New(0);
-    for (uint32_t id = from ? (uint32_t)from : 1; list && from <= n && id <= n; id++) {
+    for (uint32_t id = from ? (uint32_t)from : 1; list && from <= n && id <= n && most--; id++) {
         const Track *t = track_get(id);
         const String *s = strings_get(t->name);
         PyObject *row = Py_BuildValue("(IILLIs#)", id, t->kind, (long long)t->pid, (long long)t->tid, t->parent, s->text,

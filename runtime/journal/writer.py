@@ -10,13 +10,13 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from stepscope.runtime import strings, tracks
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.append_file import AppendFile
+from stepscope.runtime.journal.tables import Tables
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.plain import plain
 from stepscope.runtime.run import Run
@@ -27,8 +27,6 @@ Fsync = Literal["never", "window", "always"]
 
 MIN_BYTES = 1 << 16
 _END_BYTES = 256
-_MOST_PER_ROW = 4096
-"""Bytes that a name or a track takes at most, or nearly."""
 
 
 class Target(Protocol):
@@ -103,8 +101,7 @@ class JournalWriter:
         self._number = 0
         self._pending: list[fmt.Bytes] = []
         self._pending_frames = 0
-        self._serial = 0
-        self._next_track = 1
+        self._tables = Tables(max_frame)
         self._open_windows: set[int] = set()
         self._windows = 0
         self._records_left_out = 0
@@ -150,7 +147,8 @@ class JournalWriter:
                 self._mark_cap()
                 return
             for count, flags, parts, cut in fmt.encode_events(batch, self._compression, most=self._max_frame):
-                serial, next_track = self._add_tables()
+                for kind, rows in self._tables.before(batch.events):
+                    self._control(kind, rows)
                 opened = batch.window not in self._open_windows
                 if opened:
                     first = fmt.EVENTS_HEADER.unpack_from(parts[0])[0]
@@ -163,7 +161,7 @@ class JournalWriter:
                     self._mark_cap()
                     continue
                 self._commit(self._fsync == "always")
-                self._serial, self._next_track = serial, next_track
+                self._tables.settle()
                 self._open_windows.add(batch.window)
                 self.written += count
                 self.arguments_cut += cut
@@ -248,7 +246,8 @@ class JournalWriter:
         with self._lock:
             self._open_file()
             self._records_left_out += not self._record(fmt.FrameType.RUN, records.run_record(run, time.time_ns()))
-            self._serial, self._next_track, self._metadata = 0, 1, b""
+            self._tables.forget()
+            self._metadata = b""
 
     def restated(self, run: Run, before: int) -> list[bytes]:
         """Frames that say again what all frames so far are read with: the run, the tables and the metadata.
@@ -260,10 +259,9 @@ class JournalWriter:
             before: number of that frame; theirs are the ones before it, as many as they are.
         """
         with self._lock:
-            tables, _, _ = self._tables(0, 1)
             found: list[tuple[fmt.FrameType, object]] = [
                 (fmt.FrameType.RUN, records.run_record(run, time.time_ns())),
-                *tables,
+                *self._tables.all(),
             ]
             payloads = [(kind, records.encode_record(record)) for kind, record in found]
             if self._metadata:
@@ -305,27 +303,6 @@ class JournalWriter:
             finally:
                 self._file.close()
                 self._file = None
-
-    def _add_tables(self) -> tuple[int, int]:
-        """Adds frames of the strings and tracks that are new, and returns how far the tables will be written then."""
-        found, serial, next_track = self._tables(self._serial, self._next_track)
-        for kind, rows in found:
-            self._control(kind, rows)
-        return serial, next_track
-
-    def _tables(self, serial: int, next_track: int) -> tuple[list[tuple[fmt.FrameType, object]], int, int]:
-        """Frames of the strings and tracks from these on, and how far the tables are written with them."""
-        serial, pairs = strings.since(serial)
-        per_frame = min(fmt.STRINGS_PER_FRAME, max(self._max_frame // _MOST_PER_ROW, 1))
-        found: list[tuple[fmt.FrameType, object]] = [
-            (fmt.FrameType.STRINGS, pairs[at : at + per_frame]) for at in range(0, len(pairs), per_frame)
-        ]
-        new = tracks.since(next_track)
-        for at in range(0, len(new), per_frame):
-            part = new[at : at + per_frame]
-            rows = [records.TrackRecord(t.id, int(t.kind), t.pid, t.tid, t.parent, t.name) for t in part]
-            found.append((fmt.FrameType.TRACKS, rows))
-        return found, serial, new[-1].id + 1 if new else next_track
 
     def _record(self, kind: fmt.FrameType, record: object, sync: bool = False) -> bool:
         """Writes one control frame; false if it does not fit."""

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.runtime import strings, tracks
+from stepscope.runtime import strings
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import EventBatch, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
@@ -41,7 +41,6 @@ def write_stream(
         writer.write_window(window)
     if windows:
         writer.close()
-    _leave_out_other_tracks(path, batches)
     return path
 
 
@@ -68,24 +67,6 @@ def write_many(directory: Path, ranks: int, events: int) -> None:
             block["name"] = strings.intern(f"span of rank {rank}")
             batches.append(EventBatch("recorder", 0, block, b""))
         write_stream(directory, run, batches, [make_window()])
-
-
-def _leave_out_other_tracks(path: Path, batches: Sequence[EventBatch]) -> None:
-    """A rank has its own tracks only; the writer gives all of this process, which are those of all ranks of a test."""
-    used = {track for batch in batches for track in np.unique(batch.events["track"]).tolist()}
-    known = {track.id: track for track in tracks.since(1)}
-    for track in list(used & set(known)):
-        while (parent := known[track].parent) in known:
-            used.add(track := parent)
-
-    def of_this_rank(kind: int, flags: int, payload: bytes) -> tuple[int, bytes]:
-        if kind != fmt.FrameType.TRACKS:
-            return flags, payload
-        return flags, encode_record([row for row in decode_record(kind, payload) if row.id in used])
-
-    changed = path.with_suffix(".changed")
-    _rewrite(path, changed, of_this_rank)
-    changed.replace(path)
 
 
 def on_another_clock(source: Path, target: Path, clock: Clock, name: str) -> None:

@@ -1,0 +1,101 @@
+"""A journal names what its events need, however much else the process knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepscope.exporters.specimens import run_in, spans
+from stepscope.runtime import tracks
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.records import TrackRecord, decode_record
+from stepscope.runtime.journal.writer import JournalWriter
+from stepscope.runtime.named_tracks import NamedTracks
+from stepscope.runtime.tracks import TrackKind
+from tests.journals import frames_of
+
+UNKNOWN = 0xFFFFFFF0
+"""An id that no track has."""
+
+
+def on(*where: int) -> EventBatch:
+    """A span on each of these tracks."""
+    events = spans(["work"] * len(where))
+    events["track"] = where
+    return EventBatch("recorder", 0, events, b"")
+
+
+def named(path: Path) -> list[list[TrackRecord]]:
+    """What each frame of tracks in the journal says."""
+    return [decode_record(kind, payload) for kind, payload in frames_of(path) if kind == fmt.FrameType.TRACKS]
+
+
+def new_tracks() -> tuple[int, int, int]:
+    """Ids of a thread of another process, of that process, and of one that nobody uses."""
+    process = tracks.new(TrackKind.PROCESS, 7, 0, "another")
+    tracks.new(TrackKind.THREAD, 7, 8, "idle", process)
+    return tracks.new(TrackKind.THREAD, 7, 9, "busy", process), process, process + 1
+
+
+def test_tracks_are_written_when_they_are_used(tmp_path: Path) -> None:
+    """Each once, after the one that it belongs to; those of other runs cost nothing."""
+    busy, process, idle = new_tracks()
+    writer = JournalWriter(tmp_path / "journal")
+    writer.open(run_in(tmp_path))
+    writer.write_batch(on(busy, busy))
+    writer.write_batch(on(busy))
+    writer.write_batch(on(idle, busy, 0, UNKNOWN))
+    writer.close()
+    assert [[row.id for row in frame] for frame in named(writer.path)] == [[process, busy], [idle]]
+
+
+def test_tracks_are_written_again_after_a_gap(tmp_path: Path) -> None:
+    """Who lost what was written is told again, of what was written only."""
+    busy, process, idle = new_tracks()
+    writer = JournalWriter(tmp_path / "journal")
+    writer.open(run_in(tmp_path))
+    writer.write_batch(on(busy))
+    said = b"".join(writer.restated(run_in(tmp_path), 100))
+    writer.restate(run_in(tmp_path))
+    writer.write_batch(on(busy))
+    writer.close()
+    assert [[row.id for row in frame] for frame in named(writer.path)] == [[process, busy]] * 2
+    (tmp_path / "said").write_bytes(fmt.encode_file_header(writer.sync_word) + said)
+    assert [[row.id for row in frame] for frame in named(tmp_path / "said")] == [[process, busy]]
+    assert idle not in [row.id for frame in named(tmp_path / "said") for row in frame]
+
+
+def test_events_that_did_not_fit_name_nothing(tmp_path: Path) -> None:
+    """What was left out with its events is written with later ones."""
+    busy, process, _ = new_tracks()
+    many = tracks.new(TrackKind.THREAD, 7, 10, "many", process)
+    writer = JournalWriter(tmp_path / "journal", max_bytes=1 << 16, holes=True)
+    writer.open(run_in(tmp_path))
+    writer.write_batch(on(*[many] * 5000))
+    assert writer.dropped == 5000
+    writer.write_batch(on(busy))
+    writer.close()
+    assert [[row.id for row in frame] for frame in named(writer.path)] == [[process, busy]]
+
+
+@pytest.mark.parametrize("where", [[], [0], [UNKNOWN], [UNKNOWN, 0]])
+def test_no_track_is_none(where: list[int]) -> None:
+    """Ids of no track are not looked for, and cost no memory."""
+    known = NamedTracks()
+    assert known.missing(on(*where).events) == []
+    assert known.all() == []
+    assert UNKNOWN not in known
+
+
+def test_what_is_named_is_not_missing() -> None:
+    """Asking names nothing."""
+    busy, process, _ = new_tracks()
+    known = NamedTracks()
+    for _ in range(2):
+        assert [track.id for track in known.missing(on(busy, process, busy).events)] == [process, busy]
+    known.add(known.missing(on(process).events))
+    assert [track.id for track in known.missing(on(busy, process).events)] == [busy]
+    assert process in known and busy not in known
+    assert [track.id for track in known.all()] == [process]
