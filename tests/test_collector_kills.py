@@ -11,8 +11,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from tests.collectors import COMMAND, Process, free_port, journals
 from tests.collectors import spans as spans_of
 

@@ -26,6 +26,7 @@ from tests.commands import python
 from tests.receiver import ReceiverThread, attributes_of, receiver
 from tests.support import ROOT
 
+PATIENT = sc.Options(close_timeout=60)
 ALL = OtlpOptions(spans_per_second=None, leave_out=())
 POINTS = {f"kind {kind.name}" for kind in Kind} - {"kind SPAN"}
 """Names of what may be a span without duration, and is none of the events that were spans."""
@@ -47,7 +48,7 @@ async def test_the_contract_is_kept(tmp_path: Path) -> None:
 
 def a_run(exporter: OtlpExporter, directory: Path) -> sc.Profiler:
     """Three steps with spans, an instant and a counter in each."""
-    with sc.trace(exporters=[exporter], output_dir=directory, name="job", close_timeout=60) as profiler:
+    with sc.trace(exporters=[exporter], output_dir=directory, name="job", options=PATIENT) as profiler:
         for _ in range(3):
             with sc.span("forward", layer=3), sc.span("matmul", category="cpu_op"):
                 sc.instant("here", why="because")
