@@ -60,6 +60,9 @@ class Tables:
 
     def _frames(self, pairs: list[tuple[int, str]], named: Iterable[Track]) -> Rows:
         rows = [records.TrackRecord(t.id, int(t.kind), t.pid, t.tid, t.parent, t.name) for t in named]
-        return [
-            (fmt.FrameType.STRINGS, pairs[at : at + self._per_frame]) for at in range(0, len(pairs), self._per_frame)
-        ] + [(fmt.FrameType.TRACKS, rows[at : at + self._per_frame]) for at in range(0, len(rows), self._per_frame)]
+        found: Rows = []
+        for at in range(0, len(pairs), self._per_frame):
+            found.append((fmt.FrameType.STRINGS, pairs[at : at + self._per_frame]))
+        for at in range(0, len(rows), self._per_frame):
+            found.append((fmt.FrameType.TRACKS, rows[at : at + self._per_frame]))
+        return found
