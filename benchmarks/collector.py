@@ -23,24 +23,34 @@ RATE = 100_000
 """Events a second of the training process."""
 CHUNK = 50_000
 """Events of a frame: what is between two drains at that rate."""
+SMALL = 1000
+"""Events of a small frame: what a rank of a training of 2,000 events a second has between two drains."""
 RANKS = 1000
 
 
 def _ingest(scale: Scale) -> AbstractContextManager[Round]:
     # Processor time is counted in hundredths of a second: it takes many events.
-    return _taken(scale, 400, lambda collector: collector.processor_seconds)
+    return _taken(scale, CHUNK, 400, lambda collector: collector.processor_seconds)
+
+
+def _small(scale: Scale) -> AbstractContextManager[Round]:
+    return _taken(scale, SMALL, 40, lambda collector: collector.processor_seconds)
 
 
 def _synced(scale: Scale) -> AbstractContextManager[Round]:
-    return _taken(scale, 20, lambda _: time.monotonic, "--fsync")
+    return _taken(scale, CHUNK, 20, lambda _: time.monotonic, "--fsync")
 
 
 @contextmanager
 def _taken(
-    scale: Scale, times: int, clock: Callable[[Collecting], Callable[[], float]], *options: str
+    scale: Scale, chunk: int, times: int, clock: Callable[[Collecting], Callable[[], float]], *options: str
 ) -> Generator[Round]:
-    """Millions of events that a collector takes in a second of a clock, so many times those of the scale."""
-    count, flags, data = payload(min(CHUNK, scale.events))
+    """Millions of events that a collector takes in a second of a clock, so many times those of the scale.
+
+    Args:
+        chunk: events of a frame.
+    """
+    count, flags, data = payload(min(chunk, scale.events))
     frames = max(scale.events * times // count, 1)
 
     def once() -> Sample:
@@ -159,6 +169,14 @@ ROWS = (
         more_is_better=True,
         heavy=True,
         contenders=(Contender(Tool.STEPSCOPE, "stepscope collect", _ingest),),
+    ),
+    Row(
+        key="collector.small_frames",
+        what=f"the same in frames of {SMALL:,} events",
+        unit="M events/s",
+        budget=2.0,
+        more_is_better=True,
+        contenders=(Contender(Tool.STEPSCOPE, "stepscope collect", _small),),
     ),
     Row(
         key="collector.synced",
