@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -11,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support import ROOT, require
+from tests.support import ROOT, chromium, require
 from tests.viewers import perfetto
 from tests.viewers.perfetto import PROBLEMS
 from tests.viewers.tensorboard import load_run
@@ -31,12 +33,14 @@ class Done(NamedTuple):
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """It runs once."""
+    """It runs once, with a browser that looks on."""
     require("torch")
+    require("playwright.sync_api")
     place = tmp_path_factory.mktemp("cluster") / "demo"
     done = subprocess.run(
-        [sys.executable, "-m", "stepscope.demo.cluster", "--dir", str(place)],
+        [sys.executable, "-m", "stepscope.demo.cluster", "--dir", str(place), "--picture", str(place / "page.png")],
         cwd=ROOT,
+        env={**os.environ, "STEPSCOPE_CHROMIUM": str(chromium())},
         capture_output=True,
         text=True,
         timeout=400,
@@ -56,6 +60,19 @@ def test_nothing_is_lost_and_the_slow_rank_is_named(demo: Done) -> None:
         assert made == there and int(made) > 700
     assert "slow, as the page has it: ranks [2" in demo.said
     assert re.search(r"of 8 processes, their times within [\d,]+ us", demo.said)
+
+
+@pytest.mark.timeout(500)
+def test_the_page_has_a_picture(demo: Done) -> None:
+    """Taken when it named the slow rank, before the ranks were done."""
+    picture = (demo.place / "page.png").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n") and picture[16:24] == struct.pack(">II", 1280, 900)
+    assert len(set(picture)) > 200 and len(picture) > 30_000
+    assert (
+        demo.said.index("slow, as the page has it")
+        < demo.said.index("the page's picture")
+        < demo.said.index("spans were made")
+    )
 
 
 @pytest.mark.timeout(500)

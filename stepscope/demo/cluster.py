@@ -118,6 +118,7 @@ def watching(url: str, path: Path | None) -> Generator[Callable[[], None]]:
         def take() -> None:
             page.locator("#verdict").get_by_text("is slow").wait_for()
             page.screenshot(path=str(path))
+            print(f"the page's picture: {path}", flush=True)
 
         yield take
         browser.close()
