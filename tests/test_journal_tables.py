@@ -71,7 +71,7 @@ def test_events_that_did_not_fit_name_nothing(tmp_path: Path) -> None:
     """What was left out with its events is written with later ones."""
     busy, process, _ = new_tracks()
     many = tracks.new(TrackKind.THREAD, 7, 10, "many", process)
-    writer = JournalWriter(tmp_path / "journal", max_bytes=8 << 20, holes=True)
+    writer = JournalWriter(tmp_path / "journal", max_bytes=4 << 20, holes=True)
     writer.open(run_in(tmp_path))
     writer.write_batch(on(*[many] * 200_000))
     assert writer.dropped == 200_000
