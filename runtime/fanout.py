@@ -68,11 +68,6 @@ class Fanout:
         """Accounts of a window at each exporter that keeps them still, as they are now."""
         return {outlet.name: outlet.ledger(window) for outlet in self.outlets if outlet.keeps(window)}
 
-    async def relieve(self) -> None:
-        """Lets exporters that are behind catch up, so that a burst does not overflow their queues."""
-        for outlet in self.outlets:
-            await outlet.relieve()
-
     async def drained(self) -> None:
         """Returns when no exporter has anything left to do."""
         for outlet in self.outlets:

@@ -324,12 +324,18 @@ class Hub:
             pipeline.save(until)
 
     async def _relieve(self) -> None:
-        """Lets exporters that are behind catch up, unless a profiler is to be closed now."""
-        for pipeline in list(self._pipelines):
-            if not self._hurries:
-                with anyio.CancelScope() as self._relief:
-                    await pipeline.relieve()
-                self._relief = None
+        """Lets exporters that are behind catch up, all at once, unless a profiler is to be closed now.
+
+        So a burst does not overflow their queues, and a slow exporter of one profiler adds nothing to what those of
+        another take.
+        """
+        crowded = [outlet for pipeline in self._pipelines for outlet in pipeline.outlets if outlet.crowded()]
+        if crowded and not self._hurries:
+            with anyio.CancelScope() as self._relief:
+                async with anyio.create_task_group() as beside:
+                    for outlet in crowded:
+                        beside.start_soon(outlet.relieve)
+            self._relief = None
 
     @contextlib.contextmanager
     def _hurry(self) -> Generator[None]:

@@ -222,13 +222,17 @@ class Outlet:
             self._batches_seen = (self._batches, now)
         return full and now - self._batches_seen[1] < PATIENCE * 1e9
 
+    def crowded(self) -> bool:
+        """Whether more than half of its queue waits, and it is worth waiting for."""
+        return self._bytes > self._max // 2 and not self._stuck
+
     async def relieve(self) -> None:
         """Waits while more than half of the queue is full and the exporter gets on with it.
 
         So a burst passes without a drop. One that makes no progress for `PATIENCE` seconds is not waited for again
         until it does: it must not hold up the others.
         """
-        while self._bytes > self._max // 2 and not self._stuck:
+        while self.crowded():
             handled = self._handled
             with anyio.move_on_after(PATIENCE) as waited:
                 await self._progress.wait_for(lambda: self._handled != handled)  # noqa: B023

@@ -219,10 +219,6 @@ class Pipeline:
             self._give(batches)
         self._loop_ns += clock.now() - start
 
-    async def relieve(self) -> None:
-        """Lets exporters that are behind catch up, so that a burst does not overflow their queues."""
-        await self.fanout.relieve()
-
     @contained(False)
     def closable(self) -> bool:
         """Whether a window waits for nothing but its open spans."""

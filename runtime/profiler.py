@@ -464,7 +464,8 @@ def close_all(cause: BaseException | str | None = None) -> None:
     if cause is None and not hasattr(sys, "ps1"):  # in an interactive interpreter it may be of any time
         cause = getattr(sys, "last_value", None)
     call_before_close()
-    profilers = list(_alive)
+    # Nobody can end a backend that hangs on this thread: those that have none there are on their way by then.
+    profilers = sorted(_alive, key=lambda profiler: bool(profiler._bound()))  # pyright: ignore[reportPrivateUsage]
     for profiler in profilers:
         profiler._begin_end(cause)  # pyright: ignore[reportPrivateUsage]
     for profiler in profilers:

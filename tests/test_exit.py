@@ -11,6 +11,7 @@ import pytest
 
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.window import Window
+from tests.collecting import until
 
 
 def run(script: str, directory: Path, *, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -274,3 +275,52 @@ profiler.raise_errors()
     run(script, tmp_path)
     names, _ = journal_names(tmp_path / "run" / "journal")
     assert {"work", "in handler"} <= set(names)
+
+
+HANGING = """
+import threading
+import stepscope as sc
+from stepscope.backends.scripted import ScriptedBackend
+
+
+class Hanging(ScriptedBackend):
+    def transition(self, before, after, at):
+        if not after.records:
+            threading.Event().wait()
+        super().transition(before, after, at)
+
+
+profilers = []
+for number in range(6):
+    backends = [Hanging(thread_bound=True)] if number == 3 else []
+    exporters = [sc.ChromeTraceExporter(f"run{number}/trace.json")]
+    profiler = sc.trace(output_dir=f"run{number}", name=f"run{number}", exporters=exporters, backends=backends)
+    profiler.start()
+    profilers.append(profiler)
+with sc.span("work"):
+    pass
+"""
+
+
+def test_a_bound_backend_that_hangs_keeps_no_other_profiler_from_its_end(tmp_path: Path) -> None:
+    """Nobody can end what hangs on the thread that exits; the files of the others are whole all the same."""
+
+    def ended(number: int) -> bool:
+        try:
+            json.loads((tmp_path / f"run{number}" / "trace.json").read_text())
+        except (OSError, ValueError):
+            return False
+        return True
+
+    process = subprocess.Popen([sys.executable, "-c", HANGING], cwd=tmp_path)
+    try:
+        others = [number for number in range(6) if number != 3]
+        until(lambda: all(map(ended, others)))
+        for number in others:
+            journal = tmp_path / f"run{number}" / "journal"
+            until(lambda: len(journal_names(journal)[1]) == 1)  # noqa: B023
+            assert "work" in journal_names(journal)[0]
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()

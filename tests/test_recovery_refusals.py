@@ -20,7 +20,9 @@ from stepscope.cli.main import main
 from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.processes import is_running, process_identity
 from stepscope.runtime.recovery.recover import recover
+from tests.commands import python
 from tests.crashes import BODY, MIDWAY, Crash, batches, names
+from tests.support import ROOT
 
 
 @pytest.fixture
@@ -107,6 +109,27 @@ def test_a_full_disk(crash: Crash, small_disk: Path, tmp_path: Path, capfd: pyte
     assert sorted(path.name for path in run.iterdir()) == before
     assert main(["recover", str(run), "--out", str(tmp_path / "out.journal")]) == 0
     assert names(tmp_path / "out.journal")["forward"] == 40
+
+
+FEW_FILES = """
+import resource, sys
+from stepscope.cli.main import main
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+sys.exit(main(["recover", sys.argv[1]]))
+"""
+
+
+def test_more_processes_than_a_shell_allows_files(crash: Crash) -> None:
+    """Each process that had joined has a directory, which is held open: the command takes what the system allows."""
+    crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
+    for number in range(1, 101):
+        joined = crash.directory() / f"{number}-1"
+        joined.mkdir(mode=0o700)
+        for name in ("strings", "tracks", "stacks"):
+            (joined / name).touch()
+    done = python("-c", FEW_FILES, crash.run, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert names(crash.run / "journal.recovered")["forward"] == 40
 
 
 @pytest.fixture(scope="module")

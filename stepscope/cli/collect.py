@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import logging
 import os
-import resource
 import socket
 import sys
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from stepscope.cli import nats_options
+from stepscope.cli import descriptors, nats_options
 from stepscope.cli.sizes import size
 from stepscope.runtime.errors import StepscopeError
 from stepscope.runtime.misfit import default_of, find_misfit, struct_fields
@@ -166,7 +165,7 @@ def collect(given: argparse.Namespace) -> int:
     except ValueError as error:
         parser.error(str(error))
     try:
-        allowed = settings.within(_allow_files())
+        allowed = settings.within(descriptors.allow_all())
         if allowed != settings:
             print(
                 f"stepscope: for the open files that this process may have there can be {allowed.max_streams} streams and "
@@ -216,11 +215,3 @@ def _show_log() -> None:
     log.addHandler(shown)
     log.setLevel(logging.INFO)
     logging.getLogger("stepscope.collector.audit").propagate = False
-
-
-def _allow_files() -> int:
-    """As many open files as the system lets us have: each stream needs three, and shells often allow 1,024; how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
