@@ -30,18 +30,22 @@ class Covering(Protocol):
     @property
     def windows(self) -> Mapping[int, object]:
         """Those that have an end, or are known otherwise, by index."""
+        ...
 
     @property
     def counts(self) -> Mapping[int, int]:
         """Events by window."""
+        ...
 
     @property
     def first_ns(self) -> int:
         """Time of its first event."""
+        ...
 
     @property
     def last_ns(self) -> int:
         """And of the end of its last."""
+        ...
 
 
 def covers(one: Covering, other: Covering) -> bool:
