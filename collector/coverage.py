@@ -21,7 +21,7 @@ from stepscope.runtime.journal.records import RunRecord, decode_record
 MOST_WINDOWS = 1 << 17
 """Of a journal that is read: a day and a half of one a second. They take some 20 MB."""
 MOST_SECONDS = 60.0
-"""Of the processor's time, for one journal: some million frames."""
+"""Of the processor's time, for one journal: some ten million frames."""
 
 
 class Covering(Protocol):
