@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stepscope.collector import charts, metrics, openapi
+from stepscope.collector import charts, metrics, openapi, path_number
 from stepscope.collector.downloads import Download, Source
 from stepscope.collector.job_windows import Group
 from stepscope.collector.journal_copy import JournalCopy
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 _STREAM = "/v1/streams/{stream}"
 _WINDOWS = "/v1/windows"
-_WINDOW = _WINDOWS + "/{window:int}"
+_WINDOW = f"{_WINDOWS}/{{window:{path_number.KIND}}}"
+_OF_STREAM = f"{_STREAM}/windows/{{window:{path_number.KIND}}}"
 _BYTES = "application/octet-stream"
 
 
@@ -147,7 +148,7 @@ class Api:
         return window_detail(self._group(request, query))
 
     @_operations.add(
-        _STREAM + "/windows/{window:int}/statistics",
+        _OF_STREAM + "/statistics",
         NoParameters,
         "What a window holds, per name and category",
         answer=Table,
@@ -175,7 +176,7 @@ class Api:
         return self._sent(request, chunks, _BYTES, f"{id}.journal")
 
     @_operations.add(
-        _STREAM + "/windows/{window:int}/{kind}",
+        _OF_STREAM + "/{kind}",
         NoParameters,
         "A window of a stream as a file, such as `chrome`",
         media_type=_BYTES,

@@ -160,6 +160,8 @@ class Collector:
             async with self.parts.working(self._endless(), {"restoring": restoring.run()}):
                 async with self.server.listening(self.settings) as url:
                     self.audit.line("start", "", url=url, pid=os.getpid())
+                    if not self.settings.token:
+                        log.warning("no token is set (--token-file, STEPSCOPE_TOKEN): %s", _open_to(self.settings))
                     yield url
                 self.audit.line("stop", "", pid=os.getpid())
         finally:
@@ -231,6 +233,13 @@ class Collector:
         client, path = socket.client, socket.url.path
         self.audit.refuse(why, f"{client.host}:{client.port}" if client else "", path)
         await socket.send_denial_response(problem(404, why))
+
+
+def _open_to(settings: CollectorSettings) -> str:
+    """Who can do what where nobody is asked for a token."""
+    if settings.exposed:
+        return "whoever can reach this machine can read all that is here, and send streams"
+    return "every user of this machine can read all that is here, send streams, and give orders to the processes"
 
 
 def _uploading(store: Store, settings: CollectorSettings) -> Uploading | None:

@@ -19,6 +19,7 @@ from stepscope.collector.bounded import CHUNK, ProcessBounds, bounded, ended
 from stepscope.collector.disk import Disk
 from stepscope.collector.journal_copy import JournalCopy
 from stepscope.collector.problems import ProblemError
+from stepscope.runtime.errors import NoWindowError
 from stepscope.runtime.presence import make_directories
 
 log = logging.getLogger("stepscope.collector")
@@ -169,6 +170,8 @@ class Downloads:
                     async for chunk in chunks:
                         with pace.taking(len(chunk)):
                             yield chunk
+        except NoWindowError as error:
+            raise ProblemError(404, f"window {window} is not in what is kept of it") from error
         finally:
             await self._disk.run(lambda: _remove(place))
 
@@ -202,6 +205,7 @@ async def _grown(
 
     Raises:
         ProblemError: if it fails before it wrote anything.
+        NoWindowError: if there is no such window.
         RuntimeError: if it fails later.
     """
     assert process.stderr is not None
@@ -210,6 +214,8 @@ async def _grown(
     try:
         while True:
             over = process.returncode is not None
+            if over and process.returncode == NoWindowError.exit_code:
+                raise NoWindowError("there is no such window")
             if over and process.returncode:
                 why = (await said) or ended(process.returncode, bounds)
                 if await disk.run(lambda: _largest(path.parent)) >= bounds.file_bytes:

@@ -23,3 +23,7 @@ class FullError(StepscopeError):
 
 class StuckError(StepscopeError):
     """The disk does not answer. It may do so later."""
+
+
+class ExcessError(StepscopeError):
+    """What a client sent takes more to look into than it may."""

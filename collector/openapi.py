@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.collector import problems
+from stepscope.collector import path_number, problems
 from stepscope.collector.operation import Operation
 from stepscope.collector.views import Problem
 
@@ -80,7 +80,12 @@ _PROBLEMS = {
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:
     return [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "integer" if kind == "int" else "string"}}
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": path_number.SCHEMA if kind == path_number.KIND else {"type": "string"},
+        }
         for name, _, kind in (part.partition(":") for part in re.findall("{(.*?)}", path))
     ]
 

@@ -14,6 +14,9 @@ from stepscope.runtime.control.decoding import decode_json
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.misfit import find_misfit
 
+MOST_DETAIL = 1000
+"""Characters of what is said of a parameter that is wrong: it may be as long as an address."""
+
 A = TypeVar("A")
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -111,7 +114,9 @@ def parameters(request: Request, kind: type[T]) -> T:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         misfit = find_misfit(given, kind, strict=False)
-        raise ProblemError(400, f"a parameter is wrong: {misfit.in_file() if misfit else error}") from error
+        raise ProblemError(
+            400, f"a parameter is wrong: {misfit.in_file() if misfit else error}"[:MOST_DETAIL]
+        ) from error
 
 
 async def body(request: Request, kind: type[T], most: int = 4096) -> T:

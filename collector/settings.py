@@ -22,6 +22,8 @@ READER_FILES = 2
 """Of another connection: itself, and what it is sent."""
 OTHER_FILES = 64
 """Of all the rest."""
+LEAST_TOKEN = 16
+"""Characters of a token with which others than this machine can be let in."""
 LEAST_DISK = 512 << 10
 """Bytes of a limit of the disk below which there is no room beside the collector's own files, and that for downloads, for a
 stream and messages of it: an eighth of this is the smallest message that exporters are held to."""
@@ -37,7 +39,8 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 7788
     """0: any that is free."""
     token: str = ""
-    """What exporters and readers must show; empty: nobody is asked."""
+    """What exporters and readers must show, 16 characters at least where others than this machine can come; empty: nobody is
+    asked, and every user of this machine can do everything."""
     certificate: Path | None = None
     """PEM file with the server's certificate chain."""
     key: Path | None = None
@@ -120,11 +123,19 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
         return msgspec.structs.replace(self, max_streams=streams, max_readers=readers)
 
     def check_exposure(self) -> None:
-        """Refuses to be reached by others without a token and TLS.
+        """Refuses to be reached by others without a token and TLS, and with a token that is short.
 
         Raises:
-            ExposureError: says what is missing.
+            ExposureError: says what is missing, or too short.
         """
+        if is_loopback(self.host):
+            return
+        if self.token and len(self.token) < LEAST_TOKEN:
+            raise ExposureError(
+                f"the collector would listen on {self.host}, where others can reach it, with a token of {len(self.token)} "
+                f"characters, which can be guessed: give {LEAST_TOKEN} at least, such as "
+                '`python -c "import secrets; print(secrets.token_urlsafe(32))"` makes'
+            )
         if not self.exposed or self.insecure:
             return
         missing = [

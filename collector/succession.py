@@ -7,10 +7,9 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from stepscope.collector.coverage import Coverage, covers
 from stepscope.collector.disk import Disk
 from stepscope.collector.mark import SUPERSEDED, mark_of
-from stepscope.collector.merge.copies import covers
-from stepscope.collector.merge.recording import Recording
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.presence import replace_private
 
@@ -28,7 +27,7 @@ def objection(successor: Path, before: Path) -> str:
     """Why a stream does not take the place of another one; empty if it does.
 
     It does if it is of the same run and has every window of the other one, with as many events or more. One that does not
-    say whose it is gives way: no command can use it.
+    say whose it is gives way: no command can use it. One that takes too much to read stays.
 
     Args:
         successor: journal of the one, which has ended.
@@ -38,7 +37,7 @@ def objection(successor: Path, before: Path) -> str:
         OSError: if they cannot be read.
     """
     try:
-        old = Recording.of(before, "", unfinished=False)
+        old = Coverage.of(before)
     except FormatError:
         return ""
     except OSError:
@@ -46,7 +45,7 @@ def objection(successor: Path, before: Path) -> str:
     except Exception as error:  # whatever is in it: it stays
         return f"which cannot be compared: {type(error).__name__}: {error}"
     try:
-        new = Recording.of(successor, "", unfinished=False)
+        new = Coverage.of(successor)
     except OSError:
         raise
     except Exception as error:

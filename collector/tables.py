@@ -19,14 +19,16 @@ from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.summary import CounterRow, InstantRow, Summary, SummaryRow
 
-KEPT = 64
-"""Tables of closed windows that are kept."""
+KEPT_BYTES = 64 << 20
+"""Of tables of closed windows that are kept."""
 ROWS = 1000
 """Rows of a kind that are told; those that take most time."""
 AT_ONCE = 2
 """Tables that are read at once: reading one takes a core."""
 WAITING = 16
 """Tables that may wait for their turn, however many want each."""
+_AROUND = 1 << 10
+"""Bytes that a table takes besides itself, its path for the most part."""
 _MOST_BYTES = 16 << 20
 """Of a table, which has `ROWS` rows of a kind with names that are bounded, too."""
 
@@ -69,12 +71,15 @@ class Tables:
     Who asks for the same gets the same; what nobody waits for any more is not read, and its process is killed.
     """
 
-    def __init__(self, bounds: ProcessBounds | None = None) -> None:
-        """Args: what the reading of one may take."""
+    def __init__(self, bounds: ProcessBounds | None = None, kept_bytes: int = KEPT_BYTES) -> None:
+        """Args: what the reading of one may take; bytes of those that are kept."""
+        self._most_kept = kept_bytes
         self._bounds = bounds or ProcessBounds(seconds=300.0)
         self._turn = asyncio.Semaphore(AT_ONCE)
         self._readings: dict[tuple[Path, int, bool], _Reading] = {}
         self._kept: OrderedDict[tuple[Path, int], bytes] = OrderedDict()
+        self.kept_bytes = 0
+        """What those take that are kept."""
 
     async def get(self, path: Path, window: int, *, closed: bool) -> bytes:
         """The table as JSON; of a window that is open, as it is now or was when the reading began that another waits for.
@@ -113,10 +118,20 @@ class Tables:
         async with self._turn:
             found = await self._read(path, window)
         if closed:
-            self._kept[path, window] = found
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+            self._keep(path, window, found)
         return found
+
+    def _keep(self, path: Path, window: int, found: bytes) -> None:
+        """Keeps a table; those that nobody asked for longest make room for it."""
+        self._drop(self._kept.pop((path, window), None))
+        self._kept[path, window] = found
+        self.kept_bytes += len(found) + _AROUND
+        while self.kept_bytes > self._most_kept:
+            self._drop(self._kept.popitem(last=False)[1])
+
+    def _drop(self, table: bytes | None) -> None:
+        if table is not None:
+            self.kept_bytes -= len(table) + _AROUND
 
     async def _read(self, path: Path, window: int) -> bytes:
         arguments = ("-m", "stepscope.collector.tables", str(path), str(window))

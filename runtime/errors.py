@@ -10,7 +10,8 @@ StepscopeError
 ├── TriggerError            a trigger of the flight recorder failed
 ├── OutputError             (OSError) an output directory or file cannot be used
 ├── FormatError             (ValueError) a file or frame is not what it should be
-│   └── RecoveredError      there is a recovery already, and a new one could be poorer
+│   ├── RecoveredError      there is a recovery already, and a new one could be poorer
+│   └── NoWindowError       a recording has no such window
 ├── SessionError            a session cannot be joined
 ├── ControlError            (ValueError) a configuration or request for control that cannot be followed
 └── InternalError           a fault of stepscope itself: please report it
@@ -59,6 +60,13 @@ class FormatError(StepscopeError, ValueError):
 
 class RecoveredError(FormatError):
     """Raised instead of replacing what was recovered when there was more to recover from."""
+
+
+class NoWindowError(FormatError):
+    """Raised when a window is asked for that a recording does not have."""
+
+    exit_code = 4
+    """Of the command that was to write it."""
 
 
 class SessionError(StepscopeError):

@@ -187,7 +187,7 @@ def test_a_window_that_is_not_there_cannot_be_downloaded(finished: CollectorProc
     """What goes wrong before the first byte is told, not hidden in a file."""
     stream = finished.ranks()[0]["stream"]
     answer = ask(f"{finished.url}/v1/streams/{stream}/windows/99/chrome")
-    assert answer.status == 500 and "window 99" in answer.json()["detail"]
+    assert answer.status == 404 and "window 99" in answer.json()["detail"]
 
 
 def test_other_methods_are_refused(finished: CollectorProcess) -> None:

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from stepscope.cli.main import main
 from stepscope.collector import doorway, writer
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.stream import Stream
@@ -307,13 +306,6 @@ async def test_what_the_disk_has_lost_is_not_confirmed(
             assert isinstance(welcome, protocol.Welcome) and welcome.next == 3
             assert await send_frames(one, 3, 2) == protocol.Ack(5)
         assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
-
-
-def test_an_empty_token_file_is_no_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Who gives a file for the token wants one."""
-    (tmp_path / "token").write_text("\n")
-    assert main(["collect", "--dir", str(tmp_path / "c"), "--token-file", str(tmp_path / "token")]) == 1
-    assert "is empty" in capsys.readouterr().err
 
 
 def test_a_spool_is_delivered_up_to_the_damage(tmp_path: Path) -> None:

@@ -45,6 +45,12 @@ def quiet_page() -> Generator[Page]:
         assert [text for text in said if "/v1/" not in text] == []
 
 
+def visit(page: Page, url: str) -> None:
+    """Opens an address for the first time; returns when the page's files are there. The icon comes last, after the others."""
+    with page.expect_event("requestfinished", lambda request: str(request.url).endswith("/page/icon.svg")):
+        page.goto(url)
+
+
 def cell(page: Page, rank: int, column: str) -> str:
     """What the table of ranks says."""
     titles = page.locator("#rank-table thead th").all_inner_texts()
@@ -103,7 +109,7 @@ def test_the_page_comes_back_with_the_collector(tmp_path: Path) -> None:
         with collecting(tmp_path) as collector:
             trained(collector.url, 0)
             port = collector.url.rpartition(":")[2]
-            page.goto(collector.url)
+            visit(page, collector.url)
             page.get_by_text("live", exact=True).wait_for()
             collector.process.kill()
             collector.process.wait()
@@ -119,7 +125,7 @@ def test_windows_tables_and_downloads_with_a_token(tmp_path: Path) -> None:
         addresses: list[str] = []
         page.on("request", lambda request: addresses.append(request.url))
         trained(collector.url, 0, token=TOKEN)
-        page.goto(collector.url)
+        visit(page, collector.url)
         page.get_by_role("textbox", name="Token").fill("wrong")
         page.keyboard.press("Enter")
         page.get_by_text("That is not the token.").wait_for()

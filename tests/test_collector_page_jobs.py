@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from tests.collecting import collecting, trained, training, until
 from tests.support import axe
-from tests.test_collector_page import TOKEN, quiet_page
+from tests.test_collector_page import TOKEN, quiet_page, visit
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -49,7 +49,7 @@ def test_a_job_is_chosen(tmp_path: Path) -> None:
         page.on("request", lambda request: addresses.append(request.url))
         for rank in (0, 1):
             trained(collector.url, rank, token=TOKEN, name="large", world=2, steps=20)
-        page.goto(collector.url)
+        visit(page, collector.url)
         page.get_by_role("textbox", name="Token").fill(TOKEN)
         page.keyboard.press("Enter")
         is_shown(page, ["rank 0", "rank 1"], 2)

@@ -44,8 +44,8 @@ def test_it_ends_within_five_seconds(tmp_path: Path, number: signal.Signals) -> 
             assert time.monotonic() - began < 5
             assert b"event: end" in events.read()
         assert collector.process.stderr is not None
-        said = collector.process.stderr.read().splitlines()
-        assert said and all(" rank 0 of job job (pid " in line for line in said)
+        open_to, *said = collector.process.stderr.read().splitlines()
+        assert "no token is set" in open_to and said and all(" rank 0 of job job (pid " in line for line in said)
 
 
 def test_it_says_how_to_stream_to_it_and_who_does(tmp_path: Path) -> None:
@@ -60,7 +60,8 @@ def test_it_says_how_to_stream_to_it_and_who_does(tmp_path: Path) -> None:
                 pass
         collector.when(lambda ranks: ranks[3]["state"] == "ended")
         _, said = collector.stop()
-    first, last = said.splitlines()
+    open_to, first, last = said.splitlines()
+    assert " no token is set (--token-file, STEPSCOPE_TOKEN): every user of this machine can read all" in open_to
     who = rf"rank 3 of job a\\tjob \(pid {os.getpid()} on {re.escape(socket.gethostname())}\)"
     assert re.search(rf" {who} is connected: stream [0-9a-f]{{32}}$", first)
     assert re.search(rf" {who} has ended$", last)
@@ -69,7 +70,7 @@ def test_it_says_how_to_stream_to_it_and_who_does(tmp_path: Path) -> None:
 def test_others_are_shown_this_machines_name(tmp_path: Path) -> None:
     """Nobody can connect to the address that stands for all of a machine's."""
     token = tmp_path / "token"
-    token.write_text("secret")
+    token.write_text("a-token-of-this-test")
     with collecting(tmp_path / "c", "--host", "0.0.0.0", "--insecure", "--token-file", str(token)) as collector:
         assert collector.process.stdout is not None
         given = collector.process.stdout.readline()

@@ -43,6 +43,23 @@ async def test_it_is_kept_once_it_cannot_change(journal: Path) -> None:
         await tables.get(journal, 1, closed=True)
 
 
+async def test_those_that_are_kept_take_no_more_bytes_than_they_may(journal: Path) -> None:
+    """The one that was asked for last stays; one that is larger than all that may be kept is answered all the same."""
+    tables = Tables()
+    first = await tables.get(journal, 0, closed=True)
+    room = tables.kept_bytes
+    tables = Tables(kept_bytes=room)
+    assert await tables.get(journal, 0, closed=True) == first
+    second = await tables.get(journal, 1, closed=True)
+    assert 0 < tables.kept_bytes <= room
+    none = Tables(kept_bytes=100)
+    assert await none.get(journal, 1, closed=True) == second and none.kept_bytes == 0
+    os.unlink(journal)
+    assert await tables.get(journal, 1, closed=True) == second
+    with pytest.raises(ProblemError, match="could not be read"):
+        await tables.get(journal, 0, closed=True)
+
+
 @pytest.mark.parametrize(
     ("bounds", "why"),
     [

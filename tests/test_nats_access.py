@@ -205,15 +205,22 @@ async def test_a_secret_that_is_corrected(start: Start, tmp_path: Path) -> None:
     assert settled.exported == 1
 
 
-@pytest.mark.parametrize("content", ["", "no credentials at all\n", "-----BEGIN NATS USER JWT-----\n"])
-async def test_files_that_hold_no_secret(content: str, start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "user.creds is empty"),
+        ("no credentials at all\n", "user.creds holds no"),
+        ("-----BEGIN NATS USER JWT-----\n", "user.creds holds no"),
+    ],
+)
+async def test_files_that_hold_no_secret(content: str, said: str, start: Start, tmp_path: Path) -> None:
     """That is said, with the file's name, and the loop goes on."""
     require("nkeys")
     server = start(Operator().configuration())
     access = NatsAccess(credentials=file(tmp_path / "user.creds", content))
     exporter = NatsExporter(server.url, access=access, settings=QUICK)
     await exporter.open(run_in(tmp_path / "run"))
-    await poll(lambda: (found := exporter.statistics()) and "user.creds holds no" in found.last_error)
+    await poll(lambda: (found := exporter.statistics()) and said in found.last_error)
     await stopped(exporter)
 
 

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import errno
 import logging
+import tracemalloc
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from stepscope.collector import succession
+from stepscope.collector.coverage import Coverage
+from stepscope.collector.errors import ExcessError
 from stepscope.collector.mark import SUPERSEDED
 from stepscope.collector.succession import objection
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.left_journal import Head
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.records import EndRecord, encode_record, run_record
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.run import Run
 from tests.collectors import Running, answer, collecting, connected
 from tests.journals import frame_borders
-from tests.streams import STREAM
+from tests.streams import STREAM, SYNC
 from tests.support import poll
 
 OTHER = "fedcba9876543210" * 2
@@ -60,6 +65,49 @@ def test_which_stream_gives_way(tmp_path: Path) -> None:
     assert objection(old, tmp_path / "text") == ""
     with pytest.raises(FileNotFoundError):
         objection(tmp_path / "nothing", old)
+
+
+def by_hand(path: Path, run: Run, *records: tuple[int, object]) -> Path:
+    """A journal with these frames, whatever a writer would have made of them."""
+    frames = [(fmt.FrameType.RUN, run_record(run, 0)), *records, (fmt.FrameType.END, EndRecord())]
+    parts = [
+        bytes(part)
+        for number, (kind, record) in enumerate(frames)
+        for part in fmt.encode_frame(SYNC, kind, number, [encode_record(record)])
+    ]
+    path.write_bytes(fmt.encode_file_header(SYNC) + b"".join(parts))
+    return path
+
+
+def test_what_is_compared_takes_little_memory(tmp_path: Path) -> None:
+    """Accounts and metadata become many times as large when they are decoded: neither is, of whatever size."""
+    many: dict[str, dict[str, int]] = {str(number): {} for number in range(10_000)}
+    record = {"start_ns": 0, "end_ns": 1, "ledger": {"sources": many}, "metadata": many}
+    closed = [(fmt.FrameType.WINDOW_CLOSED, {"index": index, **record}) for index in range(8)]
+    metadata = [(fmt.FrameType.METADATA, {"values": many})]
+    run = run_in(tmp_path)
+    paths = [by_hand(tmp_path / name, run, *closed, *metadata) for name in ("old", "new")]
+    tracemalloc.start()
+    try:
+        assert objection(*paths) == ""
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 << 20, "some frames of 130 KB each, one after the other"
+
+
+def test_what_would_take_too_much_is_not_compared(tmp_path: Path) -> None:
+    """Too many windows, too long a reading, a run whose record is larger than any that an exporter sends: both stay."""
+    run = run_in(tmp_path)
+    path = journal(tmp_path / "journal", run, 3, 3)
+    assert Coverage.of(path, windows=2).counts == {0: 3, 1: 3}
+    with pytest.raises(ExcessError, match="more than 1 windows"):
+        Coverage.of(path, windows=1)
+    with pytest.raises(ExcessError, match="takes more than 0 seconds"):
+        Coverage.of(path, seconds=0)
+    large = by_hand(tmp_path / "large", msgspec.structs.replace(run, name="x" * (1 << 16)))
+    for pair, side in (((large, path), "with which it"), ((path, large), "which")):
+        assert f"{side} cannot be compared: ExcessError: the record of its run has" in objection(*pair)
 
 
 def test_what_the_beginning_of_a_journal_says(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from stepscope.collector.coverage import covers
 from stepscope.collector.merge.recording import MAX_SYNCS, Recording
 from stepscope.runtime.journal.records import ClockSync, RunRecord
 from stepscope.runtime.sums import added_up
@@ -82,15 +83,6 @@ def _successor(recording: Recording, kept: dict[str, Recording]) -> Recording | 
         found = kept[next]
         next = found.superseded
     return found
-
-
-def covers(one: Recording, other: Recording) -> bool:
-    """Whether all that is in `other` is in `one`, which is of the same run."""
-    if not other.windows.keys() <= one.windows.keys():
-        return False
-    if any(one.counts.get(window, 0) < count for window, count in other.counts.items()):
-        return False
-    return not other.events or (one.first_ns <= other.first_ns and other.last_ns <= one.last_ns)
 
 
 class _Row(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import msgspec
 
 from stepscope.collector.merge.job import Job, Member
 from stepscope.collector.merge.places import Steps, places, range_of
-from stepscope.runtime.errors import FormatError
+from stepscope.runtime.errors import NoWindowError
 from stepscope.runtime.window import Step, Window
 
 
@@ -52,7 +52,7 @@ def plan(job: Job, selection: Selection) -> list[MergedWindow]:
     """The windows to be merged; `places` says which belong together.
 
     Raises:
-        FormatError: if nothing is left.
+        NoWindowError: if nothing is left.
     """
     windows = [
         (member, index, window, range_of(step.number for step in window.steps))
@@ -76,7 +76,7 @@ def plan(job: Job, selection: Selection) -> list[MergedWindow]:
         if stretch is not None:
             chosen.setdefault(place, []).append(stretch)
     if not chosen:
-        raise FormatError(_nothing(job, selection))
+        raise NoWindowError(_nothing(job, selection))
     return [
         MergedWindow(index=index, stretches=chosen[index], absent=_absent(job, chosen[index]))
         for index in sorted(chosen)
@@ -92,7 +92,7 @@ def _counted_by(selection: Selection, job: Job, placed: Mapping[tuple[int, int],
         place = placed.get((member.number, selection.window if selection.window is not None else -1))
         if place is not None:
             return place
-    raise FormatError(f"stream {selection.stream} of the job {job.name!r} has no window {selection.window}")
+    raise NoWindowError(f"stream {selection.stream} of the job {job.name!r} has no window {selection.window}")
 
 
 def _stretch(member: Member, index: int, window: Window, wanted: Steps | None) -> Stretch | None:

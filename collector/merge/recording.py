@@ -90,7 +90,7 @@ class Recording(msgspec.Struct, kw_only=True):
         return sum(self.counts.values())
 
     @classmethod
-    def of(cls, path: Path, id: str, *, unfinished: bool = True) -> Recording:
+    def of(cls, path: Path, id: str) -> Recording:
         """Reads what a journal says of itself; events are passed over, but for those of windows without an end.
 
         Memory does not depend on the file's size, but for windows and round trips.
@@ -98,8 +98,6 @@ class Recording(msgspec.Struct, kw_only=True):
         Args:
             path: the journal.
             id: of the recording.
-            unfinished: whether the events of windows without an end are read to tell what those were. Otherwise only how many
-                there are is known, in `counts`.
 
         Raises:
             OSError: if it cannot be opened.
@@ -116,7 +114,7 @@ class Recording(msgspec.Struct, kw_only=True):
         run = scan.run
         if run is None:
             raise FormatError(f"{path} does not say whose journal it is: its beginning is missing")
-        without_end = sorted(set(scan.counts) - set(scan.windows))[: MAX_UNFINISHED if unfinished else 0]
+        without_end = sorted(set(scan.counts) - set(scan.windows))[:MAX_UNFINISHED]
         windows = {**scan.windows, **{index: _unfinished(path, index) for index in without_end}}
         run = msgspec.structs.replace(run, anchor=_sane_anchor(run.anchor))
         anchor = _sane_anchor(scan.anchor or run.anchor)

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from stepscope.exporters.collector import protocol
+from stepscope.exporters.secret_file import read_secret
 
 TOKEN_VARIABLE = "STEPSCOPE_TOKEN"
 NO_TOKEN = "token missing or wrong (token=, --token-file, STEPSCOPE_TOKEN)"
@@ -60,7 +61,7 @@ class Address:
 
         Raises:
             OSError: if the token's file cannot be read.
-            ValueError: if the token's function fails, or the token cannot be part of a header, or others could read it on its
+            ValueError: if its file is empty, the token's function fails, or the token cannot be part of a header, or others could read it on its
                 way, as where the environment has one only now.
         """
         if callable(self._token):
@@ -70,7 +71,7 @@ class Address:
                 # Its text may hold the token.
                 raise ValueError(f"the function that gives the token raised {type(error).__name__}") from None
         elif isinstance(self._token, Path):
-            token = self._token.read_text(encoding="utf-8").strip()
+            token = read_secret(self._token)
         else:
             token = os.environ.get(TOKEN_VARIABLE, "").strip() if self._token is None else self._token
         if not isinstance(token, str) or not fits_header(token):

@@ -16,6 +16,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.secret_file import read_secret
 from stepscope.runtime.ending_tasks import finish
 
 CLOSING = 2.0
@@ -102,15 +103,15 @@ def _ways_in(servers: Servers) -> dict[str, Any]:
 
 
 def _secret(file: Path) -> str:
-    found = _read(file).strip()
-    if not found:
-        raise NatsError(f"{file} is empty: it should hold the secret")
-    return found
+    try:
+        return read_secret(file)
+    except ValueError as error:
+        raise NatsError(str(error)) from error
 
 
 def _part(file: Path, what: str) -> bytearray:
     """A part of a file of credentials."""
-    found = re.search(_PART % what, _read(file))
+    found = re.search(_PART % what, f"{_secret(file)}\n")
     if found is None:
         raise NatsError(f"{file} holds no {what}: it should be a file of credentials, as nsc writes it")
     return bytearray(found[1].encode())
@@ -125,7 +126,3 @@ def _signed(file: Path, nonce: str) -> bytes:
     signature: bytes = base64.b64encode(pair.sign(nonce.encode()))
     pair.wipe()
     return signature
-
-
-def _read(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace")

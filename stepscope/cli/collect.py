@@ -130,14 +130,11 @@ def collect(given: argparse.Namespace) -> int:
         from stepscope.collector.settings import CollectorSettings
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
-    token = given.token_file.read_text().strip() if given.token_file else os.environ.get("STEPSCOPE_TOKEN", "").strip()
-    if given.token_file and not token:
-        raise StepscopeError(f"{given.token_file} is empty: write the token into it, or leave --token-file out")
     values: dict[str, Any] = dict(
         directory=given.dir,
         host=given.host,
         port=given.port,
-        token=token,
+        token=_token(given.token_file),
         certificate=given.certificate,
         key=given.key,
         insecure=given.insecure,
@@ -184,6 +181,22 @@ def collect(given: argparse.Namespace) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(collector.run(listening))
     return 0
+
+
+def _token(file: Path | None) -> str:
+    """What is to be shown; empty if nothing says so. Who says it with nothing in it would be open without knowing."""
+    from stepscope.exporters.collector.address import TOKEN_VARIABLE
+    from stepscope.exporters.secret_file import read_secret
+
+    if file is not None:
+        try:
+            return read_secret(file)
+        except ValueError as error:
+            raise StepscopeError(f"{error}; write the token into it, or leave --token-file out") from error
+    said = os.environ.get(TOKEN_VARIABLE)
+    if said is not None and not said.strip():
+        raise StepscopeError(f"{TOKEN_VARIABLE} is set, and there is nothing in it: put the token there, or unset it")
+    return (said or "").strip()
 
 
 def _check(parser: argparse.ArgumentParser, kind: type[Checked], values: Mapping[str, object]) -> None:

@@ -13,7 +13,7 @@ import anyio
 from stepscope.cli import formats, opening
 from stepscope.cli.progress import Progress
 from stepscope.runtime.consumer import Exporter
-from stepscope.runtime.errors import FormatError
+from stepscope.runtime.errors import FormatError, NoWindowError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.formats import Replayed, replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
@@ -32,7 +32,7 @@ examples:
 
 In the directory of a run, the newest journal.recovered is taken unless a journal is newer, then the newest journal.
 
-exit codes: 0 written, 1 failed, 2 wrong usage
+exit codes: 0 written, 1 failed, 2 wrong usage, 4 there is no such window
 """
 
 
@@ -58,7 +58,7 @@ def convert(arguments: argparse.Namespace) -> int:
 
     Raises:
         OSError: if the journal cannot be read, or the output not written.
-        FormatError: if it is not a journal, or has no such window.
+        FormatError: if it is not a journal, or has no such window (`NoWindowError`).
     """
     parser: argparse.ArgumentParser = arguments.parser
     source: Path = arguments.source
@@ -82,7 +82,7 @@ async def _replay(source: Path, exporter: _Counting, directory: Path, window: in
     with JournalReader(source) as reader:
         replayed = await replay_into(reader, exporter, run_of(reader, directory), window)
     if window is not None and not replayed.windows:
-        raise FormatError(f"{source} has no window {window}; 0 is the first")
+        raise NoWindowError(f"{source} has no window {window}; 0 is the first")
     return replayed
 
 

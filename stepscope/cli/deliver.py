@@ -100,13 +100,11 @@ def _to_collector(given: argparse.Namespace) -> Callable[[Backlog, Callable[[], 
     parser: argparse.ArgumentParser = given.parser
     try:
         address = Address(given.url, given.token_file, insecure=given.insecure)
-        shown = address.headers()
+        address.headers()
     except ValueError as error:
         raise StepscopeError(str(error)) from error
     except OSError as error:  # else it would be tried again until the time is over
         parser.error(f"--token-file {given.token_file} cannot be read: {error.strerror}")
-    if given.token_file and not shown:
-        parser.error(f"--token-file {given.token_file} is empty")
     tls = None if given.ca is None else ssl.create_default_context(cafile=given.ca)
     return lambda backlog, hello: Link(address, LinkSettings(), tls, backlog, hello)
 

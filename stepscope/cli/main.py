@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from stepscope.cli import analyse, arm, collect, convert, deliver, demo, merge, recover, run, upload
-from stepscope.runtime.errors import StepscopeError
+from stepscope.runtime.errors import NoWindowError, StepscopeError
 
 COMMANDS = (demo, run, arm, recover, convert, analyse, collect, deliver, upload, merge)
 """Each has `add(commands, common)`, which declares it, and names its function."""
@@ -21,6 +21,7 @@ exit codes:
   1    failed; standard error says why
   2    wrong usage
   3    recover: done, but something is missing that could not be read
+  4    convert, merge: there is no such window
   130  interrupted
 `stepscope run` exits as the script does.
 
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.traceback:
             traceback.print_exc()
         print(f"stepscope {given.command}: {_sentence(error)}", file=sys.stderr)
-        return 1
+        return error.exit_code if isinstance(error, NoWindowError) else 1
 
 
 def _sentence(error: Exception) -> str:

@@ -23,7 +23,7 @@ examples:
 
 Times of all ranks are the collector's. What they may be off stands in the report and in the output.
 
-exit codes: 0 written, 1 failed, 2 wrong usage
+exit codes: 0 written, 1 failed, 2 wrong usage, 4 there is no such window
 """
 
 
