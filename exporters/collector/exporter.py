@@ -23,6 +23,7 @@ from stepscope.exporters.collector.connecting import Connecting, LinkStatistics
 from stepscope.exporters.collector.outgoing import Outgoing
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.collector.spool import Spool, StreamNote
+from stepscope.exporters.one_run import refuse_another_run
 from stepscope.runtime import checked
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.consumer import Settled
@@ -110,6 +111,7 @@ class CollectorExporter:
         return 0 if self._writer is None else self._writer.dropped
 
     async def open(self, run: Run) -> None:
+        refuse_another_run(self, self._run)
         settings = self._settings
         writer = JournalWriter(
             Path(self.url),
