@@ -175,13 +175,14 @@ class Connection:
     ) -> None:
         before = file.next
         if before < header.first <= hello.oldest:
-            file.skip(header.first)  # what is between is nowhere any more
+            file.skip(header.first, hello.run)  # what is between is nowhere any more
         check = partial(file.check, header.first, header.count, payload)
         addition = check() if header.count < _MANY else await asyncio.to_thread(check)
 
         def written() -> None:
-            if before < header.first:
-                stream.missed(header.first - before, header.first)
+            missing = max(header.first - before, 0) - addition.own
+            if missing:
+                stream.missed(missing, header.first)
             self._streams.noting.took(stream, addition.frames, len(addition.data), addition.next)
 
         try:

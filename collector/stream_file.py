@@ -12,6 +12,7 @@ from stepscope.collector.checkpoint import Checkpoint
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.records import RunRecord, encode_record
 
 Frame = tuple[int, int, memoryview]
 """Type, flags, payload."""
@@ -30,6 +31,8 @@ class Addition(msgspec.Struct, frozen=True):
     """Where the last of them begins in `data`."""
     next: int
     """Number of the frame that follows."""
+    own: int = 0
+    """How many of the frames, the first, are not the exporter's: the run, in place of one that is nowhere any more."""
 
 
 class StreamFile:
@@ -62,6 +65,8 @@ class StreamFile:
         self.stuck = False
         """Whether it holds frames that the disk has lost, and that could not be cut off: it is not to be opened again."""
         self._marked = self._last = 0
+        self._beginning = b""
+        """The frame that the file is to begin with, if it is not the stream's first."""
         self._synced: tuple[int, int, int, bool] | None = None
         """What there was before what was written since the disk had everything."""
         self._checkpoint = self._file = -1
@@ -114,7 +119,12 @@ class StreamFile:
             expected += 1
         if expected != first + count:
             raise FormatError(f"{count} frames were announced, {expected - first} came")
-        return Addition(new, data[start:] if new else data[:0], last - start, max(expected, self.next))
+        if not new or not self._beginning or new[0][0] == fmt.FrameType.RUN:
+            return Addition(new, data[start:] if new else data[:0], last - start, max(expected, self.next))
+        beginning = memoryview(self._beginning)
+        run = (int(fmt.FrameType.RUN), 0, beginning[fmt.FRAME_HEADER.size :])
+        whole = memoryview(self._beginning + bytes(data[start:]))
+        return Addition([run, *new], whole, len(beginning) + last - start, expected, 1)
 
     def write(self, addition: Addition) -> None:
         """Appends what `check` found; when it returns it has reached the kernel.
@@ -128,13 +138,25 @@ class StreamFile:
                 self._synced = self.next, self.size, self._last, self.ended
             self._append(addition.data)
             self._last = last
+            self._beginning = b""
             self.ended = addition.frames[-1][0] == fmt.FrameType.END
             self.next = addition.next
             if self.size - self._marked >= CHECKPOINT_BYTES:
                 self._mark()
 
-    def skip(self, next: int) -> None:
-        """Frames up to this one are nowhere any more."""
+    def skip(self, next: int, run: RunRecord) -> None:
+        """Frames up to this one are nowhere any more.
+
+        A file that has none so far begins with the run, in place of the last of them, unless what comes says itself whose it is:
+        nobody could tell whose journal it is else.
+
+        Args:
+            next: number of the first frame that there is.
+            run: whose stream it is, as its `Hello` says.
+        """
+        if next > self.next and self.size == fmt.FILE_HEADER.size:
+            payload = encode_record(run)
+            self._beginning = b"".join(fmt.encode_frame(self.sync, fmt.FrameType.RUN, next - 1, [payload]))
         self.next = max(self.next, next)
 
     def sync_to_disk(self) -> None:

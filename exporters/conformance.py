@@ -16,7 +16,7 @@ import msgspec
 from stepscope.exporters.base import EventBatch, Exporter, Run
 from stepscope.exporters.specimens import ODD_NAMES, batch_of, every_kind, run_in, spans, window_of
 from stepscope.runtime import _core, strings, tracks
-from stepscope.runtime.errors import OutputError
+from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events import Kind, empty_block
 
 Factory = Callable[[Path], Exporter]
@@ -227,6 +227,27 @@ async def leaves_batches_alone(case: Case) -> None:
     _expect(batch.events.tobytes() == events and batch.args == args, "the batch was changed")
 
 
+async def takes_another_run_whole_or_not(case: Case) -> None:
+    """Opened again after `aclose` it refuses with `ClosedError` and writes nothing, or it takes all of the second run.
+
+    Where that goes to the same place it may replace the first, as if it came from another exporter.
+    """
+    batches = [batch_of(spans([name])) for name in ("the first run", "the second run")]
+    exporter = case.exporter()
+    for index, batch in enumerate(batches):
+        try:
+            await exporter.open(case.run())
+        except ClosedError:
+            _expect(index, "open() raised ClosedError for the first run")
+            await exporter.aclose()
+            case.expect_spans(exporter, batches[:1])
+            return
+        await exporter.export(batch)
+        await exporter.close_window(window_of(0, batch))
+        await exporter.aclose()
+    case.expect_spans(exporter, batches[1:], batches[:1])
+
+
 async def refuses_unusable_places(case: Case) -> None:
     """A directory that cannot be written to is an `OutputError` of `open`."""
     if not case.writes_files:
@@ -256,6 +277,7 @@ CHECKS: tuple[Check, ...] = (
     closes_twice,
     survives_cancellation,
     leaves_batches_alone,
+    takes_another_run_whole_or_not,
     refuses_unusable_places,
 )
 """The checks, in order."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.exporters.base import EventBatch, Run, Window
+from stepscope.exporters.one_run import refuse_another_run
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.journal.writer import Fsync, JournalWriter
@@ -65,6 +66,7 @@ class JournalExporter:
         return self._writer.dropped
 
     async def open(self, run: Run) -> None:
+        refuse_another_run(self, self._run)
         if self._default_name:
             self._writer.path = run.output_dir / "journal"
         self._writer.open(run)

@@ -9,6 +9,7 @@ from typing import Literal
 import anyio
 
 from stepscope.exporters.base import EventBatch, Run, Window
+from stepscope.exporters.one_run import refuse_another_run
 from stepscope.runtime import _core, strings
 from stepscope.runtime.change import Change
 from stepscope.runtime.errors import ClosedError
@@ -60,6 +61,7 @@ class MemoryExporter:
         self._bytes = 0
 
     async def open(self, run: Run) -> None:
+        refuse_another_run(self, self.run)
         await self._called("open")
         self.run = run
 

@@ -12,7 +12,6 @@ run-1 ..      where the notes of the runs are that it records for: `SessionNote`
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -27,6 +26,7 @@ import msgspec
 
 from stepscope.runtime.errors import OutputError, SessionError
 from stepscope.runtime.flight.segment import PREFIX as KEPT
+from stepscope.runtime.held_files import hold, lock
 from stepscope.runtime.options import Options
 from stepscope.runtime.processes import is_running, process_identity
 from stepscope.runtime.spool import FILES as SPOOL_FILES
@@ -87,7 +87,7 @@ def make_session(options: Options, prepare: Callable[[Path], None] = lambda plac
             with contextlib.suppress(OSError):
                 remove_session(directory)
             continue
-        _held.append(lock(directory / "process.json"))
+        hold(directory / "process.json")
         return directory
     raise OutputError(f"no directory for the session can be made ({'; '.join(problems)}); set Options.session_dir")
 
@@ -106,31 +106,6 @@ def make_part(session: Path) -> Path:
             directory.mkdir(0o700)
             return directory
     raise FileExistsError(17, "this process has joined too often", str(session))
-
-
-def lock(path: Path, *, alone: bool = False) -> int:
-    """Locks a session's directory against being removed, as recovery does, or its `process.json`, as its process does.
-
-    Process ids do not tell whether a process lives where several containers share memory.
-
-    Args:
-        alone: nobody else may have it locked then.
-
-    Returns:
-        A descriptor, whose closing releases it; -1 if it cannot be locked and `alone` is not asked for.
-
-    Raises:
-        OSError: if it cannot be locked, as when it is in use.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_NB | (fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
-    except OSError:
-        os.close(descriptor)
-        if alone:
-            raise
-        return -1
-    return descriptor
 
 
 def in_use(session: Path) -> bool:
@@ -310,21 +285,6 @@ def _end(directory: int) -> None:
             os.pwrite(descriptor, _OVER, _OVER_AT)
         finally:
             os.close(descriptor)
-
-
-_held: list[int] = []
-"""Descriptors by which the sessions of this process are locked."""
-
-
-def _forked() -> None:
-    """A child does not keep the sessions of its parent."""
-    for descriptor in _held:
-        if descriptor >= 0:
-            os.close(descriptor)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.records import run_record
+from stepscope.runtime.journal.records import encode_record, run_record
 
 SYNC = b"\xf5abc"
 STREAM = "0123456789abcdef" * 2
+RUN = run_record(run_in(Path("/")), 0)
 
 
 def frames(first: int, count: int, size: int = 40, sync: bytes = SYNC) -> bytes:
@@ -23,7 +24,11 @@ def frames(first: int, count: int, size: int = 40, sync: bytes = SYNC) -> bytes:
     )
 
 
+def run_frame(number: int) -> bytes:
+    """The frame that says whose stream it is."""
+    return b"".join(map(bytes, fmt.encode_frame(SYNC, fmt.FrameType.RUN, number, [encode_record(RUN)])))
+
+
 def hello(oldest: int = 0, stream: str = STREAM, **fields: Any) -> bytes:
     """The first message of an exporter."""
-    record = run_record(run_in(Path("/")), 0)
-    return protocol.encode(protocol.Hello(stream, fields.pop("sync", SYNC), oldest, record, **fields))
+    return protocol.encode(protocol.Hello(stream, fields.pop("sync", SYNC), oldest, RUN, **fields))

@@ -210,15 +210,14 @@ async def test_delivery_goes_on_where_the_stream_ended(tmp_path: Path) -> None:
         await exporter.export(batch_of(spans([f"{n}" for n in range(50)])))
         await poll(lambda: exporter.settle())
     await exporter.export(batch_of(spans([f"{n}" for n in range(50, 80)])))
+    with pytest.raises(ProfilerStateError, match="still runs"):
+        delivery.parcels(tmp_path / "run")
     task = asyncio.ensure_future(exporter.aclose())
     await asyncio.sleep(0.2)
     exporter._link._refused = True  # type: ignore[union-attr]
     exporter._link._changed.set()  # type: ignore[union-attr]
     await task
     assert sum(one.kept for one in exporter.settle()) == 30
-    with pytest.raises(ProfilerStateError, match="still runs"):
-        delivery.parcels(tmp_path / "run")
-    ended(tmp_path / "run")
     copies = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     async with collecting(tmp_path / "c", port=port) as running:
         for _ in range(2):

@@ -18,7 +18,7 @@ from stepscope.exporters.collector import protocol
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.journal import format as fmt
 from tests.collectors import answer, collecting, connected, send_frames
-from tests.streams import STREAM, SYNC, frames, hello
+from tests.streams import STREAM, SYNC, frames, hello, run_frame
 from tests.support import poll
 
 OTHER = "fedcba9876543210" * 2
@@ -208,13 +208,16 @@ async def test_many_connections_want_one_stream(tmp_path: Path) -> None:
 
 
 async def test_frames_that_are_nowhere_any_more_are_passed_over(tmp_path: Path) -> None:
-    """An exporter whose memory was full begins later, and the numbers in the file show it."""
+    """An exporter whose memory was full begins later, and the numbers in the file show it. It says whose it is all the same."""
     async with collecting(tmp_path) as running, connected(running.url) as one:
         await one.send(hello(oldest=(1 << 40) + 5))
         assert isinstance(welcome := await answer(one), protocol.Welcome)
         assert welcome.next == 0  # so it knows that they are missing
         assert await send_frames(one, (1 << 40) + 5, 2) == protocol.Ack((1 << 40) + 7)
-    assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames((1 << 40) + 5, 2)
+        assert running.collector.streams.all[STREAM].missing == (1 << 40) + 4
+    assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + run_frame((1 << 40) + 4) + frames(
+        (1 << 40) + 5, 2
+    )
 
 
 @pytest.mark.parametrize("limit", ["max_bytes", "max_stream_bytes"])

@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 from websockets.asyncio.server import ServerConnection
 
+from stepscope.collector.merge.recording import Recording
 from stepscope.collector.restoring import Restoring
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.store import Store
 from stepscope.collector.streams import Streams
-from stepscope.exporters.collector import protocol
+from stepscope.exporters.collector import delivery, protocol
 from stepscope.exporters.collector.address import Address
 from stepscope.exporters.collector.backlog import Backlog
 from stepscope.exporters.collector.exporter import CollectorExporter
@@ -25,11 +26,13 @@ from stepscope.exporters.collector.piece import Piece
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.runtime import strings
+from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.events import EventBatch, Kind
 from stepscope.runtime.journal.reader import JournalReader
 from tests.collectors import collecting, free_port, journals
 from tests.streams import hello
 from tests.support import poll
+from tests.test_collector_exporter import connecting
 from tests.test_collector_faults import websocket
 
 QUICK = LinkSettings(first_delay=0.01, longest_delay=0.05)
@@ -65,6 +68,35 @@ async def test_what_waits_is_read_with_names_that_were_lost(tmp_path: Path) -> N
     restoring.look()
     await restoring.run()
     assert restarted.all[exporter.stream].missing == shown
+
+
+async def test_what_is_delivered_to_another_collector_can_be_merged(tmp_path: Path) -> None:
+    """The first frames were confirmed by one that is gone, and nobody has them any more to say whose the others are."""
+    port = free_port()
+    exporter = CollectorExporter(f"ws://127.0.0.1:{port}", settings=QUICK)
+    await exporter.open(msgspec.structs.replace(run_in(tmp_path / "run"), rank=3))
+    async with collecting(tmp_path / "one", port=port):
+        await exporter.export(batch_of(spans(["before"])))
+        await poll(lambda: exporter.settle())
+    await exporter.export(batch_of(spans(["after", "after"])))
+    closing = asyncio.ensure_future(exporter.aclose())
+    await asyncio.sleep(0)  # it waits for the collector then
+    await end_tasks(closing)
+    assert exporter.kept
+    (parcel,) = delivery.parcels(tmp_path / "run")
+    async with collecting(tmp_path / "two") as running:
+        await delivery.deliver(parcel, connecting(running.url), 20.0)
+        shown = running.collector.streams.all[exporter.stream].missing
+    parcel.close()
+    (journal,) = journals(tmp_path / "two")
+    recording = Recording.of(journal, exporter.stream)
+    assert recording.run.rank == 3 and recording.events == 2 and recording.ended
+    assert recording.damage.lost_frames == shown > 0
+    restarted = Streams(8)
+    restoring = Restoring(Store(CollectorSettings(directory=tmp_path / "two")), restarted)
+    restoring.look()
+    await restoring.run()
+    assert restarted.all[exporter.stream].events == 2 and restarted.all[exporter.stream].missing == shown
 
 
 async def test_what_a_lost_connection_raises_is_told_once() -> None:

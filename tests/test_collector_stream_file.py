@@ -15,7 +15,7 @@ from stepscope.collector import checkpoint, stream_file
 from stepscope.collector.stream_file import StreamFile
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
-from tests.streams import SYNC, frames
+from tests.streams import RUN, SYNC, frames, run_frame
 
 HEADER = fmt.encode_file_header(SYNC)
 
@@ -61,21 +61,44 @@ def test_numbers_go_beyond_32_bits(tmp_path: Path) -> None:
     """A stream that runs for long counts on, also when it is opened again, with and without a checkpoint."""
     start = (1 << 32) - 2
     file = StreamFile(tmp_path, SYNC)
-    file.skip(start)
-    assert take(file, start, 5) == 5
+    file.skip(start, RUN)
+    assert take(file, start, 5) == 6
     file.close()
     again = StreamFile(tmp_path, SYNC)
     assert again.next == start + 5
     assert take(again, start + 3, 3) == 1
     again.close()
-    assert (tmp_path / "journal").read_bytes() == HEADER + frames(start, 6)
+    assert (tmp_path / "journal").read_bytes() == HEADER + run_frame(start - 1) + frames(start, 6)
+
+
+def test_a_file_that_begins_later_says_whose_it_is(tmp_path: Path) -> None:
+    """Unless the exporter does so itself; and once, however it is opened again."""
+    for place, first in (("theirs", run_frame(7)), ("ours", frames(7, 1))):
+        (tmp_path / place).mkdir()
+        file = StreamFile(tmp_path / place, SYNC)
+        file.skip(7, RUN)
+        assert file.check(7, 0, memoryview(b"")).own == 0
+        addition = file.check(7, 3, memoryview(first + frames(8, 2)))
+        assert addition.own == (place == "ours")
+        file.write(addition)
+        file.skip(12, RUN)
+        assert file.check(12, 1, memoryview(frames(12, 1))).own == 0
+        take(file, 12, 1)
+        file.close()
+        again = StreamFile(tmp_path / place, SYNC)
+        assert again.next == 13
+        again.skip(20, RUN)
+        assert take(again, 20, 1) == 1
+        again.close()
+        own = run_frame(6) if place == "ours" else b""
+        assert file.path.read_bytes() == HEADER + own + first + frames(8, 2) + frames(12, 1) + frames(20, 1)
 
 
 def test_numbers_are_counted_on_where_they_wrap(tmp_path: Path) -> None:
     """Reading alone tells, if no more than half of all numbers are missing at once."""
     file = StreamFile(tmp_path, SYNC)
     for first in (0, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 32) + 7):
-        file.skip(first)
+        file.skip(first, RUN)
         take(file, first, 1)
     (tmp_path / checkpoint.NAME).unlink()
     again = StreamFile(tmp_path, SYNC)

@@ -146,6 +146,22 @@ class Chatty(MemoryExporter):
             raise
 
 
+class Forgetful(MemoryExporter):
+    """An exporter that seems to take another run, and leaves it out."""
+
+    async def open(self, run: Run) -> None:
+        if self.run is None:
+            await super().open(run)
+
+    async def export(self, batch: EventBatch) -> None:
+        if not self.closed:
+            await super().export(batch)
+
+    async def close_window(self, window: Window) -> None:
+        if not self.closed:
+            await super().close_window(window)
+
+
 class Trusting(MemoryExporter):
     """An exporter that takes any directory for granted."""
 
@@ -163,6 +179,7 @@ class Trusting(MemoryExporter):
         (Vandal, "leaves_batches_alone: the events were made writable|WRITEABLE"),
         (Fragile, "closed twice"),
         (Chatty, "survives_cancellation: spans that nobody exported"),
+        (Forgetful, "takes_another_run_whole_or_not: spans that are missing: 1 x 'the second run'"),
         (Trusting, "refuses_unusable_places: open"),
     ],
 )

@@ -13,6 +13,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import NotFoundError
 
 from stepscope.collector import intake, lasting
+from stepscope.collector.merge.recording import Recording
 from stepscope.collector.nats import messages
 from stepscope.collector.nats.consumer import Consumer
 from stepscope.collector.nats.intake import Intake
@@ -164,6 +165,22 @@ async def test_frames_that_jetstream_has_thrown_away_are_given_up(server: NatsSe
         await collecting.intake(publisher, hello).run()
     assert collecting.numbers(publisher) == [*range(5), *range(10, 16)]
     assert collecting.missing(publisher) == 5
+
+
+async def test_a_stream_whose_beginning_was_thrown_away_says_whose_it_is(server: NatsServer, tmp_path: Path) -> None:
+    """As its Hello has it: else no merge would take it."""
+    collecting = Collecting(tmp_path)
+    async with publishing(server) as publisher:
+        hello = await publisher.begin()
+        lost = await publisher.publish(0, 5)
+        await publisher.publish(5, 5, oldest=5)
+        await publisher.end(10, oldest=5)
+        await publisher.jetstream.delete_msg(layout.STREAM, lost)
+        await collecting.intake(publisher, hello).run()
+    assert collecting.numbers(publisher) == list(range(4, 11))
+    assert collecting.missing(publisher) == 4
+    recording = Recording.of(collecting.store.path(publisher.stream), publisher.stream)
+    assert recording.run == hello.run and recording.ended and recording.damage.lost_frames == 4
 
 
 async def test_frames_that_are_still_to_come_are_waited_for(server: NatsServer, tmp_path: Path) -> None:

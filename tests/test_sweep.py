@@ -17,12 +17,13 @@ import pytest
 
 from stepscope.cli.main import main
 from stepscope.runtime.errors import FormatError, ProfilerStateError
+from stepscope.runtime.held_files import lock
 from stepscope.runtime.options import Options
 from stepscope.runtime.processes import process_identity
 from stepscope.runtime.recovery import sweep as sweeping
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.sweep import DAY, Room, sweep, sweep_beside
-from stepscope.runtime.session import in_use, lock, make_session
+from stepscope.runtime.session import in_use, make_session
 from stepscope.runtime.session_note import SessionNote, new_note, read_note
 from tests.crashes import BODY, MIDWAY, Crash, names
 

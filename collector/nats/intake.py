@@ -135,7 +135,7 @@ class Intake:
         first = self._hand.first
         if first is not None and not file.ended and await self._is_gone(first.frames.first):
             before = file.next
-            file.skip(first.frames.first)
+            file.skip(first.frames.first, self._hello.run)
             await self._append(file, stream, first.frames.first - before)
         self._messages.written()
 
@@ -196,6 +196,7 @@ class Intake:
         return True
 
     def _took(self, stream: Stream, addition: Addition, missing: int) -> None:
+        missing -= addition.own
         if missing:
             stream.missed(missing, addition.next - len(addition.frames))
         self._streams.noting.took(stream, addition.frames, len(addition.data), addition.next)

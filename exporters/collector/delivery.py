@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,11 +17,11 @@ from stepscope.exporters.collector.backlog import MERGED, Backlog
 from stepscope.exporters.collector.connecting import Connecting
 from stepscope.exporters.collector.left_journal import Head, left_journal
 from stepscope.exporters.collector.piece import Piece, Segment, events_in
-from stepscope.exporters.collector.spool import DIRECTORY, NOTE, SUFFIX, StreamNote, remove
+from stepscope.exporters.collector.spool import DIRECTORY, LOCK, NOTE, SUFFIX, StreamNote, remove
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError
+from stepscope.runtime.held_files import is_held
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
-from stepscope.runtime.processes import is_running
 
 _MAX_NOTE = 1 << 20
 _MAX_NAMED = 8
@@ -36,6 +37,8 @@ class Parcel(msgspec.Struct, frozen=True):
     """In words, for messages."""
     spool: Path | None = None
     """The directory that is not needed any more once it is delivered."""
+    files: Mapping[Path, int] = {}
+    """The segments in it, and the bytes that each had when it was looked at: what came later is not delivered with it."""
     damaged: str = ""
     """Why files are left out, and stay where they are; empty if none are."""
 
@@ -46,7 +49,7 @@ class Parcel(msgspec.Struct, frozen=True):
                 piece.segment.close()
 
 
-def parcels(place: Path) -> list[Parcel]:
+def parcels(place: Path, *, force: bool = False) -> list[Parcel]:
     """What there is to deliver of a run's directory, of a spool or of one journal.
 
     A stream whose process ended in order goes on where the collector has nothing. Of one that was killed the run's own
@@ -56,9 +59,10 @@ def parcels(place: Path) -> list[Parcel]:
 
     Args:
         place: the directory or file.
+        force: take a process for dead of which that cannot be told from here, as it is another machine's.
 
     Raises:
-        ProfilerStateError: if the process still runs.
+        ProfilerStateError: if the process still runs, or may do so.
         FormatError: if there is nothing to deliver, or a file is damaged.
         OSError: if files cannot be read.
     """
@@ -76,7 +80,7 @@ def parcels(place: Path) -> list[Parcel]:
     made: list[Parcel] = []
     try:
         for directory in found:
-            made += _of_stream(directory)
+            made += _of_stream(directory, force)
     except BaseException:
         for parcel in made:
             parcel.close()
@@ -117,26 +121,27 @@ async def deliver(
     finally:
         link.abort()
     if parcel.spool is not None:
-        remove(parcel.spool, sorted(parcel.spool.glob(f"*{SUFFIX}")))
+        _remove(parcel.spool, parcel.files)
 
 
-def _of_stream(directory: Path) -> list[Parcel]:
+def _of_stream(directory: Path, force: bool) -> list[Parcel]:
     note = _note(directory)
-    if is_running(note.pid, note.start_time):
-        raise ProfilerStateError(f"process {note.pid} that sends {directory} itself still runs; wait for its end")
+    _refuse_living(directory, note, force)
     segments = sorted(directory.glob(f"*{SUFFIX}"))
+    files = {path: path.stat().st_size for path in segments}
     pieces, ended, damaged = _rest(segments, note.sync)
     made: list[Parcel] = []
     if pieces:
         hello = protocol.Hello(note.stream, note.sync, pieces[0].first, note.run)
         spool = None if damaged else directory
-        made.append(Parcel(hello, pieces, _events(pieces), f"the rest of a stream in {directory}", spool, damaged))
+        what = f"the rest of a stream in {directory}"
+        made.append(Parcel(hello, pieces, _events(pieces), what, spool, files, damaged))
     try:
         journal = None if ended else left_journal(directory, note)
         if journal is not None:
             what = f"the journal of {directory.parent.parent}, whose process was killed"
             whole = msgspec.structs.replace(
-                _whole_journal(journal, note.stream, what), spool=None if damaged else directory
+                _whole_journal(journal, note.stream, what), spool=None if damaged else directory, files=files
             )
             if made and not damaged and _has_all(whole.pieces, pieces):
                 made.pop().close()
@@ -146,8 +151,37 @@ def _of_stream(directory: Path) -> list[Parcel]:
             parcel.close()
         raise
     if not made:
-        remove(directory, segments)
+        _remove(directory, files)
     return made
+
+
+def _refuse_living(directory: Path, note: StreamNote, force: bool) -> None:
+    """Leaves a spool alone in which a process may still write.
+
+    Raises:
+        ProfilerStateError: if that is so.
+    """
+    if note.closed:
+        return
+    process, held = note.process, is_held(directory / LOCK)
+    if held or process.is_local and not process.is_dead:
+        raise ProfilerStateError(f"{process} that sends {directory} itself still runs; wait for its end")
+    known = process.is_local or process.shares_kernel and held is False
+    if not known and not force:
+        raise ProfilerStateError(
+            f"{process} that sends {directory} itself may still run: it is not of this machine, and its lock tells nothing "
+            "here; run this there, or with --force if you know that it has ended"
+        )
+
+
+def _remove(directory: Path, files: Mapping[Path, int]) -> None:
+    """Deletes the segments that are as they were when they were looked at, and the spool if it has no others."""
+    for path, size in files.items():
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_size == size:
+                path.unlink()
+    if not any(directory.glob(f"*{SUFFIX}")):
+        remove(directory, [])
 
 
 def _has_all(journal: Sequence[Piece], rest: Sequence[Piece]) -> bool:

@@ -23,12 +23,14 @@ from stepscope.exporters.collector.connecting import Connecting, LinkStatistics
 from stepscope.exporters.collector.outgoing import Outgoing
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.collector.spool import Spool, StreamNote
+from stepscope.exporters.one_run import refuse_another_run
 from stepscope.runtime import checked
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.consumer import Settled
 from stepscope.runtime.control.command import VERSION as CONTROL
 from stepscope.runtime.control.command import Answer, Command
 from stepscope.runtime.control.decoding import decode_json
+from stepscope.runtime.control.peer import this_machine
 from stepscope.runtime.errors import ClosedError, ControlError, OutputError
 from stepscope.runtime.journal.records import ClockSync, run_record
 from stepscope.runtime.journal.writer import JournalWriter
@@ -109,6 +111,7 @@ class CollectorExporter:
         return 0 if self._writer is None else self._writer.dropped
 
     async def open(self, run: Run) -> None:
+        refuse_another_run(self, self._run)
         settings = self._settings
         writer = JournalWriter(
             Path(self.url),
@@ -121,7 +124,15 @@ class CollectorExporter:
         record = protocol.short(run_record(run, run.anchor.wall_ns))
         unusable = ""
         if settings.spool_bytes:
-            note = StreamNote(stream=self.stream, sync=writer.sync_word, run=record, **process_identity())
+            me = process_identity()
+            note = StreamNote(
+                stream=self.stream,
+                sync=writer.sync_word,
+                run=record,
+                pid=me["pid"],
+                start_time=me["start_time"],
+                machine=this_machine(),
+            )
             self._spool, unusable = _spool(run, settings, note)
         self._backlog = Backlog(settings.memory_bytes, self._spool)
         self._backlog.error = unusable

@@ -1,13 +1,15 @@
 """The spool: a stream's frames on disk, when they are too many for memory or the run ends before they are confirmed.
 
-A directory for each stream, below `unsent` in the run's directory: a note that says whose frames these are, and segments,
-which are journals that begin where the one before ends and are named by the number of their first frame. `stepscope deliver` sends what is left of them.
+A directory for each stream, below `unsent` in the run's directory: a note that says whose frames these are, a file that the
+process holds as long as it may write there, and segments, which are journals that begin where the one before ends and are named
+by the number of their first frame. `stepscope deliver` sends what is left of them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 from pathlib import Path
 
@@ -15,14 +17,20 @@ import msgspec
 
 from stepscope.exporters.collector.piece import Piece, Segment
 from stepscope.exporters.collector.protocol import StreamId, SyncWord
+from stepscope.runtime.control.peer import Peer
 from stepscope.runtime.errors import OutputError
+from stepscope.runtime.held_files import hold, release
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.presence import make_directories, replace_private
 
+log = logging.getLogger("stepscope")
+
 DIRECTORY = "unsent"
 """In the run's directory."""
 NOTE = "stream"
+LOCK = "lock"
+"""File beside the note: locked by the process as long as it may write there."""
 MADE = "recovered"
 """File beside the note: as which stream the recovered journal of the run is delivered."""
 SUFFIX = ".journal"
@@ -38,6 +46,15 @@ class StreamNote(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     start_time: int
     """Of the process, in clock ticks since boot."""
+    machine: str = ""
+    """Where these two name a process (`Peer.machine`)."""
+    closed: bool = False
+    """Whether nothing is written there any more, though the process may go on."""
+
+    @property
+    def process(self) -> Peer:
+        """Whose they are."""
+        return Peer(self.pid, self.start_time, self.machine, self.run.host)
 
 
 class Spool:
@@ -58,13 +75,18 @@ class Spool:
         self._max = max_bytes
         self._segment_bytes = min(SEGMENT_BYTES, max(max_bytes // 8, 1 << 16))
         self._segments: list[Segment] = []
+        self._note, self._held, self._closed = note, -1, False
         try:
             make_directories(self.directory.parent)
             if self.directory.parent.is_symlink():
                 raise OSError(errno.ELOOP, "it is below a link")
             self.directory.mkdir(mode=0o700)
+            lock = self.directory / LOCK
+            os.close(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+            self._held = hold(lock)  # before the note, by which the spool is found
             replace_private(self.directory / NOTE, msgspec.json.encode(note))
         except OSError as error:
+            release(self._held)
             raise OutputError(
                 error.errno, f"what is not sent cannot be kept on disk: {error.strerror}", str(self.directory)
             ) from error
@@ -112,18 +134,34 @@ class Spool:
                 os.unlink(segment.path)
 
     def close(self) -> None:
-        """Closes the files, and deletes them if nothing in them is wanted. Idempotent.
+        """Closes the files, and deletes them if nothing in them is wanted; else `stepscope deliver` may have them. Idempotent.
 
         Raises:
             OSError: if they cannot be deleted.
         """
+        if self._closed:
+            return
+        self._closed = True
         wanted = any(segment.pieces for segment in self._segments)
         paths = [Path(segment.path) for segment in self._segments]
         for segment in self._segments:
             segment.close()
         self._segments.clear()
-        if not wanted:
-            remove(self.directory, paths)
+        try:
+            if wanted:
+                self._say_closed()
+            else:
+                remove(self.directory, paths)
+        finally:
+            release(self._held)
+
+    def _say_closed(self) -> None:
+        try:
+            replace_private(
+                self.directory / NOTE, msgspec.json.encode(msgspec.structs.replace(self._note, closed=True))
+            )
+        except OSError as error:
+            log.warning("%s does not say that it is complete: %s", self.directory, error.strerror)
 
     def _new_segment(self, first: int) -> Segment:
         path = str(self.directory / f"{first:020}{SUFFIX}")
@@ -146,7 +184,7 @@ def remove(directory: Path, segments: list[Path]) -> None:
         OSError: if it cannot be deleted.
     """
     # Without the note nothing is delivered again, which could be as another stream once `MADE` is gone.
-    for path in (directory / NOTE, *segments, directory / MADE):
+    for path in (directory / NOTE, *segments, directory / MADE, directory / LOCK):
         path.unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):
         directory.rmdir()

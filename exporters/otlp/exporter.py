@@ -9,6 +9,7 @@ from http import HTTPStatus
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from stepscope.exporters.one_run import refuse_another_run
 from stepscope.exporters.otlp import target as targets
 from stepscope.exporters.otlp.ceiling import Ceiling
 from stepscope.exporters.otlp.options import OtlpOptions
@@ -70,6 +71,7 @@ class OtlpExporter:
         self._outcomes = Outcomes()
         self._senders: dict[Signal, Sender] = {}
         self._conversion: Conversion | None = None
+        self._run: Run | None = None
         self._waiting: deque[Iterator[Request]] = deque()
         self._in_hand: Request | None = None
         self._no_metrics = self._closing = False
@@ -84,7 +86,9 @@ class OtlpExporter:
 
         Raises:
             OutputError: if certificates cannot be read; says which.
+            ClosedError: if it had a run before.
         """
+        refuse_another_run(self, self._run)
         from stepscope.exporters.otlp.conversion import Conversion
         from stepscope.exporters.otlp.sender import Sender
 
@@ -98,7 +102,7 @@ class OtlpExporter:
             self._senders[signal] = sender
             if self._closing:
                 sender.closing()
-        self._conversion = Conversion(run, self._options, self._outcomes)
+        self._run, self._conversion = run, Conversion(run, self._options, self._outcomes)
 
     async def export(self, batch: EventBatch) -> None:
         """Takes a batch, and sends what is complete by it.

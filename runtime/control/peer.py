@@ -40,6 +40,11 @@ class Peer(msgspec.Struct, frozen=True):
         """Whether it is known to have ended; of another machine's nothing is known."""
         return self.is_local and not is_running(self.pid, self.start_time)
 
+    @property
+    def shares_kernel(self) -> bool:
+        """Whether it is of this machine since its boot, in whatever container: the kernel that has its locks is ours."""
+        return _boot(self.machine) == _boot(this_machine())
+
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.host}"
 
@@ -52,3 +57,8 @@ def this_machine() -> str:
     except OSError:
         numbering = ""
     return f"{identity() or this_host()}/{numbering}"
+
+
+def _boot(machine: str) -> str:
+    """A machine's part of its name, without what containers have of their own."""
+    return machine.partition("/")[0].partition("+")[0]

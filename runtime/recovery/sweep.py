@@ -18,9 +18,10 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.runtime.errors import FormatError, SessionError
+from stepscope.runtime.held_files import lock
 from stepscope.runtime.recovery.left_session import LeftSession
 from stepscope.runtime.recovery.session_files import SessionFiles
-from stepscope.runtime.session import PREFIX, lock, remove_session
+from stepscope.runtime.session import PREFIX, remove_session
 from stepscope.runtime.session_note import Swept, replace_note
 from stepscope.runtime.threads import Work
 

@@ -59,6 +59,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="give up after so long without progress; default 60",
     )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="take a process of another machine for dead, of which that cannot be told from here",
+    )
     nats_options.add(parser)
     parser.set_defaults(function=deliver, command="deliver", parser=parser)
 
@@ -77,7 +82,7 @@ def deliver(given: argparse.Namespace) -> int:
     if not 0 < given.timeout < float("inf"):
         given.parser.error(f"--timeout wants seconds above 0, got {given.timeout:g}")
     connecting = _into_nats(given) if given.url.startswith(("nats:", "tls:")) else _to_collector(given)
-    found = delivery.parcels(given.place)
+    found = delivery.parcels(given.place, force=given.force)
     try:
         for parcel in found:
             asyncio.run(delivery.deliver(parcel, connecting, given.timeout))
