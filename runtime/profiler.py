@@ -31,7 +31,7 @@ from stepscope.runtime.output import Output
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.promise import Promise
-from stepscope.runtime.recorder import recorder
+from stepscope.runtime.recorder import close_recorder, recorder
 from stepscope.runtime.recorder_accounts import RecorderAccounts
 from stepscope.runtime.recovery.sweep import end_sweep
 from stepscope.runtime.reporting import Reporting
@@ -150,7 +150,7 @@ class Profiler(Reporting):
                 self._open() if hub.on_loop() else self._have_opened(starting)
                 opening = clock.now() - began
             if self.options.handle_sigterm:
-                signals.watch(close_all, self.options.close_timeout + LATEST)
+                signals.watch(_end_all, self.options.close_timeout + LATEST)
             tasks.watch()
             self._open_sources(starting)
             if self._state != "starting":
@@ -470,6 +470,13 @@ def close_all(cause: BaseException | str | None = None) -> None:
         profiler._begin_end(cause)  # pyright: ignore[reportPrivateUsage]
     for profiler in profilers:
         profiler.close()
+
+
+def _end_all(cause: str) -> None:
+    """Closes everything as a signal ends the process, which calls none of what the interpreter does at its exit."""
+    close_all(cause)
+    if os.getpid() != 1:  # the system spares the first process of a container, which may trace again
+        close_recorder()
 
 
 _FORKED = "it was started in the process that this one was forked from, whose session stepscope.join() takes part in"

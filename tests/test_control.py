@@ -108,6 +108,7 @@ def test_a_request_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixtur
             step_until(profiler, lambda: path.exists() and status(path).get("run_id") == run_id)  # noqa: B023
         say(path, start_step="next", steps=1, run_id="a")
         step_until(profiler, lambda: "was taken already" in status(path)["answer"])
+        step_until(profiler, lambda: windows)
         number = windows[0].steps[0].number
         taken = f"this request was taken already (recording step {number}); another run_id records it again"
         assert (status(path)["answer"], status(path)["run_id"]) == (taken, "a")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.recover import recover
 from tests.crashes import names
-from tests.terminations import BOUND, DEAF, WORK, delivered, run
+from tests.support import missing
+from tests.terminations import BOUND, DEAF, HOLDER, START, WORK, delivered, run
 
 WHO = """
 from stepscope.runtime.ending import before_close
@@ -50,6 +55,46 @@ def test_sigterm_while_native_code_lets_nobody_run_python(tmp_path: Path) -> Non
     assert (tmp_path / "run" / "session").exists()
     recover(tmp_path / "run")
     assert names(tmp_path / "run" / "journal.recovered")["work"] == 1
+
+
+@pytest.mark.parametrize("ending", ["term(); time.sleep(600)", DEAF + "deaf(ctypes.CDLL)"])
+@pytest.mark.parametrize("signal_name", ["SIGTERM", "SIGHUP"])
+def test_what_was_delivered_takes_no_memory_any_more(ending: str, signal_name: str, tmp_path: Path) -> None:
+    """The rings go with the process, whichever thread closes: nothing of the interpreter's exit is called."""
+    number = signal.Signals[signal_name]
+    ending = ending.replace("signal.SIGTERM", f"signal.{signal_name}").replace("kill $", f"kill -{number} $")
+    rings = "profiler = sc.trace(output_dir='run', options=sc.Options(session_dir='rings'))\n"
+    term = f"def term(): os.kill(os.getpid(), signal.{signal_name})\n"
+    (tmp_path / "rings").mkdir(mode=0o700)
+    run(rings + WORK + "assert os.listdir('rings')\n" + term + ending, tmp_path, code=-number)
+    assert delivered(tmp_path)
+    assert not list((tmp_path / "rings").iterdir())
+
+
+def test_the_first_process_of_a_container_traces_on(tmp_path: Path) -> None:
+    """The system spares it, unless it handles the signal: it closes, goes on, and may trace again."""
+    again = """
+term(); time.sleep(0.1)
+until(lambda: not Path("run/session").exists())
+with sc.trace(output_dir="again") as profiler:
+    with sc.span("later"):
+        pass
+print("went on", flush=True)
+os._exit(0)
+"""
+    script = START + HOLDER + "from pathlib import Path\n" + WORK + again
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    if "Operation not permitted" in done.stderr:
+        missing("a namespace of processes", "It takes root, or user namespaces.")
+    assert "went on" in done.stdout, done.stderr
+    assert names(tmp_path / "again" / "journal")["later"] == 1
 
 
 THREADS = """
