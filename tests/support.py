@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import shutil
@@ -50,6 +51,15 @@ def peak_bytes(pid: int | str = "self") -> int:
     """The most memory that a process had so far, by default this one."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) << 10
+
+
+def children(pid: int) -> set[int]:
+    """Processes that a process has started and that run."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found.update(map(int, Path(task, "children").read_text().split()))
+    return found
 
 
 async def poll(condition: Callable[[], object]) -> None:

@@ -22,7 +22,7 @@ from stepscope.collector.downloads import Download, Downloads, Source
 from tests.collecting import CollectorProcess, ask, collecting, trained, training, until
 from tests.pftrace import Trace
 from tests.ranks.streams import write_many
-from tests.support import peak_bytes, require
+from tests.support import children, peak_bytes, require
 
 TOKEN = "a-token-of-this-test"
 SHOWN = {"Authorization": f"Bearer {TOKEN}"}
@@ -114,12 +114,6 @@ def test_a_rank_that_was_started_again_has_all_its_windows(tmp_path: Path) -> No
         assert names_in("chrome", answer.body)["forward"] == 20, "ten of each rank"
 
 
-def children(pid: int) -> list[int]:
-    """Processes that a process has started and that run."""
-    found = [Path(task, "children").read_text().split() for task in Path(f"/proc/{pid}/task").iterdir()]
-    return [int(child) for some in found for child in some]
-
-
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A collector of two ranks with 400,000 spans each."""
@@ -150,7 +144,7 @@ def test_one_who_goes_away_half_way(big: CollectorProcess) -> None:
     """What made the file is ended, the file is deleted, and the next one has its turn."""
     collector = big
     host, port = collector.url.removeprefix("http://").split(":")
-    before = set(children(collector.process.pid))
+    before = children(collector.process.pid)
     for _ in range(4):
         with socket.create_connection((host, int(port))) as client:
             client.sendall(f"GET /v1/windows/0/perfetto HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
@@ -158,7 +152,7 @@ def test_one_who_goes_away_half_way(big: CollectorProcess) -> None:
             while got < 200_000:
                 got += len(client.recv(1 << 16))
     until(lambda: not list((collector.directory / "downloads").iterdir()))
-    until(lambda: set(children(collector.process.pid)) == before)
+    until(lambda: children(collector.process.pid) == before)
     assert ask(f"{collector.url}/v1/windows/0/parquet").status == 200
 
 
@@ -251,10 +245,10 @@ async def test_a_file_that_breaks_off_is_no_whole_one(tmp_path: Path) -> None:
 
 async def test_the_writer_is_ended_when_nobody_reads(tmp_path: Path) -> None:
     downloads, go = Downloads(tmp_path), tmp_path / "go"
-    before = set(children(os.getpid()))
+    before = children(os.getpid())
     chunks = downloads.send(writer(go), [], 0)
     assert await anext(chunks)
-    assert set(children(os.getpid())) - before
+    assert children(os.getpid()) - before
     await chunks.aclose()
-    assert not set(children(os.getpid())) - before
+    assert not children(os.getpid()) - before
     assert not list((tmp_path / "downloads").iterdir())

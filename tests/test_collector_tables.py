@@ -20,8 +20,7 @@ from stepscope.collector.tables import AT_ONCE, WAITING, Tables
 from tests.collecting import ask
 from tests.collectors import collecting
 from tests.streams import STREAM
-from tests.support import poll
-from tests.test_downloads import children
+from tests.support import children, poll
 from tests.windowed import END, run_of, stored, windows
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import subprocess
@@ -23,7 +22,7 @@ from stepscope.exporters.collector import protocol
 from tests.collecting import until
 from tests.collectors import answer, collecting, connected
 from tests.streams import STREAM, frames, hello
-from tests.support import poll
+from tests.support import children, poll
 from tests.windowed import run_of, stored
 
 
@@ -34,15 +33,6 @@ def kind(program: str, *, grows: bool = True) -> Download:
         return ["-c", program.replace("{}", repr(str(target)))]
 
     return Download(name="x", suffix=".x", media_type="x/x", command=command, grows=grows)
-
-
-def children(pid: int) -> set[int]:
-    """Processes that a process has started and that run."""
-    found: set[int] = set()
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            found.update(map(int, Path(task, "children").read_text().split()))
-    return found
 
 
 async def whole(chunks: AsyncGenerator[bytes]) -> bytes:

@@ -12,7 +12,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from stepscope.mindspore import DynamicProfilerArgs, DynamicProfilerMonitor, Pro
 from tests import mindspore_output as output
 from tests.launch import launched
 from tests.monitors import Context, Job, has_answered, jobs, wait
-from tests.support import ROOT, missing
+from tests.support import ROOT, children, missing
 
 
 @pytest.fixture
@@ -298,7 +297,7 @@ def test_the_same_content_is_the_same(job: Job) -> None:
 def test_nothing_is_shared(job: Job) -> None:
     """Two monitors of one host read the same file by a thread of the process; there is neither process nor memory of
     theirs, unrelated jobs see nothing of each other, and nothing is left."""
-    before = mapped(), children()
+    before = mapped(), children(os.getpid())
     other = Job(job.path / "other")
     other.path.mkdir()
     first, second, unrelated = job.monitor(), job.monitor(), other.monitor()
@@ -306,7 +305,7 @@ def test_nothing_is_shared(job: Job) -> None:
     job.change(start_step=2, stop_step=2)
     assert first.config == second.config
     assert unrelated.config == DynamicProfilerArgs(is_valid=True)
-    assert (mapped(), children()) == before
+    assert (mapped(), children(os.getpid())) == before
     for monitor in (*job.monitors, unrelated):
         monitor.close()
     wait(lambda: "stepscope control" not in {thread.name for thread in threading.enumerate()})
@@ -353,15 +352,6 @@ def mapped() -> set[str]:
     """Files of shared memory that this process has mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return {line.split()[-1] for line in lines if "/dev/shm/" in line}
-
-
-def children() -> list[str]:
-    """Processes that this one has started and that run."""
-    found: list[str] = []
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile, or the kernel tells of none
-            found += (task / "children").read_text().split()
-    return found
 
 
 KILLED = """
