@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import threading
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import anyio
 import anyio.from_thread
-import anyio.lowlevel
 
 from stepscope.runtime import _core, signals
-from stepscope.runtime.events import EVENT_DTYPE, Block, Kind, join_blocks, split_block, without_ids
+from stepscope.runtime.change import Change
+from stepscope.runtime.events import Block, Kind, join_blocks, without_ids
 from stepscope.runtime.faults import Faults
 from stepscope.runtime.lasting_loop import lasting_loop
 from stepscope.runtime.loop_thread import loop_name
 from stepscope.runtime.meter import register_loop
+from stepscope.runtime.outlet import PATIENCE
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.promise import Promise
 from stepscope.runtime.recorder import Recorder
@@ -53,10 +54,10 @@ class Hub:
         self._faults = Faults("the runtime's loop")
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: list[tuple[Block, bytes]] = []
-        self._parts: deque[tuple[Block, bytes]] = deque()
-        """What is being routed; also while the loop waits for an exporter in between."""
-        self._relief: anyio.CancelScope | None = None
-        self._hurries = 0
+        self._passed = Change()
+        """Told when a backlog is through, when a profiler comes or goes, and with each wake."""
+        self._asked = False
+        """Whether there is something in an inbox."""
         self._stack = ExitStack()
         self.loop_name = loop_name()
         self._portal = self._stack.enter_context(
@@ -73,9 +74,21 @@ class Hub:
         self._loop = asyncio.get_running_loop()
         register_loop(self._loop)
         self._look()
-        wake = asyncio.Event()
-        self._loop.add_reader(self._recorder.wake_fd, wake.set)
-        return wake, anyio.Lock()
+        self._loop.add_reader(self._recorder.wake_fd, self._called)
+        return asyncio.Event(), anyio.Lock()
+
+    def _called(self) -> None:
+        """A ring is half full."""
+        self._recorder.heard()
+        self._look_up()
+
+    def _ask(self) -> None:
+        self._asked = True
+        self._look_up()
+
+    def _look_up(self) -> None:
+        self._wake.set()
+        self._passed.tell()
 
     def _look(self) -> None:
         """Again and again, as nothing tells that the program has put a signal's handler back."""
@@ -87,7 +100,7 @@ class Hub:
     def wake(self) -> None:
         """Makes the hub look at its inboxes and rings."""
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is left to be woken
-            self._loop.call_soon_threadsafe(self._wake.set)
+            self._loop.call_soon_threadsafe(self._ask)
 
     def call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Runs a coroutine function on the loop and waits for it; not from the loop itself."""
@@ -159,17 +172,18 @@ class Hub:
 
         def start() -> None:
             made.append(make())
-            made[0].expect([*self._parts, *self._held])
+            made[0].expect(self._held)
             self._pipelines += made
             made[0].start()
             self._recorder.spool.begin()
+            self._passed.tell()
 
         self.do(start)
         (pipeline,) = made
         if self.on_loop():
-            self._keep(pipeline.run(), "stepscope pipeline")
+            self._keep(pipeline.run(self._passed), "stepscope pipeline")
         else:
-            self._portal.start_task_soon(pipeline.run, name="stepscope pipeline")
+            self._portal.start_task_soon(pipeline.run, self._passed, name="stepscope pipeline")
         self.wake()
         return pipeline
 
@@ -196,24 +210,33 @@ class Hub:
             with self._contained("close_sources"):
                 await pipeline.close_sources()
         with anyio.CancelScope(deadline=deadline - seconds / 4) as scope:
-            await self.drain(final=True)
-            while pipeline.busy():
-                await anyio.sleep(SETTLE)
-                await self.drain()
+            await self._pass_all(pipeline)
         if scope.cancelled_caught:  # by an exporter that is behind; the others are to have everything
-            with anyio.CancelScope(deadline=deadline - seconds / 8) as scope, self._hurry():
+            pipeline.backlog.hurry()
+            with anyio.CancelScope(deadline=deadline - seconds / 8) as scope:
+                await self._passed.wait_for(lambda: pipeline.backlog.through)
                 await self.drain(final=True)
             if scope.cancelled_caught:
                 with self._contained("take"):
                     self._take()  # what has waited in rings is counted, too
         self._pipelines.remove(pipeline)
         self._leaving.append(pipeline)
+        self._passed.tell()
         try:
-            for events, _ in (*self._parts, *self._held):
+            for events, _ in self._held:
                 pipeline.drop_closed(RECORDER, events)  # the deadline came before their turn
             await pipeline.aclose(deadline)
         finally:
             self._leaving.remove(pipeline)
+
+    async def _pass_all(self, pipeline: Pipeline) -> None:
+        """Returns when everything of a profiler that closes is with its exporters."""
+        await self.drain(final=True)
+        while pipeline.busy():
+            if pipeline.backlog.through:
+                await anyio.sleep(SETTLE)
+            await self._passed.wait_for(lambda: pipeline.backlog.through)
+            await self.drain()
 
     async def _drain_for_ever(self) -> None:
         while not self._stopping:
@@ -262,27 +285,27 @@ class Hub:
             until = self._take()
             if _core.changing(0) > 0 and not final:
                 return True
-            for pipeline in self._pipelines:
-                pipeline.take_messages()
+            self._take_messages()
             await self._route(until)
-            if any(pipeline.closable() for pipeline in self._pipelines):
+            # A window is closed with the spans that were open when all before its end had passed on.
+            closing = [one for one in self._pipelines if one.backlog.through and one.closable()]
+            if closing:
                 spans = self._recorder.open_spans()
                 until = self._take()
                 if _core.changing(0) > 0 and not final:
                     return True
-                for pipeline in self._pipelines:
-                    pipeline.take_messages()  # a whole change may have passed since they were taken before
+                self._take_messages()  # a whole change may have passed since they were taken before
                 for events, _ in self._held:
                     # What has ended since the reading comes as a whole span.
                     spans = without_ids(spans, events)
-                await self._route(until)
-                for pipeline in self._pipelines:
-                    pipeline.close_windows(spans)
+                await self._route(until, closing, spans)
             for pipeline in self._pipelines:
                 pipeline.settle()
             pipelines = (*self._pipelines, *self._leaving)
             journals = [outlet for pipeline in pipelines for outlet in pipeline.outlets if outlet.is_journal]
-            self._recorder.spool.turn(until, journals)
+            # What has yet to pass on to a journal is in the spool.
+            routed = [one.routed_to for one in self._pipelines if any(outlet.is_journal for outlet in one.outlets)]
+            self._recorder.spool.turn(min(routed, default=until), journals)
             return False
 
     def _take(self) -> int:
@@ -294,59 +317,52 @@ class Hub:
             self._recorder.workers.check()
         return until
 
-    async def _route(self, until: int) -> None:
-        """Routes what is held, except events that began while it was drained: steps that began then may be missing."""
-        held, self._held = self._held, []
-        # A block may hold events of steps whose marks are in a later one.
-        marks = join_blocks(events[events["kind"] == Kind.STEP] for events, _ in held)
+    def _take_messages(self) -> None:
+        self._asked = False
         for pipeline in self._pipelines:
-            pipeline.take_marks(marks)
-        # In parts that fit every queue, so that a backlog passes at the speed of the exporters.
-        room = min((pipeline.options.queue_bytes for pipeline in self._pipelines), default=0) // EVENT_DTYPE.itemsize
-        for events, args in held:
+            pipeline.take_messages()
+
+    async def _route(self, until: int, closing: Sequence[Pipeline] = (), open_spans: Block | None = None) -> None:
+        """Routes what is held, except events that began while it was drained: steps that began then may be missing.
+
+        Args:
+            until: what began by this time, in ns, is routed.
+            closing: profilers whose ready windows are closed after it.
+            open_spans: the spans for these.
+        """
+        # A block may hold events of steps whose marks are in a later one.
+        marks = join_blocks(events[events["kind"] == Kind.STEP] for events, _ in self._held)
+        blocks: list[tuple[Block, bytes]] = []
+        later: list[tuple[Block, bytes]] = []
+        for events, args in self._held:
             new = events["ts"] > until
             if new.any():
-                self._held.append((events[new], args))
+                later.append((events[new], args))
                 events = events[~new]
-            self._parts.extend(split_block(events, args, max(room // 8, 256)))
-        # What a deadline leaves of them is for the next drain.
-        while self._parts:
-            events, args = self._parts.popleft()
-            for pipeline in self._pipelines:
-                pipeline.take_block(events, args)
-            await self._relieve()
-            # A backlog neither keeps others from the loop nor a deadline from being noticed.
-            await anyio.lowlevel.checkpoint()
+            if len(events):
+                blocks.append((events, args))
+        self._held = later
+        behind = [pipeline for pipeline in self._pipelines if not pipeline.backlog.through]
         for pipeline in self._pipelines:
-            pipeline.take_watermark(until)
-            while pipeline.take_delivery(until):
-                await self._relieve()
-            pipeline.save(until)
+            pipeline.backlog.give(marks, blocks, until, open_spans if pipeline in closing else None)
+        await self._wait(behind)
 
-    async def _relieve(self) -> None:
-        """Lets exporters that are behind catch up, all at once, unless a profiler is to be closed now.
-
-        So a burst does not overflow their queues, and a slow exporter of one profiler adds nothing to what those of
-        another take.
-        """
-        crowded = [outlet for pipeline in self._pipelines for outlet in pipeline.outlets if outlet.crowded()]
-        if crowded and not self._hurries:
-            with anyio.CancelScope() as self._relief:
-                async with anyio.create_task_group() as beside:
-                    for outlet in crowded:
-                        beside.start_soon(outlet.relieve)
-            self._relief = None
-
-    @contextlib.contextmanager
-    def _hurry(self) -> Generator[None]:
-        """No exporter is waited for inside, of no profiler, also by a drain that is under way."""
-        self._hurries += 1
-        if self._relief is not None:
-            self._relief.cancel()
-        try:
-            yield
-        finally:
-            self._hurries -= 1
+    async def _wait(self, behind: Sequence[Pipeline]) -> None:
+        """Waits for backlogs, as what is recorded meanwhile is safe in the rings: a moment for those that were not `behind`
+        before; then, if nobody is through, until somebody is, or a profiler asks for something, or rings fill up. So
+        nobody waits for the exporters of another for longer than that moment."""
+        pipelines = self._pipelines
+        with anyio.move_on_after(PATIENCE):
+            await self._passed.wait_for(lambda: all(one.backlog.through for one in pipelines if one not in behind))
+        with anyio.move_on_after(min(self._recorder.workers.interval(), default=math.inf)):
+            await self._passed.wait_for(
+                lambda: (
+                    not pipelines
+                    or any(one.backlog.through for one in pipelines)
+                    or self._asked
+                    or self._recorder.pressing()
+                )
+            )
 
 
 _hub: Work[Hub] | None = None

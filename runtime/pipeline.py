@@ -14,7 +14,9 @@ import anyio.abc
 from stepscope.runtime import _core, clock, tracks
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.attendance import Attendance
+from stepscope.runtime.backlog import Backlog
 from stepscope.runtime.bound import source_of
+from stepscope.runtime.change import Change
 from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.control.armed_facts import add_recorded
 from stepscope.runtime.delivering import deliver_for
@@ -92,6 +94,7 @@ class Pipeline:
         self.inbox: Inbox[Message] = Inbox(options.inbox_bytes, wake)
         self.sources = [source_of(backend, self.inbox, options) for backend in backends]
         self.fanout = Fanout(exporters, run, options.queue_bytes, Shedding.of(options))
+        self.backlog = Backlog(self, self.fanout.outlets, options, self.faults)
         self.total = Aggregates()
         self.tables = WindowTables()
         self._track = tracks.borrow(run.pid, STEP_TRACK_TID, "steps")
@@ -104,9 +107,10 @@ class Pipeline:
         self.overseer = Overseer(budget, self._windows.detail, reducible=reducible, transitions=transitions)
         self._attendance = Attendance(self.sources, run.pid)
         self._bound = {source.name: source.backend.thread_bound for source in self.sources}
-        self._wake, self._ask, self._routed_to = wake, ask, 0
+        self._wake, self._ask, self._left_out = wake, ask, left_out
+        self.routed_to = 0
+        """Everything of the recorder that began by this time, in ns, was routed."""
         self._unsaid = False
-        self._left_out = left_out
         self._actions = actions
         self._serial = serial
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -116,19 +120,19 @@ class Pipeline:
         """What there was to say of windows, the latest."""
         self._flushes: list[Flush] = []
         self._delivered: deque[tuple[int, Message]] = deque()
-        self._drained = self._routed = self._unrouted = 0
-        self._loop_ns = 0
+        self._drained = self._routed = self._unrouted = self._loop_ns = 0
 
     def start(self) -> None:
         """Starts the exporters, each on its thread. Those are there when it returns: a tool that looks at all threads, as
         torch's tracer of Python functions does, is not to meet them half made."""
         self.fanout.start(partial(deliver_for, self))
 
-    async def run(self) -> None:
-        """Runs the backends' coroutines until `aclose`."""
+    async def run(self, passed: Change) -> None:
+        """Runs the backlog and the backends' coroutines until `aclose`; `passed` is told whenever the backlog is through."""
         deliver_for(self)
         with self._scope:
             async with anyio.create_task_group() as self._tasks:
+                self._tasks.start_soon(self.backlog.run, passed, name="stepscope backlog")
                 if self.overseer.budget is not None:
                     self._tasks.start_soon(self._oversee, self.overseer.budget.interval, name="stepscope overseer")
                 await self._closing.wait()
@@ -156,9 +160,9 @@ class Pipeline:
 
     def look_ahead(self, at: int) -> Detail | None:
         """The level of detail to go to at once, if the loop is too far behind to say so; on the thread that steps."""
-        return self.overseer.look_ahead(self._routed_to, at)
+        return self.overseer.look_ahead(self.routed_to, at)
 
-    # called by the hub, in this order
+    # called by the hub, and by the backlog, in this order
 
     @contained(None)
     def take_messages(self) -> None:
@@ -202,7 +206,7 @@ class Pipeline:
     @contained(None)
     def take_watermark(self, until: int) -> None:
         """Everything that the recorder held up to this time was routed."""
-        self._routed_to = until
+        self.routed_to = until
         self._windows.watermark(RECORDER, until)
 
     @contained(None)
@@ -237,7 +241,6 @@ class Pipeline:
                 self._finish(window)
             self._attendance.leave(window)
         self._loop_ns += clock.now() - start
-
         self.settle()
 
     @contained(None)
@@ -247,7 +250,7 @@ class Pipeline:
         if self._flushes and not self._windows.waiting() and not self._delivered:
             flight, flushes, self._flushes = self.flight, self._flushes, []
             for flush in flushes:
-                if flush.at <= self._routed_to and (flight is None or flight.settled(flush.at)):
+                if flush.at <= self.routed_to and (flight is None or flight.settled(flush.at)):
                     self._spawn(partial(self._flushed, flush.done))
                 else:
                     self._flushes.append(flush)
@@ -256,7 +259,7 @@ class Pipeline:
     def busy(self) -> bool:
         """Whether the hub should look again soon."""
         saving = self.flight is not None and self.flight.busy
-        return saving or self._windows.waiting() or bool(self._flushes) or bool(self._delivered)
+        return saving or self._windows.waiting() or bool(self._flushes or self._delivered) or not self.backlog.through
 
     # inside
 
@@ -327,12 +330,12 @@ class Pipeline:
             with anyio.move_on_after(interval):
                 await self._closing.wait()
             self._wake()  # where nothing is recorded nobody else does
-            detail, cost = self.overseer.look(self._routed_to, clock.now())
+            detail, cost = self.overseer.look(self.routed_to, clock.now())
             if detail is not None:
                 self._ask(detail)
             begun = self._windows.begun
-            if cost is not None and begun is not None and begun <= self._routed_to:
-                self._route(OVERHEAD, self.overseer.cost_event(cost, self._routed_to, self._track), b"")
+            if cost is not None and begun is not None and begun <= self.routed_to:
+                self._route(OVERHEAD, self.overseer.cost_event(cost, self.routed_to, self._track), b"")
 
     def _route(self, source: str, events: Block, args: bytes) -> None:
         if self.flight is not None and len(events):
@@ -412,6 +415,8 @@ class Pipeline:
 
     async def aclose(self, deadline: float) -> None:
         """Closes backends, then exporters, by `deadline` (the loop's clock); then drops what is left, and counts it."""
+        for events, _ in self.backlog.close():
+            self.drop_closed(RECORDER, events)  # the deadline came before their turn
         self._end_keeping()
         self._drop_rest(self.inbox.take())  # before the exporters write their last accounts
         self._closing.set()

@@ -53,6 +53,8 @@ class Recorder:
             order = Shedding.of(options)
             _core.set_shedding(order.native, order.shares)
             self.wake_fd = _core.open(str(self.directory), slots, rings, options.overflow, options.block_seconds)
+            own_ring = options.overflow == "drop_oldest"  # a thread never goes on in another
+            self._press = slots // 2 if own_ring else slots * rings // 8
             self.spool = Spool(self.directory, options.queue_bytes)
         except OSError as error:
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -72,6 +74,11 @@ class Recorder:
         """
         _core.want(profiler, EVERYTHING if on else 0, what if on else 0)
 
+    def heard(self) -> None:
+        """`wake_fd` is not readable any more, until a ring calls for a drain again."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.wake_fd)
+
     def drain(self) -> tuple[int, list[tuple[Block, bytes]]]:
         """Takes what all rings hold, those of processes that joined included.
 
@@ -79,8 +86,7 @@ class Recorder:
             A time such that every event that ended before it is in this or an earlier answer, and the blocks with
             their heaps of arguments.
         """
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.wake_fd)
+        self.heard()
         until = _core.now()
         blocks: list[tuple[Block, bytes]] = []
         more = True
@@ -92,6 +98,10 @@ class Recorder:
         for block, heap in others:
             _core.spool_write(block, heap)
         return until, blocks + others
+
+    def pressing(self) -> bool:
+        """Whether rings are to be drained although nobody takes it yet: an eighth of what they may hold waits."""
+        return int(_core.ring_statistics()["waiting"]) > self._press
 
     def open_spans(self) -> Block:
         """Spans that have begun and not ended, in any process of the session, with `dur` up to now."""

@@ -34,8 +34,11 @@ ONES_OWN = (
     "busy",
 )
 """Functions of a pipeline."""
-OF_ALL = ("_drain", "_take", "_route", "_interval")
+PASSING = ("_pass_on", "_relieve")
+"""Functions of its backlog."""
+OF_ALL = ("_drain", "_take", "_take_messages", "_route", "_wait", "_interval")
 """Functions of the hub."""
+FILES = dict.fromkeys(ONES_OWN, "pipeline") | dict.fromkeys(PASSING, "backlog") | dict.fromkeys(OF_ALL, "hub")
 
 
 class NoMemory:
@@ -91,11 +94,11 @@ def faults_of(profiler: sc.Profiler) -> int:
     return count
 
 
-@pytest.mark.parametrize("function", [*ONES_OWN, *OF_ALL])
+@pytest.mark.parametrize("function", [*ONES_OWN, *PASSING, *OF_ALL])
 async def test_a_fault_while_it_records(function: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever it was that the loop did for one profiler, the other has everything; the log says it once."""
     memory = sc.MemoryExporter()
-    with no_memory("pipeline" if function in ONES_OWN else "hub", function) as fault:
+    with no_memory(FILES[function], function) as fault:
         unlucky = sc.trace(keep_last=3, output_dir=tmp_path / "unlucky", options=QUIET)
         other = sc.trace(exporters=[memory], output_dir=tmp_path / "other", options=QUIET)
         with unlucky, other:

@@ -1,0 +1,209 @@
+"""The backlog of one profiler: what was drained for it, and passes on to its exporters at the speed at which they take it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import Protocol
+
+import anyio
+import anyio.lowlevel
+
+from stepscope.runtime.change import Change
+from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks, split_block
+from stepscope.runtime.faults import Faults
+from stepscope.runtime.options import Options
+
+AFTER_FAULT = 0.1
+"""Seconds until it goes on after a fault of ours."""
+
+
+class Stages(Protocol):
+    """What a turn passes through, in this order; a pipeline."""
+
+    def take_marks(self, marks: Block) -> None: ...
+    def take_block(self, events: Block, args: bytes) -> None: ...
+    def take_watermark(self, until: int) -> None: ...
+    def take_delivery(self, until: int) -> bool: ...
+    def save(self, until: int) -> None: ...
+    def close_windows(self, open_spans: Block) -> None: ...
+
+
+class Taker(Protocol):
+    """Who is waited for; an outlet."""
+
+    def crowded(self) -> bool: ...
+    async def relieve(self) -> None: ...
+
+
+class _Turn:
+    """What one drain brought, or several while another turn was under way."""
+
+    def __init__(self, until: int) -> None:
+        self.marks: list[Block] = []
+        self.blocks: deque[tuple[Block, bytes]] = deque()
+        self.bytes = 0
+        self.until = until
+        self.spans: Block | None = None
+
+    def add(self, marks: Block, blocks: Sequence[tuple[Block, bytes]], until: int, spans: Block | None) -> None:
+        if len(marks):
+            self.marks.append(marks)
+        self.blocks.extend(blocks)
+        self.bytes += sum(events.nbytes + len(args) for events, args in blocks)
+        self.until, self.spans = until, spans
+
+
+class Backlog:
+    """Waits for exporters that are behind, so that a burst passes without a drop; on the loop.
+
+    It has a task of its own: how long its exporters take is nothing to other profilers. What comes on top of the turn
+    that is under way may have `Options.queue_bytes`. With more, nobody waits any longer for those that it has waited for
+    most, until it has caught up: their queues drop what they have no room for, and the others have everything.
+
+    Args:
+        stages: what each turn passes through.
+        takers: who is waited for.
+        options: of the profiler.
+        faults: where faults of ours are kept.
+    """
+
+    def __init__(self, stages: Stages, takers: Sequence[Taker], options: Options, faults: Faults) -> None:
+        self._stages, self._takers, self._faults = stages, takers, faults
+        self._limit = options.queue_bytes
+        self._most = max(2 * options.queue_bytes, options.ring_bytes)
+        """Bytes of which more are held for no one."""
+        # In parts that fit the queue, so that it is noticed in time that it is full.
+        self._part = max(self._limit // EVENT_DTYPE.itemsize // 8, 256)
+        self._turns: deque[_Turn] = deque()
+        """The first is under way."""
+        self._given = asyncio.Event()
+        self._relief: anyio.CancelScope | None = None
+        self._waited = [0.0] * len(takers)
+        """Seconds for which each was waited for, since all had caught up."""
+        self._since: dict[int, float] = {}
+        """Those that are waited for now."""
+        self._late: set[int] = set()
+        """Those that are not waited for any more."""
+        self._scope = anyio.CancelScope()
+        self._hurried = self._closed = False
+
+    @property
+    def through(self) -> bool:
+        """Whether everything has passed on, or was taken back."""
+        return not self._turns
+
+    def give(
+        self, marks: Block, blocks: Sequence[tuple[Block, bytes]], until: int, open_spans: Block | None = None
+    ) -> None:
+        """What was drained.
+
+        Args:
+            marks: step marks, of all profilers, up to any time.
+            blocks: events that began by `until`, and their arguments.
+            until: everything of the recorder that began by this time, in ns, has been given with this.
+            open_spans: windows that are ready are closed after this, with these spans.
+        """
+        if self._closed:
+            return
+        last = self._turns[-1] if len(self._turns) > 1 else None
+        if last is None or last.spans is not None:
+            last = _Turn(until)
+            self._turns.append(last)
+        last.add(marks, blocks, until, open_spans)
+        if self._waiting > self._limit and not self._late:
+            self._pass_over()
+        elif self._waiting > self._most and self._relief is not None:
+            self._relief.cancel()
+        self._given.set()
+
+    @property
+    def _waiting(self) -> int:
+        """Bytes that have come on top of the turn that is under way."""
+        return sum(turn.bytes for turn in islice(self._turns, 1, None))
+
+    def _pass_over(self) -> None:
+        """Nobody waits any longer for those that take most."""
+        now = anyio.current_time()
+        waited = [seconds + now - self._since.get(taker, now) for taker, seconds in enumerate(self._waited)]
+        most = max(waited, default=0.0)
+        self._late = {taker for taker, seconds in enumerate(waited) if seconds and seconds >= most / 2}
+        if self._relief is not None:
+            self._relief.cancel()
+
+    async def run(self, passed: Change) -> None:
+        """Passes on what it is given, until it is closed.
+
+        Args:
+            passed: is told whenever all has passed on.
+        """
+        with self._scope:
+            while True:
+                while self._turns:
+                    try:
+                        await self._pass_on(self._turns[0])
+                    except Exception as error:
+                        self._faults.keep("pass_on", error)
+                        await anyio.sleep(AFTER_FAULT)
+                passed.tell()
+                self._given.clear()
+                await self._given.wait()
+        passed.tell()
+
+    async def _pass_on(self, turn: _Turn) -> None:
+        stages = self._stages
+        stages.take_marks(join_blocks(turn.marks))
+        while turn.blocks:
+            events, args = turn.blocks.popleft()
+            if len(events) > self._part:
+                turn.blocks.extendleft(reversed([*split_block(events, args, self._part)]))
+                events, args = turn.blocks.popleft()
+            stages.take_block(events, args)
+            await self._relieve()
+            # A backlog neither keeps others from the loop nor a deadline from being noticed.
+            await anyio.lowlevel.checkpoint()
+        stages.take_watermark(turn.until)
+        while stages.take_delivery(turn.until):
+            await self._relieve()
+        stages.save(turn.until)
+        if turn.spans is not None:
+            stages.close_windows(turn.spans)
+        self._turns.popleft()
+        if self._waiting <= self._limit and not self._hurried:
+            self._late = set()
+            self._waited = [0.0] * len(self._takers)
+
+    async def _relieve(self) -> None:
+        crowded = [number for number, taker in enumerate(self._takers) if number not in self._late and taker.crowded()]
+        if crowded and self._waiting <= self._most:
+            with anyio.CancelScope() as self._relief:
+                async with anyio.create_task_group() as beside:
+                    for number in crowded:
+                        beside.start_soon(self._wait_for, number)
+            self._relief = None
+
+    async def _wait_for(self, number: int) -> None:
+        self._since[number] = anyio.current_time()
+        try:
+            await self._takers[number].relieve()
+        finally:
+            self._waited[number] += anyio.current_time() - self._since.pop(number)
+
+    def hurry(self) -> None:
+        """It is to close: from now on those that take most are not waited for."""
+        self._hurried = True
+        self._pass_over()
+
+    def close(self) -> list[tuple[Block, bytes]]:
+        """Nothing passes on any more.
+
+        Returns:
+            What has not.
+        """
+        rest = [block for turn in self._turns for block in turn.blocks]
+        self._turns.clear()
+        self._closed = True
+        self._scope.cancel()
+        return rest
