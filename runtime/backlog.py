@@ -11,6 +11,7 @@ from typing import Protocol
 import anyio
 import anyio.lowlevel
 
+from stepscope.runtime import clock
 from stepscope.runtime.change import Change
 from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks, split_block
 from stepscope.runtime.faults import Faults
@@ -18,6 +19,8 @@ from stepscope.runtime.options import Options
 
 AFTER_FAULT = 0.1
 """Seconds until it goes on after a fault of ours."""
+MOST = 256 << 20
+"""Bytes that it may hold at least, whatever the options: one drain may bring as much."""
 
 
 class Stages(Protocol):
@@ -73,7 +76,7 @@ class Backlog:
     def __init__(self, stages: Stages, takers: Sequence[Taker], options: Options, faults: Faults) -> None:
         self._stages, self._takers, self._faults = stages, takers, faults
         self._limit = options.queue_bytes
-        self._most = max(2 * options.queue_bytes, options.ring_bytes)
+        self._most = max(2 * options.queue_bytes, options.ring_bytes, MOST)
         """Bytes of which more are held for no one."""
         # In parts that fit the queue, so that it is noticed in time that it is full.
         self._part = max(self._limit // EVENT_DTYPE.itemsize // 8, 256)
@@ -81,9 +84,9 @@ class Backlog:
         """The first is under way."""
         self._given = asyncio.Event()
         self._relief: anyio.CancelScope | None = None
-        self._waited = [0.0] * len(takers)
-        """Seconds for which each was waited for, since all had caught up."""
-        self._since: dict[int, float] = {}
+        self._waited = [0] * len(takers)
+        """ns for which each was waited for, since all had caught up."""
+        self._since: dict[int, int] = {}
         """Those that are waited for now."""
         self._late: set[int] = set()
         """Those that are not waited for any more."""
@@ -113,11 +116,16 @@ class Backlog:
             last = _Turn(until)
             self._turns.append(last)
         last.add(marks, blocks, until, open_spans)
-        if self._waiting > self._limit and not self._late:
+        if self.full and not self._late:
             self._pass_over()
         elif self._waiting > self._most and self._relief is not None:
             self._relief.cancel()
         self._given.set()
+
+    @property
+    def full(self) -> bool:
+        """Whether as much has come on top of what is under way as a queue may hold."""
+        return self._waiting > self._limit
 
     @property
     def _waiting(self) -> int:
@@ -126,10 +134,10 @@ class Backlog:
 
     def _pass_over(self) -> None:
         """Nobody waits any longer for those that take most."""
-        now = anyio.current_time()
-        waited = [seconds + now - self._since.get(taker, now) for taker, seconds in enumerate(self._waited)]
-        most = max(waited, default=0.0)
-        self._late = {taker for taker, seconds in enumerate(waited) if seconds and seconds >= most / 2}
+        now = clock.now()
+        waited = [ns + now - self._since.get(taker, now) for taker, ns in enumerate(self._waited)]
+        most = max(waited, default=0)
+        self._late = {taker for taker, ns in enumerate(waited) if ns and ns >= most / 2}
         if self._relief is not None:
             self._relief.cancel()
 
@@ -171,9 +179,9 @@ class Backlog:
         if turn.spans is not None:
             stages.close_windows(turn.spans)
         self._turns.popleft()
-        if self._waiting <= self._limit and not self._hurried:
+        if not self._turns and not self._hurried:
             self._late = set()
-            self._waited = [0.0] * len(self._takers)
+            self._waited = [0] * len(self._takers)
 
     async def _relieve(self) -> None:
         crowded = [number for number, taker in enumerate(self._takers) if number not in self._late and taker.crowded()]
@@ -185,11 +193,11 @@ class Backlog:
             self._relief = None
 
     async def _wait_for(self, number: int) -> None:
-        self._since[number] = anyio.current_time()
+        self._since[number] = clock.now()
         try:
             await self._takers[number].relieve()
         finally:
-            self._waited[number] += anyio.current_time() - self._since.pop(number)
+            self._waited[number] += clock.now() - self._since.pop(number)
 
     def hurry(self) -> None:
         """It is to close: from now on those that take most are not waited for."""

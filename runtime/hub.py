@@ -349,7 +349,7 @@ class Hub:
 
     async def _wait(self, behind: Sequence[Pipeline]) -> None:
         """Waits for backlogs, as what is recorded meanwhile is safe in the rings: a moment for those that were not `behind`
-        before; then, if nobody is through, until somebody is, or a profiler asks for something, or rings fill up. So
+        before; then, if nobody is through, until somebody is, or a profiler asks for something, or rings fill up while there is room here. So
         nobody waits for the exporters of another for longer than that moment."""
         pipelines = self._pipelines
         with anyio.move_on_after(PATIENCE):
@@ -360,7 +360,7 @@ class Hub:
                     not pipelines
                     or any(one.backlog.through for one in pipelines)
                     or self._asked
-                    or self._recorder.pressing()
+                    or (self._recorder.pressing() and not any(one.backlog.full for one in pipelines))
                 )
             )
 

@@ -38,7 +38,9 @@ PASSING = ("_pass_on", "_relieve")
 """Functions of its backlog."""
 OF_ALL = ("_drain", "_take", "_take_messages", "_route", "_wait", "_interval")
 """Functions of the hub."""
-FILES = dict.fromkeys(ONES_OWN, "pipeline") | dict.fromkeys(PASSING, "backlog") | dict.fromkeys(OF_ALL, "hub")
+FILES: dict[str, str] = (
+    dict.fromkeys(ONES_OWN, "pipeline") | dict.fromkeys(PASSING, "backlog") | dict.fromkeys(OF_ALL, "hub")
+)
 
 
 class NoMemory:

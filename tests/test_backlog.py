@@ -1,0 +1,279 @@
+"""The backlog of a profiler: exporters that are behind are waited for, at the expense of nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import numpy as np
+
+import stepscope as sc
+from stepscope.runtime.backlog import MOST, Backlog
+from stepscope.runtime.change import Change
+from stepscope.runtime.events import EVENT_DTYPE, Block, Kind
+from stepscope.runtime.faults import Faults
+from stepscope.runtime.ledger import OutputLedger
+
+SMALL = 64 << 10
+PAUSE = 0.2
+"""Seconds that the slow one takes for a batch: it gets on, so it is never taken for one that hangs."""
+
+
+class Slow(sc.MemoryExporter):
+    """Takes its time for each batch, until it is told to be quick."""
+
+    quick = False
+
+    async def export(self, batch: sc.EventBatch) -> None:
+        if not self.quick:
+            await anyio.sleep(PAUSE)
+        await super().export(batch)
+
+
+def record(count: int) -> None:
+    for _ in range(count):
+        sc.instant("x")
+
+
+def outputs(profiler: sc.Profiler) -> dict[str, OutputLedger]:
+    """Accounts by exporter."""
+    pipeline = profiler.statistics().pipeline
+    assert pipeline is not None
+    return {output.name: output.ledger for output in pipeline.exporters}
+
+
+def dropped(profiler: sc.Profiler) -> dict[str, dict[str, int]]:
+    """By exporter."""
+    return {name: ledger.dropped for name, ledger in outputs(profiler).items()}
+
+
+async def test_a_slow_exporter_is_nothing_to_another_profiler(tmp_path: Path) -> None:
+    """What that has recorded is with its exporters, and it closes, while the first has much to do; all of its others have
+    everything."""
+    slow, beside, quick = Slow(), sc.MemoryExporter(), sc.MemoryExporter()
+    slow.name = "slow"
+    crowded = sc.trace(
+        name="crowded", exporters=[slow, beside], output_dir=tmp_path / "crowded", options=sc.Options(queue_bytes=SMALL)
+    )
+    other = sc.trace(name="other", exporters=[quick], output_dir=tmp_path / "other")
+    with crowded:
+        with other:
+            for _ in range(4):
+                record(5000)
+                assert await asyncio.to_thread(other.flush)
+                assert len(quick.names(kind=Kind.INSTANT)) % 5000 == 0
+            assert len(quick.names(kind=Kind.INSTANT)) == 20_000
+            assert len(slow.names(kind=Kind.INSTANT)) < 20_000, "it is behind"
+        assert quick.closed and not slow.closed
+        record(5000)
+        slow.quick = True
+        assert await asyncio.to_thread(crowded.flush)
+    assert dropped(other) == {"memory": {}, "journal": {}}
+    assert len(beside.names(kind=Kind.INSTANT)) == 25_000
+    assert dropped(crowded)["memory"] == dropped(crowded)["journal"] == {}
+    assert not crowded.audit() and not other.audit()
+
+
+async def test_a_slow_exporter_is_nothing_to_others_beside_it(tmp_path: Path) -> None:
+    """What it has no room for it drops by itself, before rings do for all; closing, too, costs only what it has not taken."""
+    slow, quick = Slow(), sc.MemoryExporter()
+    slow.name = "slow"
+    options = sc.Options(queue_bytes=SMALL, ring_bytes=32 << 20, close_timeout=2)
+    produced = 0
+    with sc.trace(exporters=[slow, quick], output_dir=tmp_path, options=options) as profiler:
+        with anyio.fail_after(60):
+            while outputs(profiler)["memory"].exported < 100_000:  # an eighth of what rings may hold waits until then
+                record(2000)
+                produced += 2000
+                await asyncio.sleep(0.01)
+        assert outputs(profiler)["slow"].exported < 100_000, "it is behind"
+    stats = profiler.statistics()
+    assert stats.recorder is not None and stats.recorder.dropped == 0
+    assert len(quick.names(kind=Kind.INSTANT)) == produced
+    lost = dropped(profiler)
+    assert lost["memory"] == lost["journal"] == {}
+    assert set(lost["slow"]) <= {"queue", "closed"} and sum(lost["slow"].values()) > 50_000
+    assert not profiler.audit()
+
+
+class Diary:
+    """Stages that write down what passes."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.deliveries = 0
+
+    def take_marks(self, marks: Block) -> None:
+        self.said.append(f"{len(marks)} marks")
+
+    def take_block(self, events: Block, args: bytes) -> None:
+        self.said.append(f"{len(events)} events")
+
+    def take_watermark(self, until: int) -> None:
+        self.said.append(f"until {until}")
+
+    def take_delivery(self, until: int) -> bool:
+        self.deliveries -= 1
+        return self.deliveries >= 0
+
+    def save(self, until: int) -> None:
+        self.said.append("save")
+
+    def close_windows(self, open_spans: Block) -> None:
+        self.said.append(f"close with {len(open_spans)}")
+
+    def taken(self) -> list[str]:
+        """What was written since."""
+        said, self.said = self.said, []
+        return said
+
+
+class Exporter:
+    """One that is waited for while it is `busy`."""
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.asked = 0
+        self.change = Change()
+
+    def crowded(self) -> bool:
+        return self.busy
+
+    async def relieve(self) -> None:
+        self.asked += 1
+        await self.change.wait_for(lambda: not self.busy)
+
+    def free(self) -> None:
+        self.busy = False
+        self.change.tell()
+
+
+class Bench:
+    """A backlog with two exporters, of which one may be slow."""
+
+    def __init__(self) -> None:
+        self.diary, self.slow, self.quick, self.passed = Diary(), Exporter(), Exporter(), Change()
+        # 1,024 events on top of what is under way.
+        options = sc.Options(queue_bytes=1024 * EVENT_DTYPE.itemsize)
+        self.backlog = Backlog(self.diary, [self.slow, self.quick], options, Faults("it"))
+
+    def give(self, count: int, until: int, *, spans: int | None = None) -> None:
+        events = np.zeros(count, EVENT_DTYPE)
+        open_spans = None if spans is None else np.zeros(spans, EVENT_DTYPE)
+        self.backlog.give(events[:1], [(events, b"")], until, open_spans)
+
+    async def through(self) -> None:
+        await self.passed.wait_for(lambda: self.backlog.through)
+
+    async def pause(self) -> None:
+        """Lets everybody do what there is to do."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def running() -> AsyncGenerator[Bench]:
+    """With its task, which ends."""
+    bench = Bench()
+    async with anyio.create_task_group() as group:
+        group.start_soon(bench.backlog.run, bench.passed)
+        yield bench
+        bench.backlog.close()
+
+
+async def test_the_order_of_a_turn() -> None:
+    async with running() as bench:
+        bench.diary.deliveries = 1
+        bench.give(3, 10, spans=2)
+        assert not bench.backlog.through
+        await bench.through()
+        assert bench.diary.taken() == ["1 marks", "3 events", "until 10", "save", "close with 2"]
+        bench.give(600, 20)
+        await bench.through()
+        assert bench.diary.taken() == ["1 marks", "256 events", "256 events", "88 events", "until 20", "save"]
+
+
+async def test_what_comes_meanwhile_is_one_turn() -> None:
+    """Unless windows close in between, which need what came before, and not what comes after."""
+    async with running() as bench:
+        bench.slow.busy = True
+        bench.give(1, 1)
+        await bench.pause()
+        bench.give(2, 2)
+        bench.give(3, 3, spans=1)
+        bench.give(4, 4)
+        bench.give(5, 5)
+        bench.slow.free()
+        await bench.through()
+        assert bench.diary.taken() == [
+            *("1 marks", "1 events", "until 1", "save"),
+            *("2 marks", "2 events", "3 events", "until 3", "save", "close with 1"),
+            *("2 marks", "4 events", "5 events", "until 5", "save"),
+        ]
+
+
+async def test_only_the_slow_one_is_passed_over() -> None:
+    """When more waits than a queue may hold; once all has passed it is waited for again."""
+    async with running() as bench:
+        bench.slow.busy = True
+        bench.give(1, 1)
+        await bench.pause()
+        bench.give(1024, 2)
+        await bench.pause()
+        assert bench.diary.taken() == ["1 marks", "1 events"]
+        bench.quick.busy = True
+        bench.give(1, 3)
+        await bench.pause()
+        assert bench.diary.taken() == ["until 1", "save", "2 marks", "256 events"], "the other one is waited for"
+        bench.quick.free()
+        await bench.through()
+        assert bench.diary.taken()[-1] == "save" and bench.slow.busy
+        asked = bench.slow.asked
+        bench.give(1, 4)
+        await bench.pause()
+        assert not bench.backlog.through and bench.slow.asked == asked + 1
+        bench.slow.free()
+        await bench.through()
+
+
+async def test_nobody_is_waited_for_with_too_much() -> None:
+    async with running() as bench:
+        bench.slow.busy = True
+        bench.give(1, 1)
+        await bench.pause()
+        bench.backlog.hurry()
+        bench.quick.busy = True
+        bench.give(1, 2)
+        await bench.pause()
+        assert not bench.backlog.through, "this one has kept nobody waiting so far"
+        bench.give(MOST // EVENT_DTYPE.itemsize + 1, 3)
+        await bench.pause()
+        assert bench.diary.taken()[-1] == "256 events" and bench.quick.asked
+
+
+async def test_one_that_closes_does_not_wait_for_the_slow_one() -> None:
+    async with running() as bench:
+        bench.slow.busy = True
+        bench.give(1, 1)
+        await bench.pause()
+        bench.backlog.hurry()
+        bench.give(1, 2)
+        await bench.through()
+        assert bench.slow.busy
+
+
+async def test_what_has_not_passed_is_given_back() -> None:
+    async with running() as bench:
+        bench.slow.busy = True
+        bench.give(300, 1)
+        await bench.pause()
+        bench.give(2, 2)
+        rest = bench.backlog.close()
+        assert [len(events) for events, _ in rest] == [44, 2]
+        assert bench.backlog.through
+        bench.give(1, 3)
+        assert bench.backlog.through, "closed"
+    assert bench.diary.taken() == ["1 marks", "256 events"]
