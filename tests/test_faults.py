@@ -38,9 +38,9 @@ PASSING = ("_pass_on", "_relieve")
 """Functions of its backlog."""
 OF_ALL = ("_drain", "_take", "_take_messages", "_route", "_wait", "_interval")
 """Functions of the hub."""
-FILES: dict[str, str] = (
-    dict.fromkeys(ONES_OWN, "pipeline") | dict.fromkeys(PASSING, "backlog") | dict.fromkeys(OF_ALL, "hub")
-)
+FILES = {
+    name: file for file, names in (("pipeline", ONES_OWN), ("backlog", PASSING), ("hub", OF_ALL)) for name in names
+}
 
 
 class NoMemory:
