@@ -174,6 +174,41 @@ def _bad_neighbours(directory: Path, seed: int) -> Outcome:
     return _account(good, memory, "tick", ticks, held, problems)
 
 
+def _slow_neighbour(directory: Path, seed: int) -> Outcome:
+    """One has an exporter that gets on, but far too slowly: another flushes and closes as if it were alone, and the
+    exporter beside the slow one has everything."""
+    memory, beside, held, problems = sc.MemoryExporter(), sc.MemoryExporter(), Held(), list[str]()
+    slow = sc.MemoryExporter(name="slow", delay=0.2)
+    crowded = sc.trace(
+        exporters=[slow, beside],
+        output_dir=directory / "crowded",
+        options=sc.Options(queue_bytes=64 << 10, close_timeout=1.0),
+    )
+    other = sc.trace(exporters=[memory], output_dir=directory / "other")
+    crowded.start()
+    other.start()
+    each = 4000 + seed % 1000
+    for _ in range(5):
+        for _ in range(each):
+            sc.instant("tick")
+        held(crowded.step)
+        began = time.monotonic()
+        if not other.flush() or time.monotonic() - began > 1:
+            problems.append(f"flush() took {time.monotonic() - began:.1f} s")
+    outcome = _account(other, memory, "tick", 5 * each, held, problems)
+    if outcome.shutdown_ns > 1e9:
+        problems.append(f"close() took {outcome.shutdown_ns / 1e9:.1f} s")
+    second = _account(crowded, beside, "tick", 5 * each, held, problems)
+    return Outcome(
+        produced=outcome.produced + second.produced,
+        exported=outcome.exported + second.exported,
+        dropped=outcome.dropped + second.dropped,
+        held_ns=held.longest,
+        shutdown_ns=second.shutdown_ns,
+        problems=tuple(problems),
+    )
+
+
 def _governed(directory: Path, seed: int) -> Outcome:
     """A load that no budget allows: what is left out is counted, and so is every step that is missing."""
     memory, held, problems = sc.MemoryExporter(), Held(), list[str]()
@@ -235,6 +270,7 @@ def _cycles(directory: Path, seed: int) -> Outcome:
 FAULTS = (
     Fault(family="profilers", name="random calls of four profilers from four threads", trial=_storm, trials=8),
     Fault(family="profilers", name="neighbours whose parts raise", trial=_bad_neighbours, trials=20, short=2),
+    Fault(family="profilers", name="a neighbour with an exporter that is slow", trial=_slow_neighbour, trials=4),
     Fault(family="profilers", name="a load that no overhead budget allows", trial=_governed, trials=3),
     Fault(family="profilers", name="a hundred made and closed in four threads", trial=_cycles, trials=10),
 )
