@@ -84,6 +84,12 @@ def neighbour(how: str, method: Method, directory: Path, port: int) -> Exporter:
             return Full(directory / "disk")
         case "connect":
             return StreamExporter(port)
+        case "otlp":
+            return sc.OtlpExporter(f"http://127.0.0.1:{port}")
+        case "collector":
+            return sc.CollectorExporter(f"ws://127.0.0.1:{port}")
+        case "nats":
+            return sc.NatsExporter(f"nats://127.0.0.1:{port}")
         case _:
             raise ValueError(f"no way to misbehave: {how}")
 
@@ -117,9 +123,10 @@ def main(how: str, method: Method, directory: Path, port: int, seconds: float) -
     """Trains, and returns the accounts."""
     good = MemoryExporter(name="good")
     chrome = sc.ChromeTraceExporter(directory / "good.json")
+    bad = neighbours(how, method, directory, port)
     options = sc.Options(close_timeout=seconds, drain_interval=0.05, queue_bytes=1 << 16)
     profiler = sc.trace(
-        exporters=[*neighbours(how, method, directory, port), good, chrome],
+        exporters=[*bad, good, chrome],
         output_dir=directory / "run",
         options=options,
     )
@@ -157,7 +164,11 @@ def main(how: str, method: Method, directory: Path, port: int, seconds: float) -
             for output in pipeline.exporters
         },
         "longest": longest(profiler),
-        "errors": {output.name: output.first_error for output in pipeline.exporters},
+        # What a collector has not confirmed is kept in files, and no error.
+        "told": {
+            output.name: bool(output.first_error or output.kept)
+            for output in pipeline.exporters if output.name in {exporter.name for exporter in bad}
+        },
     }  # fmt: skip
 
 

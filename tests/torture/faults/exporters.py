@@ -69,8 +69,8 @@ def trial(
     problems += written
     if said["longest"] > LONGEST:
         problems.append(f"a traceback of {said['longest']} entries is kept")
-    if how != "slow" and not said["errors"]["bad" if "bad" in said["errors"] else "stream"]:
-        problems.append("nothing was said of what the exporter did")
+    if how != "slow":
+        problems += [f"nothing was said of what {name} did" for name, told in said["told"].items() if not told]
     rows = said["ledger"].values()
     return Outcome(
         produced=sum(row[0] for row in rows),
@@ -208,4 +208,12 @@ FAULTS = (
     _fault("its server never reads", "connect", server=serving(servers.half_open)),
     _fault("its server reads 1 byte/s", "connect", server=serving(servers.trickling), short=1),
     _fault("its server resets the connection", "connect", server=serving(servers.resetting)),
+    *(
+        _fault(f"{kind} exporter, its server {what}", how, server=serving(server), short=server is servers.half_open)
+        for kind, how in (("OTLP", "otlp"), ("collector", "collector"), ("NATS", "nats"))
+        for what, server in (
+            ("refuses", servers.refusing), ("does not answer", servers.dead), ("never reads", servers.half_open),
+            ("reads 1 byte/s", servers.trickling), ("resets the connection", servers.resetting),
+        )
+    ),
 )  # fmt: skip

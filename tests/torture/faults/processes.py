@@ -172,6 +172,19 @@ if __name__ == "__main__":
         report(profiler, 300)
 """
 
+PROGRAMS = """
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        timed(sc.join)
+        spans("work", 100)
+        os.kill(os.getpid(), signal.SIGKILL) if sys.argv[2] == "killed" else sys.exit(0)
+    with trace() as profiler:
+        ends = ("normally", "killed", "killed")
+        programs = [subprocess.Popen([sys.executable, __file__, sys.argv[1], end]) for end in ends]
+        assert [program.wait() for program in programs] == [0, -9, -9]
+        report(profiler, 300)
+"""
+
 LOADER = """
 import warnings
 warnings.simplefilter("ignore")
@@ -308,9 +321,14 @@ def owner_killed(directory: Path, seed: int) -> Outcome:
     return Outcome(produced=produced, exported=exported, dropped=recovery.dropped, shutdown_ns=took)
 
 
-def spawned(directory: Path, seed: int) -> Outcome:
-    """Spawned workers that leave by `os._exit`."""
-    return _closed(directory, SPAWNED.format(method="spawn"), 3)
+def spawned(method: str, directory: Path, seed: int) -> Outcome:
+    """Workers of multiprocessing that leave by `os._exit`."""
+    return _closed(directory, SPAWNED.format(method=method), 3)
+
+
+def programs(directory: Path, seed: int) -> Outcome:
+    """Programs that are started and join, of which two are killed after their last span."""
+    return _closed(directory, PROGRAMS, 3, "work")
 
 
 def data_loader(method: str, workers: int, runs: int, directory: Path, _: int) -> Outcome:
@@ -336,7 +354,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault(family=FAMILY, name="the owner killed while workers record", trial=owner_killed, trials=4),
     Fault(family=FAMILY, name="a worker's threads can have no ring", trial=without_rings, trials=2),
     Fault(family=FAMILY, name="the session directory removed", trial=session_removed, trials=4),
-    Fault(family=FAMILY, name="spawned workers leave by os._exit", trial=spawned, trials=1),
+    *(
+        Fault(family=FAMILY, name=f"{what} workers leave by os._exit", trial=partial(spawned, method), trials=1)
+        for what, method in (("spawned", "spawn"), ("forkserver's", "forkserver"))
+    ),
+    Fault(family=FAMILY, name="programs join, and are killed", trial=programs, trials=1),
     Fault(
         family=FAMILY,
         name="DataLoader, programs with four forked workers",
