@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli import descriptors, opening
+from stepscope.cli.made_directory import made_directory
 from stepscope.cli.progress import Progress
 from stepscope.cli.traces import TARGETS, Traces, free_name, is_trace, repair_one
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError, RecoveredError
@@ -118,7 +120,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, removing: bool) -> Recovery | None:
     """Recovers one run; `None`, and a line that says why, if that fails and others are left."""
     try:
-        with Progress().during(f"recovering {opening.shown(named)}"):
+        made = made_directory(arguments.out.absolute().parent) if arguments.out is not None else contextlib.nullcontext()
+        with made, Progress().during(f"recovering {opening.shown(named)}"):
             return recover(named, arguments.out, force=arguments.force, remove_session=removing)
     except ProfilerStateError as error:
         raise ProfilerStateError(f"{error} (--force)") from error
