@@ -291,6 +291,15 @@ def test_otlp(tmp_path: Path) -> None:
         assert {metric.name for metric in server.metrics} == {"loss", "stepscope.step.duration"}
 
 
+def test_otlp_without_a_receiver(tmp_path: Path) -> None:
+    """One line says at which address nobody was, and what could be there."""
+    command = [sys.executable, str(ROOT / "examples" / "otlp.py"), f"http://127.0.0.1:{free_port()}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert last.startswith(command[-1]) and "Connection refused" in last and "Jaeger" in last
+
+
 def test_lightning_callback(tmp_path: Path) -> None:
     """Three updates, each of two batches."""
     check_installed("lightning")

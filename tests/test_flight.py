@@ -34,7 +34,9 @@ def test_nothing_fires_nothing_is_written(output_dir: Path) -> None:
     report = str(profile.profiler.report())
     assert "flight    fired never" in report and not profile.profiler.saved()
     outputs = [line for line in report.splitlines() if line.startswith("  output ")]
-    assert outputs and all(line.endswith(": wrote nothing, as no trigger fired and save() was not called") for line in outputs)
+    assert outputs and all(
+        line.endswith(": wrote nothing, as no trigger fired and save() was not called") for line in outputs
+    )
     profile.check_accounts()
 
 

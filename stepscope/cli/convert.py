@@ -48,7 +48,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="IN", type=Path, help="a journal, or the directory of a run with a journal")
-    parser.add_argument("target", metavar="OUT", type=Path, help="file to write, and its directory; its ending chooses the format")
+    parser.add_argument(
+        "target", metavar="OUT", type=Path, help="file to write, and its directory; its ending chooses the format"
+    )
     formats.add_format(parser)
     parser.add_argument("--window", metavar="N", type=int, help="write only this window; 0 is the first")
     parser.set_defaults(function=convert, command="convert", parser=parser)

@@ -120,7 +120,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, removing: bool) -> Recovery | None:
     """Recovers one run; `None`, and a line that says why, if that fails and others are left."""
     try:
-        made = made_directory(arguments.out.absolute().parent) if arguments.out is not None else contextlib.nullcontext()
+        made = (
+            made_directory(arguments.out.absolute().parent) if arguments.out is not None else contextlib.nullcontext()
+        )
         with made, Progress().during(f"recovering {opening.shown(named)}"):
             return recover(named, arguments.out, force=arguments.force, remove_session=removing)
     except ProfilerStateError as error:
