@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli import descriptors, opening
+from stepscope.cli import opening
 from stepscope.cli.made_directory import made_directory
 from stepscope.cli.progress import Progress
 from stepscope.cli.traces import TARGETS, Traces, free_name, is_trace, repair_one
@@ -80,7 +80,6 @@ def run(arguments: argparse.Namespace) -> int:
     if named.is_file() and not is_note(named) and is_trace(named):
         repair_one(named, force=arguments.force)
         return 0
-    descriptors.allow_all()  # each process that had joined takes one
     whole = named.is_dir()
     place = named if whole else named.parent
     notes = unfinished(place, [], force=arguments.force) if whole or is_note(named) else []
