@@ -248,7 +248,9 @@ class Sender:
             return f"no answer within {self.target.timeout:g} s"
         if isinstance(error, aiohttp.ClientConnectorError):  # its text speaks of TLS, whatever the URL says
             system = error.os_error
-            why = os.strerror(system.errno) if (system.errno or 0) > 0 else system.strerror
+            # Those of the system have a number above 0, and a text of asyncio's; those of its resolver a text only.
+            number = system.errno or 0
+            why = os.strerror(number) if number > 0 else system.strerror
             return self.target.redact(printable(f"cannot connect to {error.host}:{error.port}: {why or system}")[:200])
         if isinstance(error, aiohttp.ServerDisconnectedError) and not (self.target.encrypted or self._answered):
             return wants_tls("https")

@@ -97,7 +97,8 @@ class SessionFiles:
         """The number of that track there."""
         self._read_to = {"strings": 0, "tracks": 0}
         owner = os.getuid() if owner is None else owner
-        self._directory = PrivateDirectory(directory, owner, None if within is None else within._directory)
+        above = None if within is None else within._directory
+        self._directory: PrivateDirectory = PrivateDirectory(directory, owner, above)
 
     def close(self) -> None:
         """Closes it. Idempotent."""
