@@ -4,6 +4,7 @@ and after that, by a signal."""
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 
 log = logging.getLogger("stepscope")
@@ -35,7 +36,8 @@ def call_before_close() -> None:
 def after_signal(function: Callable[[str], object]) -> None:
     """Has a function called when a signal has had the profilers closed and ends the process: nothing of the interpreter's
     exit is called then. It is called with the signal's name, inside of a handler or on another thread, whatever the
-    program holds at the time: it must wait for no lock, such as that of `sys.stderr`. What it raises is logged.
+    program holds at the time: it must wait for no lock, such as that of `sys.stderr`. What it raises is logged. It is not
+    called in forked children, whatever they trace.
 
     Args:
         function: what is to be done; it must not wait for long.
@@ -50,3 +52,6 @@ def call_after_signal(name: str) -> None:
             function(name)
         except Exception as error:  # the process has to end all the same
             log.error("what follows the end of profilers failed", exc_info=error)
+
+
+os.register_at_fork(after_in_child=_last.clear)

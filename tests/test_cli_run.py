@@ -197,6 +197,26 @@ def test_a_terminated_program_waits_for_no_reader(tmp_path: Path) -> None:
     assert [begin for begin, _ in complete(tmp_path / "run" / "trace.json", "work")]
 
 
+FORKED = """
+import os, signal, stepscope as sc, sys
+if (child := os.fork()) == 0:
+    with sc.trace(output_dir="child"):
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+_, status = os.waitpid(child, 0)
+sys.exit(0 if os.WTERMSIG(status) == signal.SIGTERM else 1)
+"""
+
+
+def test_a_forked_child_that_is_terminated_says_nothing_of_its_parent(tmp_path: Path) -> None:
+    """Also if it traces: the program goes on."""
+    (tmp_path / "p.py").write_text(FORKED)
+    done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "ended the program" not in done.stderr and "Trust report" in done.stderr
+    assert (tmp_path / "child" / "journal").exists()
+
+
 def test_a_forked_child_reports_nothing(tmp_path: Path) -> None:
     """A child that runs to the program's end is not a second traced program."""
     (tmp_path / "p.py").write_text("import os\nif os.fork(): os.wait()\nprint('end', flush=True)")
