@@ -1,5 +1,5 @@
 # make demo      train a small network under stepscope and show where the results are
-# make demo-cluster  four ranks that train together and stream to a collector, while things break
+# make demo-cluster  four ranks that train together and stream to a collector, while things break; DIR=... leaves what it made there
 # make test      all tests
 # make check     lint, types and tests
 # make sanitize  tests of the native core under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
@@ -79,7 +79,7 @@ demo: $(if $(wildcard $(STAMPS)/dev),install,$(STAMPS)/demo)
 	@$(BIN)/stepscope demo
 
 demo-cluster: install
-	@$(BIN)/python -m stepscope.demo.cluster
+	@$(BIN)/python -m stepscope.demo.cluster $(if $(DIR),--dir "$(DIR)")
 
 test: install viewers-if-npm
 	@$(BIN)/pytest $(PYTEST_ARGS)

@@ -14,10 +14,12 @@ from stepscope.collector.bounded import CHUNK, ProcessBounds, bounded, ended
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.ending_tasks import end_tasks
-from stepscope.runtime.errors import StepscopeError
+from stepscope.runtime.errors import NoWindowError, StepscopeError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.records import WindowOpened
 from stepscope.runtime.summary import CounterRow, InstantRow, Summary, SummaryRow
+from stepscope.runtime.window import Window
 
 KEPT_BYTES = 64 << 20
 """Of tables of closed windows that are kept."""
@@ -49,12 +51,16 @@ def table(path: Path, window: int) -> Table:
 
     Raises:
         OSError, FormatError: if it cannot be read.
+        NoWindowError: if there is no such window.
     """
-    aggregates = Aggregates()
+    aggregates, found = Aggregates(), False
     with JournalReader(path) as reader:
         for item in reader.items(window):
             if isinstance(item, EventBatch) and item.window == window:
                 aggregates.update(item.events)
+            found = found or isinstance(item, EventBatch | Window | WindowOpened)
+    if not found:
+        raise NoWindowError(f"there is no window {window} in this stream")
     summary = Summary.of(aggregates)
     kinds = (summary.rows, summary.counters, summary.instants)
     return Table(
@@ -90,7 +96,7 @@ class Tables:
             closed: whether it will not change any more.
 
         Raises:
-            ProblemError: if it cannot be read, or too many wait.
+            ProblemError: if there is no such window, it cannot be read, or too many wait.
         """
         if (found := self._kept.get((path, window))) is not None:
             self._kept.move_to_end((path, window))
@@ -141,6 +147,8 @@ class Tables:
             status = await process.wait()
         if status:
             why = said.decode(errors="replace").strip()[-300:] or ended(status, self._bounds)
+            if status == NoWindowError.exit_code:
+                raise ProblemError(404, f"window {window} is not in what is kept of it")
             raise ProblemError(500, f"the window could not be read: {why}")
         return found
 
@@ -174,7 +182,7 @@ def main(path: str, window: str) -> int:
         sys.stdout.buffer.write(msgspec.json.encode(table(Path(path), int(window))))
     except (OSError, StepscopeError) as error:
         print(error, file=sys.stderr)
-        return 1
+        return error.exit_code if isinstance(error, NoWindowError) else 1
     return 0
 
 

@@ -20,7 +20,13 @@ def main() -> None:
             sc.counter("loss", 1 / (step + 1))
             profiler.step()
     print(profiler.report())  # what arrived, and what did not and why
-    profiler.raise_errors()
+    try:
+        profiler.raise_errors()
+    except ExceptionGroup as errors:
+        why = errors.exceptions[0].__cause__
+        sys.exit(
+            f"{why}. Is a receiver of OTLP over HTTP running there? An OpenTelemetry Collector, Jaeger or Phoenix is one."
+        )
 
 
 if __name__ == "__main__":

@@ -87,9 +87,10 @@ class OverheadStatistics(Documented, frozen=True, kw_only=True):
     def __str__(self) -> str:
         steps = max(self.steps, 1)
         text = (
-            f"{self.fraction:.2%} of the time recorded; per step {self.training_ns / steps / 1000:.1f} us on the program's "
+            f"{self.fraction:.2%} of the time recorded, all threads together; per step {self.training_ns / steps / 1000:.1f} us on the program's "
             f"threads (estimated, {human_count(round((self.events + self.operators) / steps), 'event')}) and "
-            f"{self.background_ns / steps / 1000:.1f} us of processor time in the background"
+            f"{self.background_ns / steps / 1000:.1f} us of processor time "
+            "of the loop and the exporters in the background"
         )
         if self.recorded_ns < JUDGED_NS:  # the first start of everything is most of what it sees
             text = f"less than {JUDGED_NS / 1e9:g} s was recorded: too short a run to say"

@@ -19,7 +19,7 @@ from stepscope.runtime.closing import Closing
 from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.delivering import delivering
-from stepscope.runtime.ending import call_before_close
+from stepscope.runtime.ending import call_after_signal, call_before_close
 from stepscope.runtime.errors import ClosedError, ProfilerStateError
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.join import leave
@@ -475,6 +475,7 @@ def close_all(cause: BaseException | str | None = None) -> None:
 def _end_all(cause: str) -> None:
     """Closes everything as a signal ends the process, which calls none of what the interpreter does at its exit."""
     close_all(cause)
+    call_after_signal(cause)
     if os.getpid() != 1:  # the system spares the first process of a container, which may trace again
         close_recorder()
 

@@ -26,9 +26,9 @@ def human_time(ns: float) -> str:
     return f"{value:.2f}{unit}" if value < 9.995 else f"{value:.1f}{unit}" if value < 99.95 else f"{value:,.0f}{unit}"
 
 
-def human_number(value: float) -> str:
-    """A number with four digits, or as many as its whole part has: `0.001234`, `27.33`, `12,345`, `1.235e+15`."""
-    return f"{value:,.0f}" if 9999.5 <= abs(value) < 1e15 else f"{value:.4g}"
+def human_number(value: float, digits: int = 4) -> str:
+    """A number with so many digits, or as many as its whole part has: `0.001234`, `27.33`, `12,345`, `1.235e+15`."""
+    return f"{value:,.0f}" if 10**digits - 0.5 <= abs(value) < 1e15 else f"{value:.{digits}g}"
 
 
 def human_count(number: int, noun: str, plural: str = "s") -> str:

@@ -13,7 +13,7 @@ from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.documented import Documented
 from stepscope.runtime.outcome import counted, remedy
 from stepscope.runtime.sink import BackendReport
-from stepscope.runtime.statistics import ProfilerStatistics
+from stepscope.runtime.statistics import PipelineStatistics, ProfilerStatistics
 from stepscope.runtime.table import human_count
 from stepscope.runtime.worker_accounts import WorkerStatistics
 
@@ -86,13 +86,7 @@ class TrustReport(Documented, frozen=True, kw_only=True):
             yield f"cut       {cut}"
         yield f"accounts  {'; '.join(self.imbalances) or 'balanced'}"
         yield from (f"process   {line}" for line in _processes(stats.recorder.workers))
-        for output in pipeline.exporters:
-            tail = ""
-            if output.windows_left_out:
-                tail += f", {human_count(output.windows_left_out, 'window')} not given as it was too far behind"
-            if output.errors:
-                tail += f"; {human_count(output.errors, 'error')}, first {output.first_error}"
-            yield f"output    {output.name}: {counted(output.ledger, output.kept)}{tail}{remedy(output.kept)}"
+        yield from (f"output    {line}" for line in self._outputs(pipeline))
         if pipeline.flight is not None:
             yield from (f"flight    {line}" for line in pipeline.flight.lines(closed=stats.state == "closed"))
         yield from self._saved()
@@ -110,11 +104,26 @@ class TrustReport(Documented, frozen=True, kw_only=True):
             yield f"backend   {name}{mode}: clock {report.clock}{cost if report.training_thread_ns else ''}"
             yield from (f"note      {name}: {note}" for note in report.notes)
         yield f"cost      {stats.transitions}"
-        yield f"          {pipeline.loop_ns / 1e6:.2f} ms of the background loop in the runtime"
+        yield f"          {pipeline.loop_ns / 1e6:.2f} ms passed in the background loop, sorting events; the program went on"
         for output in pipeline.exporters:
-            yield f"          {output.busy_ns / 1e6:.2f} ms waited for {output.name}"
+            yield f"          {output.busy_ns / 1e6:.2f} ms passed in calls of {output.name}, likewise"
         yield f"overhead  {pipeline.overhead}"
         yield from (f"why       {note}" for note in self.diagnostics)
+
+    def _outputs(self, pipeline: PipelineStatistics) -> Iterator[str]:
+        """What each has written. The name of one may stand for files that there are none of, as nothing was kept."""
+        for output in pipeline.exporters:
+            tail = ""
+            if output.windows_left_out:
+                tail += f", {human_count(output.windows_left_out, 'window')} not given as it was too far behind"
+            if output.errors:
+                tail += f"; {human_count(output.errors, 'error')}, first {output.first_error}"
+            flight = pipeline.flight
+            if flight is None or flight.triggers.windows or output.ledger.offered or tail or output.kept is not None:
+                yield f"{output.name}: {counted(output.ledger, output.kept)}{tail}{remedy(output.kept)}"
+                continue
+            so_far = "" if self.statistics.state == "closed" else " so far"
+            yield f"{output.name}: wrote nothing{so_far}, as no trigger fired and save() was not called"
 
     def _saved(self) -> Iterator[str]:
         """The latest of the files, and what shows the last of them."""

@@ -181,6 +181,26 @@ def test_convert_for_tensorboard(tmp_path: Path) -> None:
     assert spans(tmp_path / "worker.pt.trace.json") == ["work 0", "work 1"]
 
 
+def test_an_output_has_its_directory_made_and_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By all commands alike, for a path may be mistyped; of a directory that is there nothing is said."""
+    journal = record(tmp_path / "run")
+    cut = tmp_path / "cut"
+    cut.write_bytes(journal.read_bytes()[:-10])
+    for command, out in (
+        (("convert", journal), "a/b/out.json"),
+        (("merge", journal, "--out"), "c/out.json"),
+        (("merge", journal, "--format", "hta", "--out"), "d"),
+        (("recover", cut, "--out"), "e/journal"),
+    ):
+        path = tmp_path / out
+        for is_new in (True, False):
+            assert main([*map(str, command), str(path)]) == 0
+            made = path if command[-2] == "hta" else path.parent
+            assert (f"made the directory {made}\n" in capsys.readouterr().err) is is_new, (command, is_new)
+            if command[0] == "recover":
+                path.unlink()
+
+
 def test_convert_one_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One window can be had alone; one that is not there is an error."""
     record(tmp_path / "run")

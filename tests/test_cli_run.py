@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +15,7 @@ import pytest
 
 from stepscope.cli.optimizer_steps import OptimizerSteps
 from tests.commands import python, stepscope
+from tests.launch import launched
 from tests.support import require
 
 TRAINING = """
@@ -119,6 +125,96 @@ def test_an_interrupted_program_is_written(tmp_path: Path) -> None:
     assert done.returncode == 130
     assert "KeyboardInterrupt" in done.stderr and "Trust report" in done.stderr
     assert complete(tmp_path / "run" / "trace.json", "work")
+
+
+TERMINATED = """
+import stepscope as sc, threading
+with sc.span("work"):
+    pass
+print("ready", flush=True)
+threading.Event().wait()
+"""
+"""It is ended from outside."""
+
+
+def terminated(script: Path, *options: str, full: bool = False) -> tuple[int, str]:
+    """What becomes of a program that is terminated when it says that it is ready: its status, and its standard error.
+
+    Args:
+        script: the program.
+        options: those of `stepscope run`.
+        full: whether standard error takes nothing any more.
+    """
+    read, write = os.pipe()
+    try:
+        os.set_blocking(write, False)
+        with contextlib.suppress(BlockingIOError):
+            while full:
+                os.write(write, bytes(1 << 12))
+        os.set_blocking(write, True)
+        command = [sys.executable, "-m", "stepscope", "run", "--out", "run", *options, str(script)]
+        with launched(command, cwd=script.parent, stdout=subprocess.PIPE, stderr=write, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.terminate()
+            code = process.wait(60)
+        os.close(write)
+        write = -1
+        with open(read, closefd=False) as errors:
+            return code, errors.read()
+    finally:
+        os.close(read)
+        if write >= 0:
+            os.close(write)
+
+
+def test_a_terminated_program_says_where_its_files_are(tmp_path: Path) -> None:
+    """Nobody calls what follows the program then; the line comes all the same, with what opens the files."""
+    script = tmp_path / "p.py"
+    script.write_text(TERMINATED)
+    code, errors = terminated(script)
+    assert code == -signal.SIGTERM
+    first, *rest = errors.splitlines()
+    assert first == "stepscope run: SIGTERM ended the program; what was recorded is in run"
+    assert any(line.startswith("see it ") and "run/trace.json" in line for line in rest), errors
+    assert any(line.startswith("convert it ") for line in rest), errors
+    assert [begin for begin, _ in complete(tmp_path / "run" / "trace.json", "work")]
+
+
+def test_a_terminated_program_is_quiet_if_asked(tmp_path: Path) -> None:
+    """As at a normal end."""
+    script = tmp_path / "p.py"
+    script.write_text(TERMINATED)
+    assert terminated(script, "--quiet") == (-signal.SIGTERM, "")
+
+
+def test_a_terminated_program_waits_for_no_reader(tmp_path: Path) -> None:
+    """Where standard error takes nothing, the process ends without a line, long before the deadline for closing."""
+    script = tmp_path / "p.py"
+    script.write_text(TERMINATED)
+    code, errors = terminated(script, full=True)
+    assert code == -signal.SIGTERM and not errors.strip("\0")
+    assert [begin for begin, _ in complete(tmp_path / "run" / "trace.json", "work")]
+
+
+FORKED = """
+import os, signal, stepscope as sc, sys
+if (child := os.fork()) == 0:
+    with sc.trace(output_dir="child"):
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+_, status = os.waitpid(child, 0)
+sys.exit(0 if os.WTERMSIG(status) == signal.SIGTERM else 1)
+"""
+
+
+def test_a_forked_child_that_is_terminated_says_nothing_of_its_parent(tmp_path: Path) -> None:
+    """Also if it traces: the program goes on."""
+    (tmp_path / "p.py").write_text(FORKED)
+    done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "ended the program" not in done.stderr and "Trust report" in done.stderr
+    assert (tmp_path / "child" / "journal").exists()
 
 
 def test_a_forked_child_reports_nothing(tmp_path: Path) -> None:

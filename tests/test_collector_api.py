@@ -131,6 +131,22 @@ def test_windows_and_their_tables(finished: CollectorProcess) -> None:
     assert table["counters"][0]["count"] == 10
 
 
+def test_a_window_that_is_not_there_has_no_table(finished: CollectorProcess) -> None:
+    """Nor a file: both say so, which the document announces."""
+    stream = finished.ranks()[0]["stream"]
+    paths = finished.get("/openapi.json")["paths"]
+    for what in ("statistics", "chrome"):
+        answer = ask(f"{finished.url}/v1/streams/{stream}/windows/99/{what}")
+        assert (answer.status, answer.headers["content-type"]) == (404, "application/problem+json")
+        assert answer.json()["detail"] == "window 99 is not in what is kept of it"
+        (path,) = (
+            path
+            for path in paths
+            if path.endswith("/windows/{window}/" + (what if what == "statistics" else "{kind}")) and "streams" in path
+        )
+        assert "404" in paths[path]["get"]["responses"]
+
+
 def test_downloads(finished: CollectorProcess) -> None:
     """A window as a Chrome trace, and the stream's file as it is."""
     stream = finished.ranks()[0]["stream"]

@@ -85,7 +85,10 @@ async def test_a_path_that_takes_no_streams_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        (("--token-file", "nofile"), "--token-file nofile cannot be read"),
+        (
+            ("--token-file", "nofile"),
+            "--token-file: nofile, which should hold the secret, cannot be read: No such file",
+        ),
         (("--timeout", "-1"), "--timeout wants seconds"),
     ],
 )

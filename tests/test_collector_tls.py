@@ -13,10 +13,12 @@ import pytest
 
 from stepscope.collector import doorway
 from stepscope.exporters.collector import protocol
+from stepscope.trace import trace
 from tests.certificates import certify
 from tests.collecting import ask
 from tests.collecting import collecting as collecting_apart
 from tests.collectors import answer, collecting, connected, send_frames
+from tests.commands import stepscope
 from tests.streams import hello
 from tests.support import poll
 
@@ -95,3 +97,18 @@ def test_silent_connections_leave_files_for_others(tmp_path: Path, certificate: 
         for one in silent:
             one.close()
         assert "34 streams and 17 other connections" in collector.stop()[1]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_tls_that_one_side_lacks_is_named(there: bool, tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+    """Which of the two it probably is, and what to write instead, by what sends streams and by what gives orders."""
+    with trace(output_dir=tmp_path / "run"):
+        pass
+    made, key = certificate
+    options = ("--certificate", str(made), "--key", str(key)) if there else ()
+    with collecting_apart(tmp_path / "c", *options) as collector:
+        url = f"{'ws' if there else 'wss'}://{urlsplit(collector.url).netloc}"
+        said = "probably wants TLS, use wss://" if there else "speaks no TLS: use ws://"
+        for command in (("deliver", "run/journal", "--timeout", "2"), ("arm", "--steps", "1")):
+            done = stepscope(*command, "--url", url, cwd=tmp_path)
+            assert done.returncode == 1 and said in done.stderr, done.stderr

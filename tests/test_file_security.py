@@ -24,6 +24,7 @@ from stepscope.exporters.repair import repair_chrome
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.runtime.errors import FormatError, OutputError
+from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.output import Output
 from stepscope.runtime.processes import process_identity
 from stepscope.runtime.recovery.recover import recover
@@ -318,6 +319,35 @@ def test_a_swapped_directory_is_not_followed(crash: Crash, tmp_path: Path) -> No
     assert sum(len(ring.events) for ring in files.rings()) > 0
     assert not files.parts()
     files.close()
+
+
+@pytest.mark.parametrize("what", ["directory", "link", "open to others", "gone"])
+def test_a_swapped_part_is_not_read(what: str, crash: Crash, tmp_path: Path) -> None:
+    """It holds no descriptor, and is opened for each use: only where it is the directory that was checked."""
+    part = crash.directory() / "1-1"
+    part.mkdir(mode=0o700)
+    (part / "strings").touch()
+    (part / "ring-00000").touch()
+    session = SessionFiles(crash.directory())
+    before = len(os.listdir("/proc/self/fd"))
+    (files,) = session.parts()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert files.ring_count() == 1 and not files.unread
+    part.rename(tmp_path / "moved")  # still there, so that the other one cannot have its number
+    if what == "link":
+        part.symlink_to(tmp_path / "moved")
+    elif what != "gone":
+        part.mkdir(mode=0o700)
+        (part / "ring-00000").touch()
+    if what == "open to others":
+        part.chmod(0o777)
+    assert files.ring_count() == 0 and not list(files.rings())
+    files.load_ids(IdMap())
+    assert files.unread is (what != "gone")
+    assert bool(files.notes)
+    session.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        files.ring_count()
 
 
 def test_writing_does_not_stop_the_training_thread(tmp_path: Path) -> None:

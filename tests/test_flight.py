@@ -31,7 +31,12 @@ def test_nothing_fires_nothing_is_written(output_dir: Path) -> None:
     assert not profile.memory.windows and not profile.memory.batches
     assert not list(output_dir.iterdir())
     assert any(note.startswith("nothing saved: of not_finite none fired") for note in profile.profiler.diagnostics())
-    assert "flight    fired never" in str(profile.profiler.report()) and not profile.profiler.saved()
+    report = str(profile.profiler.report())
+    assert "flight    fired never" in report and not profile.profiler.saved()
+    outputs = [line for line in report.splitlines() if line.startswith("  output ")]
+    assert outputs and all(
+        line.endswith(": wrote nothing, as no trigger fired and save() was not called") for line in outputs
+    )
     profile.check_accounts()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -118,6 +119,8 @@ def test_frames_have_numbers_and_a_rate() -> None:
     passes = mxnet.passes(frame)
     assert [one.number for one in passes] == list(range(5))
     assert passes[0].rate != passes[0].rate
+    assert re.fullmatch(r"pass 0: [\d.]+ms", str(passes[0]))
+    assert re.fullmatch(r"pass 1: [\d.]+ms, [\d.]+ passes per second", str(passes[1]))
     for before, after in zip(passes, passes[1:], strict=False):
         assert after.duration_ns >= 2_000_000
         assert after.rate == pytest.approx(1e9 / (after.start_ns - before.start_ns))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -217,8 +217,9 @@ async def test_files_that_hold_no_secret(content: str, said: str, start: Start, 
     """That is said, with the file's name, and the loop goes on."""
     require("nkeys")
     server = start(Operator().configuration())
-    access = NatsAccess(credentials=file(tmp_path / "user.creds", content))
-    exporter = NatsExporter(server.url, access=access, settings=QUICK)
+    credentials = file(tmp_path / "user.creds", "what it held before")
+    exporter = NatsExporter(server.url, access=NatsAccess(credentials=credentials), settings=QUICK)
+    file(credentials, content)
     await exporter.open(run_in(tmp_path / "run"))
     await poll(lambda: (found := exporter.statistics()) and said in found.last_error)
     await stopped(exporter)
@@ -243,7 +244,7 @@ def test_commands_refuse_secrets_in_urls(command: str, tmp_path: Path) -> None:
     assert SECRET not in done.stdout + done.stderr
 
 
-def test_others_must_not_listen() -> None:
+def test_others_must_not_listen(tmp_path: Path) -> None:
     """To another machine nothing goes without TLS, unless somebody says so; on this one nobody listens."""
     for url in ("nats://head:4222", "ws://head", "nats://10.0.0.1"):
         with pytest.raises(ValueError, match=r"others can read it.*insecure"):
@@ -253,7 +254,28 @@ def test_others_must_not_listen() -> None:
         Servers(["tls://head", "nats://other"])
     for url in ("tls://head", "wss://head", "nats://127.0.0.1", "nats://localhost:1", "nats://[::1]:4222"):
         assert NatsExporter(url).url == url
-    assert Servers("nats://head", NatsAccess(ca=Path("ca.pem"))).urls == ["nats://head"]
+    (tmp_path / "ca.pem").touch()
+    assert Servers("nats://head", NatsAccess(ca=tmp_path / "ca.pem")).urls == ["nats://head"]
+
+
+@pytest.mark.parametrize(
+    "access",
+    [
+        {"token_file": "gone"},
+        {"credentials": "gone"},
+        {"user": "me", "password_file": "gone"},
+        {"ca": "gone"},
+        {"certificate": "gone"},
+        {"certificate": "here", "key": "gone"},
+    ],
+)
+def test_a_file_that_is_not_there_is_said_at_once(access: dict[str, Any], tmp_path: Path) -> None:
+    """Not when the run is over and nothing was sent."""
+    (tmp_path / "here").write_text("something")
+    files = {name: value if name == "user" else tmp_path / value for name, value in access.items()}
+    said = f"{tmp_path}/gone, which should hold .*, cannot be read: No such file or directory; write it there"
+    with pytest.raises(FileNotFoundError, match=said):
+        NatsExporter("nats://localhost", access=NatsAccess(**files))
 
 
 def test_credentials_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import socket
 import ssl
@@ -165,7 +166,8 @@ async def test_nobody_there(tmp_path: Path) -> None:
         options = msgspec.structs.replace(PLAIN, retry_seconds=0.2)
         sent = await send(OtlpExporter(url, options=options), tmp_path)
     assert sent.dropped == {"unsent": EVENTS}
-    assert "Cannot connect" in sent.errors[0]
+    assert f"cannot connect to 127.0.0.1:{url.rpartition(':')[2]}: Connection refused" in sent.errors[0]
+    assert "ssl" not in sent.errors[0]
 
 
 async def test_a_receiver_that_comes_late(tmp_path: Path) -> None:
@@ -259,6 +261,31 @@ async def test_certificates_are_checked(trust: str, certificate: tuple[Path, Pat
             assert "OtlpOptions.certificate" in sent.errors[0]
         else:
             assert everything(server) and not sent.errors
+
+
+async def test_a_receiver_that_wants_tls_is_named(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    """What it probably is that ends connections without an answer, and what to write instead."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    options = msgspec.structs.replace(PLAIN, retry_seconds=0.0)
+    async with receiver(context) as server:
+        sent = await send(OtlpExporter(server.url.replace("https:", "http:"), options=options), tmp_path)
+    assert "probably wants TLS, use https://" in sent.errors[0]
+
+
+async def test_a_receiver_that_has_no_tls_is_named(tmp_path: Path) -> None:
+    """In place of what the library of TLS says of its answer."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        sent = await send(OtlpExporter(url, options=PLAIN), tmp_path)
+    assert "speaks no TLS: use http://" in sent.errors[0]
 
 
 @pytest.mark.parametrize("reply", [Reply(fault="hang"), Reply(503), Reply(429, (("Retry-After", "600"),))])

@@ -114,13 +114,13 @@ def test_a_full_disk(crash: Crash, small_disk: Path, tmp_path: Path, capfd: pyte
 FEW_FILES = """
 import resource, sys
 from stepscope.cli.main import main
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 sys.exit(main(["recover", sys.argv[1]]))
 """
 
 
-def test_more_processes_than_a_shell_allows_files(crash: Crash) -> None:
-    """Each process that had joined has a directory, which is held open: the command takes what the system allows."""
+def test_more_processes_than_there_are_descriptors(crash: Crash) -> None:
+    """Each process that had joined has a directory, which is open only while it is read."""
     crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
     for number in range(1, 101):
         joined = crash.directory() / f"{number}-1"

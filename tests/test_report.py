@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import time
 from pathlib import Path
 
 import stepscope as sc
@@ -24,6 +25,17 @@ def test_every_line_of_a_report_is_explained(output_dir: Path) -> None:
     assert len(could_be) > 10
     explained = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE))))
     assert said | could_be <= explained
+
+
+def test_what_cost_and_overhead_measure_is_told(output_dir: Path) -> None:
+    """One is time of single threads that passed, the other processor time of all of them: they are not to be added up."""
+    with sc.trace(output_dir=output_dir) as profiler:
+        time.sleep(1.1)  # a shorter run is not judged
+    said = str(profiler.report())
+    cost, overhead = said.split("\n  cost ")[1].split("\n  overhead ")
+    assert "passed in the background loop" in cost and "passed in calls of journal" in cost
+    assert "of the time recorded, all threads together; per step" in overhead
+    assert "of processor time of the loop and the exporters in the background" in overhead
 
 
 def test_a_window_that_began_with_the_end_is_told(output_dir: Path) -> None:

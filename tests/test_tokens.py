@@ -12,8 +12,11 @@ from stepscope.cli.main import main
 from stepscope.collector.errors import ExposureError
 from stepscope.collector.settings import LEAST_TOKEN, CollectorSettings
 from stepscope.exporters.collector.address import Address
+from stepscope.exporters.collector.exporter import CollectorExporter
 from stepscope.exporters.secret_file import read_secret
+from stepscope.trace import trace
 from tests.collecting import ask, collecting
+from tests.commands import stepscope
 
 TOKEN = "a-token-of-this-test"
 
@@ -58,6 +61,20 @@ def test_a_file_without_a_secret_is_refused(text: str, tmp_path: Path, capsys: p
     assert not (tmp_path / "c").exists()
 
 
+def test_a_file_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
+    """Not when the run is over and nothing was sent; who may not read one, or named its directory, is told as well."""
+    url, token = "ws://localhost:7788", tmp_path / "token"
+    with pytest.raises(FileNotFoundError, match=f"{token}, which should hold the secret, .*; write it there, or name"):
+        CollectorExporter(url, token=token)
+    token.mkdir()
+    with pytest.raises(IsADirectoryError, match="; name the file in it"):
+        CollectorExporter(url, token=token)
+    token.rmdir()
+    with pytest.raises(ValueError, match=f"{token} is empty"):
+        CollectorExporter(url, token=file(token, "", 0o600))
+    CollectorExporter(url, token=file(token, TOKEN, 0o600))
+
+
 @pytest.mark.parametrize("text", ["", " ", "\n"])
 def test_an_environment_with_nothing_in_it_is_no_token(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -80,6 +97,20 @@ def test_a_short_token_lets_nobody_else_in(tmp_path: Path, insecure: bool) -> No
     assert short not in str(refused.value)
     CollectorSettings(directory=tmp_path, token=f"{short}d", insecure=insecure, **reached).check_exposure()
     CollectorSettings(directory=tmp_path, token="t").check_exposure()
+
+
+def test_what_a_delivery_lacks_is_said_once(tmp_path: Path) -> None:
+    """Not by the log as well, which would say that it is tried again. Where nobody is, the log says why."""
+    with trace(output_dir=tmp_path / "run"):
+        pass
+    journal = str(tmp_path / "run" / "journal")
+    with collecting(tmp_path / "c", "--token-file", str(file(tmp_path / "token", TOKEN, 0o600))) as collector:
+        refused = stepscope("deliver", journal, "--url", collector.url, cwd=tmp_path)
+    assert refused.returncode == 1
+    assert refused.stderr.count("token missing or wrong") == 1 == len(refused.stderr.splitlines()), refused.stderr
+    away = stepscope("deliver", journal, "--url", collector.url, "--timeout", "2", cwd=tmp_path)
+    assert away.returncode == 1 and away.stderr.count("ConnectionRefusedError") == 1, away.stderr
+    assert "does not take" in away.stderr and "nothing was confirmed for 2 s" in away.stderr
 
 
 def test_a_collector_says_that_nobody_is_asked_for_a_token(tmp_path: Path) -> None:

@@ -60,5 +60,5 @@ def test_a_short_run_is_not_judged() -> None:
     )
     long = str(msgspec.structs.replace(short, recorded_ns=2 * JUDGED_NS))
     assert long.startswith(
-        "10.00% of the time recorded; per step 10000.0 us on the program's threads (estimated, 10 events)"
+        "10.00% of the time recorded, all threads together; per step 10000.0 us on the program's threads (estimated, 10 events)"
     )

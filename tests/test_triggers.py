@@ -80,6 +80,12 @@ def test_slow_step_fires_for_the_step_that_was_slow() -> None:
     assert not found.at_once
 
 
+def test_times_of_slow_steps_are_readable() -> None:
+    """However far they are from what is usual: no powers of ten."""
+    (found,) = look(SlowStep(warmup=5).evaluator(), *[MS] * 50, 5052 * MS)
+    assert "step 50 took 5,052 ms, 5," in found.text and "e+" not in found.text
+
+
 def test_slow_step_ignores_what_is_short_anyway() -> None:
     """Ten times 10 us is nothing that anybody looks for."""
     evaluator = SlowStep(warmup=5, least=0.001).evaluator()

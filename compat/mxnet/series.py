@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from stepscope.compat.mxnet.moments import Values
 from stepscope.runtime.documented import Documented
+from stepscope.runtime.table import human_number, human_time
 
 KEPT_PASSES = 10_000
 """Passes of a frame that are listed; earlier ones are in its statistics only."""
@@ -27,6 +28,11 @@ class FramePass(Documented, frozen=True, gc=False):
     """How long it took."""
     rate: float
     """Passes per second: the inverse of the time since the one before began; `nan` for the first."""
+
+    def __str__(self) -> str:
+        """For people: `pass 5: 5.24ms, 79.93 passes per second`; the first has no rate."""
+        rate = "" if math.isnan(self.rate) else f", {human_number(self.rate)} passes per second"
+        return f"pass {self.number}: {human_time(self.duration_ns)}{rate}"
 
 
 class SpanSeries:

@@ -30,7 +30,9 @@ class Address:
 
     Raises:
         TypeError: if the token is nothing of the kind.
-        ValueError: for a URL that is none of these or holds a password, and for a token that others could read on its way.
+        ValueError: for a URL that is none of these or holds a password, for a token that others could read on its way, and
+            for a file that holds none.
+        OSError: if the token's file cannot be read.
     """
 
     def __init__(self, url: str, token: Token = None, *, insecure: bool = False) -> None:
@@ -48,6 +50,8 @@ class Address:
         self._token = token
         self._readable = parts.hostname if scheme == "ws" and not (insecure or self.is_local) else None
         self._refuse(token or os.environ.get(TOKEN_VARIABLE))
+        if self.token_file is not None:
+            self.headers()  # it is read again for each connection; who waits for the first one would learn of it late
 
     def _refuse(self, token: object) -> None:
         if token and self._readable:
@@ -61,8 +65,8 @@ class Address:
 
         Raises:
             OSError: if the token's file cannot be read.
-            ValueError: if its file is empty, the token's function fails, or the token cannot be part of a header, or others could read it on its
-                way, as where the environment has one only now.
+            ValueError: if its file is empty, the token's function fails, or the token cannot be part of a header, or others
+                could read it on its way, as where the environment has one only now.
         """
         if callable(self._token):
             try:

@@ -65,6 +65,8 @@ class Connecting(ABC):
         """
         self.where = where
         """What is connected to, for messages."""
+        self.told = ""
+        """What went wrong last of what the log was told."""
         self._settings = settings
         self._backlog, self._hello, self._synced, self._missed = backlog, hello, synced, missed
         self._news, self._changed = asyncio.Event(), asyncio.Event()
@@ -73,9 +75,16 @@ class Connecting(ABC):
         self._connected = self._refused = False
         self._connections = self._frames = 0
         self._last_error = ""
+        self._insists = True
 
-    def start(self) -> None:
-        """Begins to connect."""
+    def start(self, *, insists: bool = True) -> None:
+        """Begins to connect.
+
+        Args:
+            insists: whether somebody may mend what the other end refuses it for, and it goes on until then; the log tells
+                of it. Else who started it says why it was refused.
+        """
+        self._insists = insists
         self._task = asyncio.create_task(self._run(), name="stepscope link")
 
     def wake(self) -> None:
@@ -139,7 +148,9 @@ class Connecting(ABC):
 
     def _fail(self, error: str, *, refused: bool = False) -> None:
         """Says that something is wrong, once until it is right again."""
-        if refused and not self._refused or error and not self._last_error:
+        news = not self._refused if refused else bool(error) and not self._last_error
+        if news and (self._insists or not refused):
+            self.told = error
             level = logging.ERROR if refused else logging.WARNING
             log.log(level, "%s is tried again later: %r", self.where, error)
         self._last_error, self._refused = error or self._last_error, refused

@@ -103,7 +103,7 @@ async def deliver(
     """
     backlog = Backlog.of(parcel.pieces)
     link = connecting(backlog, lambda: msgspec.structs.replace(parcel.hello, oldest=backlog.oldest))
-    link.start()
+    link.start(insists=False)
     try:
         while True:
             before = len(backlog)
@@ -115,7 +115,11 @@ async def deliver(
                 pass
             break
         if len(backlog) or not link.statistics().connections:
-            error = link.statistics().last_error or f"nothing was confirmed for {patience:g} s"
+            statistics = link.statistics()
+            late = f"nothing was confirmed for {patience:g} s"
+            error = statistics.last_error if statistics.refused else late
+            if not statistics.refused and statistics.last_error not in ("", link.told):  # else the log says it
+                error += f": {statistics.last_error}"
             raise OutputError(f"{link.where} does not take {parcel.what}: {error}")
         await link.close()
     finally:

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidProxy, InvalidStatus, WebSocketException
+from websockets.exceptions import InvalidMessage, InvalidProxy, InvalidStatus, WebSocketException
 from websockets.typing import Subprotocol
 
 from stepscope.exporters.collector import protocol
@@ -18,6 +18,7 @@ from stepscope.exporters.collector.backlog import Backlog
 from stepscope.exporters.collector.connecting import Connecting
 from stepscope.exporters.collector.discreet import Discreet
 from stepscope.exporters.collector.settings import LinkSettings
+from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
 from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import ClockSync
@@ -92,6 +93,10 @@ class Link(Connecting):
             return f"it refuses this stream: {failure}", not failure.retry
         if isinstance(failure, InvalidProxy):  # its text has the URL, perhaps with a password
             return "the proxy that the environment names is none: it must be a URL such as http://host:port", False
+        if isinstance(failure, InvalidMessage) and self._address.url.startswith("ws:") and not self._connections:
+            return wants_tls("wss"), False
+        if said := wants_plain(failure, "ws"):
+            return said, True
         if isinstance(failure, WebSocketException):
             return f"{type(failure).__name__}: {failure}", False
         return super()._reason(failure)

@@ -34,8 +34,10 @@ class NatsExporter(CollectorExporter):
         settings: times and sizes. Messages are no larger than the server takes (1 MB unless it is told otherwise).
 
     Raises:
-        ValueError: for a URL that is none of NATS or holds a secret, and for one that leads to another machine without TLS.
+        ValueError: for a URL that is none of NATS or holds a secret, for one that leads to another machine without TLS, and
+            for a file that should hold a secret and is empty.
         ImportError: if the packages that it needs are not installed; says how to get them.
+        OSError: if a file of the access cannot be read.
     """
 
     name = "nats"

@@ -8,6 +8,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from stepscope.exporters.collector.address import is_local
 from stepscope.exporters.nats.access import NatsAccess
+from stepscope.exporters.secret_file import open_named, read_secret
 from stepscope.runtime import checked
 
 SCHEMES = frozenset({"nats", "tls", "ws", "wss"})
@@ -23,8 +24,10 @@ class Servers:
         access: credentials and certificates.
 
     Raises:
-        ValueError: for a URL that is none of NATS or holds a secret, and for one that leads to another machine without TLS.
+        ValueError: for a URL that is none of NATS or holds a secret, and for one that leads to another machine without TLS,
+            and for a file that should hold a secret and is empty.
         ImportError: if a package is missing that credentials need; says how to get it.
+        OSError: if a file of the access cannot be read.
     """
 
     def __init__(self, urls: str | Sequence[str], access: NatsAccess | None = None) -> None:
@@ -44,6 +47,18 @@ class Servers:
             )
         if self.access.credentials is not None and find_spec("nkeys") is None:
             raise ImportError("credentials of NATS need a package: pip install 'stepscope[nats]' (no module nkeys)")
+        self._read_files()
+
+    def _read_files(self) -> None:
+        """They are read again for each connection; who waits for the first one would learn late that one is not there."""
+        access = self.access
+        for secret in (access.credentials, access.token_file, access.password_file):
+            if secret is not None:
+                read_secret(secret)
+        files = {"certificates to trust": access.ca, "our certificate": access.certificate, "its key": access.key}
+        for what, file in files.items():
+            if file is not None:
+                open_named(file, what).close()
 
     def wants_tls(self, scheme: str) -> bool:
         """Whether a server whose URL has this scheme must show that it has TLS."""

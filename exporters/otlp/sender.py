@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import logging
 import math
+import os
 import ssl
 import time
 import urllib.request
@@ -22,6 +23,7 @@ from stepscope.exporters.otlp.request import Request
 from stepscope.exporters.otlp.resource import our_version
 from stepscope.exporters.otlp.retry import RETRYABLE, Backoff, retry_after
 from stepscope.exporters.otlp.target import Target
+from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
 from stepscope.runtime.errors import BrokenError
 from stepscope.runtime.table import printable
 
@@ -79,6 +81,7 @@ class Sender:
         """Whether it is the receiver that wants no request before."""
         self._failure = ""
         """How the last attempt failed; empty if it did not."""
+        self._answered = False
         self._closing = False
         self._given_up_at = math.inf
         """When nothing is tried any more, as the run ends and the receiver fails."""
@@ -205,13 +208,15 @@ class Sender:
             async with self._session.post(
                 self.target.url, data=body, allow_redirects=False, proxy=_proxy(self.target.url)
             ) as response:
+                self._answered = True
                 answer = await self._read(response)
         except aiohttp.ClientConnectorCertificateError:
             failure = Refused(
                 0, f"{self.target}: its certificate is not trusted; name yours in OtlpOptions.certificate"
             )
         except aiohttp.ClientSSLError as error:
-            failure = Refused(0, f"{self.target}: no TLS with it: {self._said(error)}")
+            said = wants_plain(getattr(error, "os_error", None), "http")
+            failure = Refused(0, f"{self.target}: {said or f'no TLS with it: {self._said(error)}'}")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             failure = _Later(self._said(error))
         else:
@@ -241,6 +246,14 @@ class Sender:
     def _said(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
             return f"no answer within {self.target.timeout:g} s"
+        if isinstance(error, aiohttp.ClientConnectorError):  # its text speaks of TLS, whatever the URL says
+            system = error.os_error
+            # Those of the system have a number above 0, and a text of asyncio's; those of its resolver a text only.
+            number = system.errno or 0
+            why = os.strerror(number) if number > 0 else system.strerror
+            return self.target.redact(printable(f"cannot connect to {error.host}:{error.port}: {why or system}")[:200])
+        if isinstance(error, aiohttp.ServerDisconnectedError) and not (self.target.encrypted or self._answered):
+            return wants_tls("https")
         if isinstance(error, aiohttp.InvalidURL):  # ours was looked at; its text is the URL, perhaps with a password
             return "the proxy that the environment names is none: it must be a URL such as http://host:port"
         if isinstance(error, aiohttp.ClientResponseError):  # its text has the URL of a proxy, perhaps with a password

@@ -11,6 +11,7 @@ import numpy as np
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.flight.quantile import RunningQuantile
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News
+from stepscope.runtime.table import human_number
 
 _TOGETHER = 64
 """Steps that are compared with one quantile, before they are added to it."""
@@ -62,8 +63,9 @@ class _Evaluator:
                 for index in np.flatnonzero(part > limit):
                     at, took = start + int(index), int(part[index])
                     text = (
-                        f"step {steps.numbers[at]} took {took / 1e6:,.3g} ms, {took / max(usual, 1):,.3g} times the "
-                        f"running p{settings.quantile * 100:g} of {usual / 1e6:,.3g} ms"
+                        f"step {steps.numbers[at]} took {human_number(took / 1e6, 3)} ms, "
+                        f"{human_number(took / max(usual, 1), 3)} times the running p{settings.quantile * 100:g} of "
+                        f"{human_number(usual / 1e6, 3)} ms"
                     )
                     found.append(Finding(at=int(steps.ends[at]) - 1, value=took / 1e9, text=text, severity=took / 1e9))
             self._usual.add(part)

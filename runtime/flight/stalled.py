@@ -10,6 +10,7 @@ import msgspec
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.flight.quantile import RunningQuantile
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News
+from stepscope.runtime.table import human_number
 
 
 class Stalled(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,7 +59,7 @@ class _Evaluator:
             return ()
         self._told = began
         text = (
-            f"step {news.step} has lasted {lasts / 1e9:,.3g} s and not ended; the running "
-            f"p{self._settings.quantile * 100:g} is {usual / 1e9:,.3g} s"
+            f"step {news.step} has lasted {human_number(lasts / 1e9, 3)} s and not ended; the running "
+            f"p{self._settings.quantile * 100:g} is {human_number(usual / 1e9, 3)} s"
         )
         return [Finding(at=news.now, value=lasts / 1e9, text=text, at_once=True)]

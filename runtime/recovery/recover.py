@@ -106,7 +106,7 @@ def recover(
         directory: the run's directory; or one journal, or one note (`session`, `session-2`, ...) if several runs were
             killed there, of which otherwise the latest is taken.
         out: the new journal; default `journal.recovered` in the run's directory, or `journal-2.recovered` with the note
-            `session-2`. Replaced if it exists and the session directory, from which it was made, is still there.
+            `session-2`. Its directory is made if need be. It is replaced if it exists and the session directory, from which it was made, is still there.
         force: recover although the process still runs (what it records meanwhile may be missing), and replace a
             journal that was recovered when there was more to recover from.
         remove_session: delete the run's rings and its `session` file afterwards, which frees the memory they take; not while
@@ -140,6 +140,7 @@ def recover(
     reader = None if journal is None else JournalReader(journal, ids)
     try:
         run = _run(place, reader, note)
+        target.parent.mkdir(parents=True, exist_ok=True)
         writer.open(run)
         profiler = note.profiler if note else 0
         work = _Recovering(writer, run, Leftovers(parts, profiler), profiler)

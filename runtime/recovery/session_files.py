@@ -24,6 +24,7 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EVENT_DTYPE, Block, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import TrackRecord
+from stepscope.runtime.recovery.private_directory import PrivateDirectory
 from stepscope.runtime.recovery.ring_content import RingContent, Told, read_ring, waiting_in, written
 from stepscope.runtime.session import PART, is_session_of, remove_files
 from stepscope.runtime.spool import FILES as SPOOL_FILES
@@ -77,14 +78,14 @@ class SessionFiles:
     Args:
         directory: its name.
         owner: user to whom it must belong; default: whoever asks.
-        within: an open directory that it is in, whatever has taken that one's name since.
+        within: the session that it is a part of: it holds no descriptor then, and is read through that one's.
 
     Raises:
         FormatError: if it is no directory of that user's alone.
         OSError: if it cannot be read.
     """
 
-    def __init__(self, directory: Path, owner: int | None = None, *, within: int | None = None) -> None:
+    def __init__(self, directory: Path, owner: int | None = None, *, within: SessionFiles | None = None) -> None:
         self.directory = directory
         self.notes: list[str] = []
         """Files that could not be used, and why."""
@@ -95,29 +96,13 @@ class SessionFiles:
         self.process_track = 0
         """The number of that track there."""
         self._read_to = {"strings": 0, "tracks": 0}
-        self._owner = owner = os.getuid() if owner is None else owner
-        if not directory.is_absolute():
-            raise FormatError(f"{directory} is not an absolute name")
-        try:
-            # Held open, so that nobody puts another in its place meanwhile.
-            name = directory if within is None else directory.name
-            self._fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=within)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                raise FormatError(f"{directory} is not a session directory of this user") from error
-            raise
-        with contextlib.suppress(OSError):  # so that no sweep removes it meanwhile; not all file systems know locks
-            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        found = os.fstat(self._fd)
-        if found.st_uid != owner or os.getuid() not in (owner, 0) or found.st_mode & 0o022:
-            self.close()
-            raise FormatError(f"{directory} is not a session directory of this user")
+        owner = os.getuid() if owner is None else owner
+        above = None if within is None else within._directory
+        self._directory: PrivateDirectory = PrivateDirectory(directory, owner, above)
 
     def close(self) -> None:
         """Closes it. Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._directory.close()
 
     def load_ids(self, ids: IdMap) -> None:
         """Learns the names and tracks of the process: those that were added since the last call."""
@@ -183,10 +168,8 @@ class SessionFiles:
                     known = (events["kind"] > 0) & (events["kind"] <= max(Kind))
                     args = bytearray(body[count * EVENT_DTYPE.itemsize :])
                     yield RingContent(events[known], args, empty_block())
-                note = f"{self.directory}/{name}: {lost:,} bytes that are no frames"
-                if lost and note not in self.notes:
-                    self.unread = True
-                    self.notes.append(note)
+                if lost:
+                    self._note_unread(f"{self.directory}/{name}: {lost:,} bytes that are no frames")
             finally:
                 os.close(file)
 
@@ -196,7 +179,7 @@ class SessionFiles:
         They found no room in the spool and no journal had handled them; or the journals had dropped them, because they
         could not keep up, and had not written of that. What was not overwritten in the rings is still there.
         """
-        data = self._read(_CONTROL_FILE, MAX_CONTROL_BYTES) if _CONTROL_FILE in os.listdir(self._fd) else b""
+        data = self._read(_CONTROL_FILE, MAX_CONTROL_BYTES) if _CONTROL_FILE in self._names() else b""
         if len(data) < _CONTROL.size:
             return 0
         magic, unspooled, settled, untold = _CONTROL.unpack_from(data)
@@ -218,10 +201,10 @@ class SessionFiles:
     def parts(self) -> list[SessionFiles]:
         """The directories of processes that had joined."""
         found: list[SessionFiles] = []
-        for name in sorted(os.listdir(self._fd)):
+        for name in sorted(self._names()):
             if PART.fullmatch(name) and len(found) < MAX_PARTS:
                 try:
-                    found.append(SessionFiles(self.directory / name, self._owner, within=self._fd))
+                    found.append(SessionFiles(self.directory / name, self._directory.owner, within=self))
                 except (FormatError, OSError) as error:
                     self.unread = True
                     self.notes.append(f"{self.directory}/{name}: {error}")
@@ -274,19 +257,36 @@ class SessionFiles:
                 raise FormatError(f"{self.directory} is not the session of process {pid}, and is left alone")
             if unread:
                 raise FormatError(f"files in {self.directory} could not be read; delete it when nobody wants them")
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise FormatError(
-                    f"{self.directory} is in use, by another recovery or its process: not removed"
-                ) from error
-            remove_files(self._fd)
+            with self._directory.opened() as directory:
+                try:
+                    fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise FormatError(
+                        f"{self.directory} is in use, by another recovery or its process: not removed"
+                    ) from error
+                remove_files(directory)
         finally:
             self.close()
         self.directory.rmdir()
 
     def _ring_names(self) -> list[str]:
-        return sorted(name for name in os.listdir(self._fd) if _RING.fullmatch(name))[:MAX_RINGS]
+        return sorted(name for name in self._names() if _RING.fullmatch(name))[:MAX_RINGS]
+
+    def _names(self) -> list[str]:
+        """What is in it; nothing, with a note, of a part whose name another directory has taken."""
+        try:
+            with self._directory.opened() as directory:
+                return os.listdir(directory)
+        except FileNotFoundError:
+            return []  # a process that has left took it along
+        except FormatError as error:
+            self._note_unread(str(error))
+            return []
+
+    def _note_unread(self, note: str) -> None:
+        self.unread = True
+        if note not in self.notes:
+            self.notes.append(note)
 
     def _strings(self) -> Iterator[tuple[int, str]]:
         data = self._news("strings", MAX_STRINGS_BYTES)
@@ -307,7 +307,11 @@ class SessionFiles:
     def _open(self, name: str) -> int:
         """A descriptor of a regular file. Raises `FormatError` if it is none, or cannot be opened."""
         try:
-            file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._fd)
+            with self._directory.opened() as directory:
+                file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+        except FormatError:
+            self.unread = True
+            raise
         except OSError as error:
             self.unread |= error.errno != errno.ENOENT
             raise FormatError(error.strerror or str(error)) from error

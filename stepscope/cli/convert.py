@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 
 from stepscope.cli import formats, opening
+from stepscope.cli.made_directory import made_directory
 from stepscope.cli.progress import Progress
 from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.errors import FormatError, NoWindowError
@@ -47,7 +48,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="IN", type=Path, help="a journal, or the directory of a run with a journal")
-    parser.add_argument("target", metavar="OUT", type=Path, help="file to write; its ending chooses the format")
+    parser.add_argument(
+        "target", metavar="OUT", type=Path, help="file to write, and its directory; its ending chooses the format"
+    )
     formats.add_format(parser)
     parser.add_argument("--window", metavar="N", type=int, help="write only this window; 0 is the first")
     parser.set_defaults(function=convert, command="convert", parser=parser)
@@ -67,7 +70,9 @@ def convert(arguments: argparse.Namespace) -> int:
         source = _journal_in(source)
     if arguments.target.exists() and source.exists() and arguments.target.samefile(source):
         parser.error("OUT is IN: give the output another name")
-    replayed = anyio.run(_replay, source, exporter, arguments.target.absolute().parent, arguments.window)
+    directory = arguments.target.absolute().parent
+    with made_directory(directory):
+        replayed = anyio.run(_replay, source, exporter, directory, arguments.window)
     exporter.progress.done(
         f"{human_count(replayed.events, 'event')} of {_windows(replayed)} written to {arguments.target}"
     )

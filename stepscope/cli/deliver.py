@@ -109,7 +109,7 @@ def _to_collector(given: argparse.Namespace) -> Callable[[Backlog, Callable[[], 
     except ValueError as error:
         raise StepscopeError(str(error)) from error
     except OSError as error:  # else it would be tried again until the time is over
-        parser.error(f"--token-file {given.token_file} cannot be read: {error.strerror}")
+        parser.error(f"--token-file: {error.strerror}")
     tls = None if given.ca is None else ssl.create_default_context(cafile=given.ca)
     return lambda backlog, hello: Link(address, LinkSettings(), tls, backlog, hello)
 

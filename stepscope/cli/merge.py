@@ -11,6 +11,7 @@ import anyio
 import msgspec
 
 from stepscope.cli import formats
+from stepscope.cli.made_directory import made_directory
 from stepscope.cli.progress import Progress
 from stepscope.runtime.errors import StepscopeError
 
@@ -82,16 +83,18 @@ def merge(given: argparse.Namespace) -> int:
     if given.of and given.window is None:
         given.parser.error("--of says whose number of a window it is: it wants --window")
     progress = Progress()
-    report = anyio.run(
-        lambda: write_merged(
-            given.sources,
-            given.out,
-            format=given.format,
-            job=given.job,
-            selection=Selection(window=given.window, stream=given.of, steps=given.steps),
-            progress=lambda events: progress.show(f"{events:,} events"),
+    into: Path = given.out.absolute()
+    with made_directory(into if given.format in DIRECTORIES else into.parent):
+        report = anyio.run(
+            lambda: write_merged(
+                given.sources,
+                given.out,
+                format=given.format,
+                job=given.job,
+                selection=Selection(window=given.window, stream=given.of, steps=given.steps),
+                progress=lambda events: progress.show(f"{events:,} events"),
+            )
         )
-    )
     progress.done(f"{report.events:,} events written to {given.out}")
     print(report.text())
     if given.report is not None:

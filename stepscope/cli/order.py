@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import ssl
 import urllib.error
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from stepscope.exporters.collector.address import Address
+from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
 from stepscope.runtime.control.armed import ArmedStatus
 from stepscope.runtime.errors import ControlError
 
@@ -77,8 +79,12 @@ def send_order(given: argparse.Namespace, order: dict[str, Any]) -> OrderResult:
     except urllib.error.HTTPError as error:
         with error:
             raise ControlError(f"the collector at {given.url} refuses: {_detail(error)}") from error
-    except (OSError, ssl.SSLError) as error:
-        reason = getattr(error, "reason", error)
+    except (OSError, http.client.HTTPException) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        if scheme == "https":
+            reason = wants_plain(reason, "ws") or reason
+        elif isinstance(error, http.client.BadStatusLine):  # or none at all
+            reason = wants_tls("wss")
         raise ControlError(f"the collector at {given.url} cannot be reached: {reason}") from error
     except msgspec.MsgspecError as error:
         raise ControlError(f"the answer of {given.url} cannot be read: {error}") from error

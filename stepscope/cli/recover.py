@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli import descriptors, opening
+from stepscope.cli import opening
+from stepscope.cli.made_directory import made_directory
 from stepscope.cli.progress import Progress
 from stepscope.cli.traces import TARGETS, Traces, free_name, is_trace, repair_one
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError, RecoveredError
@@ -78,7 +80,6 @@ def run(arguments: argparse.Namespace) -> int:
     if named.is_file() and not is_note(named) and is_trace(named):
         repair_one(named, force=arguments.force)
         return 0
-    descriptors.allow_all()  # each process that had joined takes one
     whole = named.is_dir()
     place = named if whole else named.parent
     notes = unfinished(place, [], force=arguments.force) if whole or is_note(named) else []
@@ -118,7 +119,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, removing: bool) -> Recovery | None:
     """Recovers one run; `None`, and a line that says why, if that fails and others are left."""
     try:
-        with Progress().during(f"recovering {opening.shown(named)}"):
+        made = (
+            made_directory(arguments.out.absolute().parent) if arguments.out is not None else contextlib.nullcontext()
+        )
+        with made, Progress().during(f"recovering {opening.shown(named)}"):
             return recover(named, arguments.out, force=arguments.force, remove_session=removing)
     except ProfilerStateError as error:
         raise ProfilerStateError(f"{error} (--force)") from error

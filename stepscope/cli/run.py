@@ -10,6 +10,7 @@ from typing import Any
 from stepscope.cli import script
 from stepscope.cli.traced_program import TracedProgram
 from stepscope.compat.mindspore.env import EnvProfiler
+from stepscope.runtime.ending import after_signal
 
 DESCRIPTION = """\
 Runs a Python program, unchanged, and traces it: torch's operators if it uses torch, and what it records itself with
@@ -112,6 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
         parser.error(f"there is no file {program}")
     traced = TracedProgram.of(arguments, program, rest)
     owner = os.getpid()
+    if not arguments.quiet:
+        after_signal(traced.tell_of_signal)
     traced.profiler.start()
     EnvProfiler.init_profiler()
     try:

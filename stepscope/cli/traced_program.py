@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import select
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +37,7 @@ _TRACES: dict[str, tuple[str, Callable[[Path], Exporter]]] = {
     "chrome": (".json", ChromeTraceExporter),
     "perfetto": (".pftrace", PerfettoExporter),
 }
+_STDERR = 2
 _STEPS = ("wait", "warmup", "active", "repeat", "skip_first")
 
 
@@ -81,8 +85,22 @@ class TracedProgram(msgspec.Struct, frozen=True):
 
     def tell(self) -> None:
         """Prints the table, the report and what opens the result."""
+        say = [self.profiler.summary(top=15), str(self.profiler.report()), "", *self._opening()]
+        print("\n".join(say), file=sys.stderr)
+
+    def tell_of_signal(self, name: str) -> None:
+        """Says that a signal ends the program, and where the files are; `end` has been called by nobody."""
+        directory = opening.shown(self.profiler.output.path)
+        given_up = self.profiler.statistics().given_up
+        rest = "; not all was written, see above" if given_up else ""
+        _write(f"stepscope run: {name} ended the program; what was recorded is in {directory}{rest}\n")
+        if not given_up:
+            _write("".join(f"{line}\n" for line in self._opening()))
+
+    def _opening(self) -> list[str]:
+        """What opens and converts the result, if there is one."""
         profiler = self.profiler
-        say = [profiler.summary(top=15), str(profiler.report()), ""]
+        say: list[str] = []
         windows = profiler.statistics().windows if profiler.keep_last is None else len(profiler.saved())
         for exporter, path in self.files.items() if windows else ():
             if exporter in _TRACES and (trace := _latest(path)) is not None:
@@ -95,7 +113,17 @@ class TracedProgram(msgspec.Struct, frozen=True):
             say += [f"convert it {opening.convert(profiler.output.path, 'out.json')}"] if windows else []
         else:
             say += [f"convert it {opening.convert(path, 'out.json')}" for path in profiler.saved()[-1:]]
-        print("\n".join(say), file=sys.stderr)
+        return say
+
+
+def _write(text: str) -> None:
+    """Writes to standard error, if it takes something at once.
+
+    `sys.stderr` has a lock that the program may hold, and a pipe that nobody reads would make the process wait.
+    """
+    with contextlib.suppress(OSError):  # closed
+        if select.select([], [_STDERR], [], 0)[1]:
+            os.write(_STDERR, text.encode(errors="replace"))
 
 
 def _latest(path: Path) -> Path | None:

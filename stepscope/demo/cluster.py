@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections import Counter
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.demo import cluster_merged
+from stepscope.demo.place import Place, place_for
 from stepscope.runtime import strings
 from stepscope.runtime.events import EventBatch, Flag, Kind
 from stepscope.runtime.journal.reader import JournalReader
@@ -179,14 +179,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 if nothing was lost, nothing was written twice, the slow rank was named and all times have a bound; else 1.
     """
     parser = argparse.ArgumentParser(prog="python -m stepscope.demo.cluster", description=__doc__)
-    parser.add_argument("--dir", type=Path, metavar="DIR", help="where to leave everything; default: a new one in /tmp")
+    parser.add_argument(
+        "--dir", type=Path, metavar="DIR", help="where to leave everything; default: nothing stays if all goes well"
+    )
     parser.add_argument("--picture", type=Path, metavar="FILE", help="a picture of the page, taken in Chromium")
     given = parser.parse_args(arguments)
-    place: Path = given.dir or Path(tempfile.mkdtemp(prefix="cluster-"))
-    place.mkdir(parents=True, exist_ok=True)
+    with place_for(given.dir, "cluster") as place:
+        status = _demonstrate(place, given.picture)
+        place.succeeded = not status
+    return status
+
+
+def _demonstrate(to: Place, picture: Path | None) -> int:
+    place = to.path
     collector = _Collector(place / "collected")
     print(f"the collector's page: {collector.url}", flush=True)
-    with watching(collector.url, given.picture) as take_picture:
+    with watching(collector.url, picture) as take_picture:
         status = _train(place, collector, take_picture)
     for note in sorted((place / "runs").glob("*/*/session")):
         print(f"{note.parent.parent.name} was killed: what it left is delivered", flush=True)
@@ -194,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subprocess.run(command, check=True)
     collector.stop()
     report = cluster_merged.merge(place / "collected", place)
-    print(cluster_merged.told(report, place), flush=True)
+    print(cluster_merged.told(report, place if to.stays else None), flush=True)
     made = noted(place)
     for kept, what in ((collected(place / "collected"), "kept"), (cluster_merged.spans(place, SPAN), "merged")):
         lost, twice = (made - kept).total(), (kept - made).total()

@@ -49,14 +49,20 @@ def spans(place: Path, name: str) -> Counter[tuple[int, int]]:
     return found
 
 
-def told(report: MergeReport, place: Path) -> str:
-    """What was made, and how far its times can be believed."""
+def told(report: MergeReport, place: Path | None) -> str:
+    """What was made, and how far its times can be believed.
+
+    Args:
+        report: of the merge.
+        place: where it is; `None` if it does not stay.
+    """
     bounds = [member.bound_ns for member in report.members]
     known = [bound for bound in bounds if bound is not None]
     within = f"within {max(known) / 1e3:,.0f} us" if len(known) == len(bounds) else "without a bound"
-    lines = [
-        f"merged: {report.events:,} events of {len(report.members)} processes, their times {within}",
-        f"{place / TRACE}: open it in https://ui.perfetto.dev",
-        f"{place / BOARD}: tensorboard --logdir {place / BOARD}",
-    ]
+    lines = [f"merged: {report.events:,} events of {len(report.members)} processes, their times {within}"]
+    if place is not None:
+        lines += [
+            f"{place / TRACE}: open it in https://ui.perfetto.dev",
+            f"{place / BOARD}: tensorboard --logdir {place / BOARD}",
+        ]
     return "\n".join(lines)
