@@ -199,8 +199,12 @@ class Backlog:
         finally:
             self._waited[number] += clock.now() - self._since.pop(number)
 
+    def end(self) -> None:
+        """It is to close: what comes now is the last, so there is time for those that are slow until it has to `hurry`."""
+        self._limit = self._most
+
     def hurry(self) -> None:
-        """It is to close: from now on those that take most are not waited for."""
+        """From now on those that take most are not waited for."""
         self._hurried = True
         self._pass_over()
 

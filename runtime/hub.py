@@ -205,8 +205,10 @@ class Hub:
     async def remove(self, pipeline: Pipeline, seconds: float) -> None:
         """Closes a pipeline: sources, last windows, exporters, all within `seconds`."""
         deadline = anyio.current_time() + seconds
+        pipeline.backlog.end()
+        self._ask()  # a drain that waits for exporters goes on
         with anyio.CancelScope(deadline=deadline - seconds / 2):
-            await self.drain(final=True)  # what the sources have yet to be told
+            await self.drain(final=True, patient=False)  # what the sources have yet to be told
             with self._contained("close_sources"):
                 await pipeline.close_sources()
         with anyio.CancelScope(deadline=deadline - seconds / 4) as scope:
@@ -269,24 +271,30 @@ class Hub:
                 where, error
             )  # last: it has kept the first of all profilers, and strips what it does not keep
 
-    async def drain(self, final: bool = False) -> bool:
+    async def drain(self, final: bool = False, patient: bool = True) -> bool:
         """Moves everything that is there one stage on, as far as nothing goes wrong.
+
+        Args:
+            final: what waits for a change of action is not held back.
+            patient: backlogs are waited for.
 
         Returns:
             Whether a change of action is under way in another thread, so that what was drained is held back:
             which window it belongs to is not known yet.
         """
         with self._contained("drain"):
-            return await self._drain(final)
+            return await self._drain(final, patient)
         return False
 
-    async def _drain(self, final: bool = False) -> bool:
+    async def _drain(self, final: bool = False, patient: bool = True) -> bool:
         async with self._draining:
             until = self._take()
             if _core.changing(0) > 0 and not final:
                 return True
             self._take_messages()
-            await self._route(until)
+            behind = self._route(until)
+            if patient:
+                await self._wait(behind)
             # A window is closed with the spans that were open when all before its end had passed on.
             closing = [one for one in self._pipelines if one.backlog.through and one.closable()]
             if closing:
@@ -298,7 +306,7 @@ class Hub:
                 for events, _ in self._held:
                     # What has ended since the reading comes as a whole span.
                     spans = without_ids(spans, events)
-                await self._route(until, closing, spans)
+                await self._wait(self._route(until, closing, spans))
             for pipeline in self._pipelines:
                 pipeline.settle()
             pipelines = (*self._pipelines, *self._leaving)
@@ -322,13 +330,18 @@ class Hub:
         for pipeline in self._pipelines:
             pipeline.take_messages()
 
-    async def _route(self, until: int, closing: Sequence[Pipeline] = (), open_spans: Block | None = None) -> None:
+    def _route(
+        self, until: int, closing: Sequence[Pipeline] = (), open_spans: Block | None = None
+    ) -> Sequence[Pipeline]:
         """Routes what is held, except events that began while it was drained: steps that began then may be missing.
 
         Args:
             until: what began by this time, in ns, is routed.
             closing: profilers whose ready windows are closed after it.
             open_spans: the spans for these.
+
+        Returns:
+            Profilers that have yet to pass on what came before.
         """
         # A block may hold events of steps whose marks are in a later one.
         marks = join_blocks(events[events["kind"] == Kind.STEP] for events, _ in self._held)
@@ -345,7 +358,7 @@ class Hub:
         behind = [pipeline for pipeline in self._pipelines if not pipeline.backlog.through]
         for pipeline in self._pipelines:
             pipeline.backlog.give(marks, blocks, until, open_spans if pipeline in closing else None)
-        await self._wait(behind)
+        return behind
 
     async def _wait(self, behind: Sequence[Pipeline]) -> None:
         """Waits for backlogs, as what is recorded meanwhile is safe in the rings: a moment for those that were not `behind`

@@ -11,11 +11,14 @@ import anyio
 import numpy as np
 
 import stepscope as sc
+from stepscope.backends.script import Deliver, Span
+from stepscope.backends.scripted import ScriptedBackend
 from stepscope.runtime.backlog import MOST, Backlog
 from stepscope.runtime.change import Change
 from stepscope.runtime.events import EVENT_DTYPE, Block, Kind
 from stepscope.runtime.faults import Faults
 from stepscope.runtime.ledger import OutputLedger
+from tests.support import poll
 
 SMALL = 64 << 10
 PAUSE = 0.2
@@ -96,6 +99,21 @@ async def test_a_slow_exporter_is_nothing_to_others_beside_it(tmp_path: Path) ->
     lost = dropped(profiler)
     assert lost["memory"] == lost["journal"] == {}
     assert set(lost["slow"]) <= {"queue", "closed"} and sum(lost["slow"].values()) > 50_000
+    assert not profiler.audit()
+
+
+async def test_backends_are_closed_while_an_exporter_is_behind(tmp_path: Path) -> None:
+    """What they deliver then is with the other exporters."""
+    slow, quick = Slow(), sc.MemoryExporter()
+    slow.name = "slow"
+    backend = ScriptedBackend([Deliver([Span("at the end", 0, 10)], "aclose")])
+    options = sc.Options(queue_bytes=SMALL, close_timeout=2)
+    with sc.trace(backends=[backend], exporters=[slow, quick], output_dir=tmp_path, options=options) as profiler:
+        record(50_000)
+        await poll(lambda: outputs(profiler)["slow"].exported)
+    assert backend.calls[-1].what == "aclose"
+    assert "at the end" in quick.names()
+    assert len(quick.names(kind=Kind.INSTANT)) == 50_000
     assert not profiler.audit()
 
 
@@ -254,13 +272,17 @@ async def test_nobody_is_waited_for_with_too_much() -> None:
         assert bench.diary.taken()[-1] == "256 events" and bench.quick.asked
 
 
-async def test_one_that_closes_does_not_wait_for_the_slow_one() -> None:
+async def test_one_that_closes_waits_for_the_slow_one_until_it_has_to_hurry() -> None:
     async with running() as bench:
         bench.slow.busy = True
         bench.give(1, 1)
         await bench.pause()
+        bench.backlog.end()
+        bench.give(2000, 2)
+        await bench.pause()
+        assert bench.diary.taken() == ["1 marks", "1 events"], "there is time"
         bench.backlog.hurry()
-        bench.give(1, 2)
+        bench.give(1, 3)
         await bench.through()
         assert bench.slow.busy
 
