@@ -13,25 +13,32 @@ import anyio.lowlevel
 
 from stepscope.runtime import clock
 from stepscope.runtime.change import Change
+from stepscope.runtime.delivered import Delivered
 from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks, split_block
 from stepscope.runtime.faults import Faults
 from stepscope.runtime.options import Options
+from stepscope.runtime.windows import RECORDER
 
 AFTER_FAULT = 0.1
 """Seconds until it goes on after a fault of ours."""
 MOST = 256 << 20
 """Bytes that it may hold at least, whatever the options: one drain may bring as much."""
+JUDGED = 0.05
+"""Seconds after which it is told who is slow, at the earliest."""
 
 
 class Stages(Protocol):
     """What a turn passes through, in this order; a pipeline."""
 
+    @property
+    def delivered(self) -> Delivered: ...
     def take_marks(self, marks: Block) -> None: ...
     def take_block(self, events: Block, args: bytes) -> None: ...
     def take_watermark(self, until: int) -> None: ...
     def take_delivery(self, until: int) -> bool: ...
     def save(self, until: int) -> None: ...
     def close_windows(self, open_spans: Block) -> None: ...
+    def drop_closed(self, source: str, events: Block) -> None: ...
 
 
 class Taker(Protocol):
@@ -54,17 +61,18 @@ class _Turn:
     def add(self, marks: Block, blocks: Sequence[tuple[Block, bytes]], until: int, spans: Block | None) -> None:
         if len(marks):
             self.marks.append(marks)
-        self.blocks.extend(blocks)
         self.bytes += sum(events.nbytes + len(args) for events, args in blocks)
         self.until, self.spans = until, spans
+        self.blocks.extend(blocks)
 
 
 class Backlog:
     """Waits for exporters that are behind, so that a burst passes without a drop; on the loop.
 
     It has a task of its own: how long its exporters take is nothing to other profilers. What comes on top of the turn
-    that is under way may have `Options.queue_bytes`. With more, nobody waits any longer for those that it has waited for
-    most, until it has caught up: their queues drop what they have no room for, and the others have everything.
+    that is under way, and what backends have delivered, may have `Options.queue_bytes`. With more, nobody waits any longer
+    for those that kept it waiting for half of the time, until it has caught up: their queues drop what they have no room
+    for, and the others have everything.
 
     Args:
         stages: what each turn passes through.
@@ -84,8 +92,10 @@ class Backlog:
         """The first is under way."""
         self._given = asyncio.Event()
         self._relief: anyio.CancelScope | None = None
+        self._judged = 0
+        """When it was told who is slow, or all had caught up, in ns."""
         self._waited = [0] * len(takers)
-        """ns for which each was waited for, since all had caught up."""
+        """ns for which each was waited for since."""
         self._since: dict[int, int] = {}
         """Those that are waited for now."""
         self._late: set[int] = set()
@@ -98,10 +108,24 @@ class Backlog:
         """Whether everything has passed on, or was taken back."""
         return not self._turns
 
+    @property
+    def closing(self) -> bool:
+        """Whether windows that are ready have yet to be closed by what it was given."""
+        return any(turn.spans is not None for turn in self._turns)
+
+    @property
+    def full(self) -> bool:
+        """Whether as much waits behind what is under way as a queue may hold."""
+        return self._waiting + self._stages.delivered.bytes > self._limit
+
+    @property
+    def _waiting(self) -> int:
+        return sum(turn.bytes for turn in islice(self._turns, 1, None))
+
     def give(
         self, marks: Block, blocks: Sequence[tuple[Block, bytes]], until: int, open_spans: Block | None = None
     ) -> None:
-        """What was drained.
+        """What was drained; if it cannot be kept, it is dropped and counted.
 
         Args:
             marks: step marks, of all profilers, up to any time.
@@ -111,70 +135,86 @@ class Backlog:
         """
         if self._closed:
             return
-        last = self._turns[-1] if len(self._turns) > 1 else None
-        if last is None or last.spans is not None:
-            last = _Turn(until)
-            self._turns.append(last)
-        last.add(marks, blocks, until, open_spans)
-        if self.full and not self._late:
-            self._pass_over()
-        elif self._waiting > self._most and self._relief is not None:
-            self._relief.cancel()
+        try:
+            self._add(marks, blocks, until, open_spans)
+        except Exception as error:
+            self._faults.keep("give", error)
+            for events, _ in blocks:
+                self._stages.drop_closed(RECORDER, events)
         self._given.set()
-
-    @property
-    def full(self) -> bool:
-        """Whether as much has come on top of what is under way as a queue may hold."""
-        return self._waiting > self._limit
-
-    @property
-    def _waiting(self) -> int:
-        """Bytes that have come on top of the turn that is under way."""
-        return sum(turn.bytes for turn in islice(self._turns, 1, None))
-
-    def _pass_over(self) -> None:
-        """Nobody waits any longer for those that take most."""
-        now = clock.now()
-        waited = [ns + now - self._since.get(taker, now) for taker, ns in enumerate(self._waited)]
-        most = max(waited, default=0)
-        self._late = {taker for taker, ns in enumerate(waited) if ns and ns >= most / 2}
-        if self._relief is not None:
+        if self.full:
+            self._pass_over(JUDGED)
+        if self._waiting > self._most and self._relief is not None:
             self._relief.cancel()
+
+    def _add(self, marks: Block, blocks: Sequence[tuple[Block, bytes]], until: int, open_spans: Block | None) -> None:
+        if not self._turns:
+            self._judged = clock.now()
+        last = self._turns[-1] if len(self._turns) > 1 else None
+        if last is not None and last.spans is None:
+            last.add(marks, blocks, until, open_spans)
+            return
+        last = _Turn(until)
+        last.add(marks, blocks, until, open_spans)
+        self._turns.append(last)
+
+    def _pass_over(self, least: float) -> None:
+        """Nobody waits any longer for those that took half of the time or more.
+
+        Args:
+            least: seconds of which less tell nothing.
+        """
+        now = clock.now()
+        took = now - self._judged
+        if took < least * 1e9:
+            return
+        waited = [ns + now - self._since.get(taker, now) for taker, ns in enumerate(self._waited)]
+        slow = {taker for taker, ns in enumerate(waited) if ns and ns >= took / 2} - self._late
+        self._judged = now
+        self._waited = [0] * len(self._takers)
+        self._since = dict.fromkeys(self._since, now)
+        if slow:
+            self._late |= slow
+            if self._relief is not None:
+                self._relief.cancel()
 
     async def run(self, passed: Change) -> None:
         """Passes on what it is given, until it is closed.
 
         Args:
-            passed: is told whenever all has passed on.
+            passed: is told after each turn.
         """
         with self._scope:
             while True:
-                while self._turns:
-                    try:
+                try:
+                    if self._turns:
                         await self._pass_on(self._turns[0])
-                    except Exception as error:
-                        self._faults.keep("pass_on", error)
-                        await anyio.sleep(AFTER_FAULT)
-                passed.tell()
-                self._given.clear()
-                await self._given.wait()
+                    passed.tell()
+                    if not self._turns:
+                        self._given.clear()
+                        await self._given.wait()
+                except Exception as error:
+                    self._faults.keep("pass_on", error)
+                    await anyio.sleep(AFTER_FAULT)
         passed.tell()
 
     async def _pass_on(self, turn: _Turn) -> None:
         stages = self._stages
         stages.take_marks(join_blocks(turn.marks))
         while turn.blocks:
-            events, args = turn.blocks.popleft()
-            if len(events) > self._part:
-                turn.blocks.extendleft(reversed([*split_block(events, args, self._part)]))
-                events, args = turn.blocks.popleft()
-            stages.take_block(events, args)
+            events, args = turn.blocks[0]
+            parts = [(events, args)] if len(events) <= self._part else [*split_block(events, args, self._part)]
+            turn.blocks.popleft()
+            turn.blocks.extendleft(reversed(parts[1:]))
+            stages.take_block(*parts[0])
             await self._relieve()
             # A backlog neither keeps others from the loop nor a deadline from being noticed.
             await anyio.lowlevel.checkpoint()
         stages.take_watermark(turn.until)
-        while stages.take_delivery(turn.until):
+        while not self._closed and stages.take_delivery(turn.until):
             await self._relieve()
+        if self._closed:
+            return
         stages.save(turn.until)
         if turn.spans is not None:
             stages.close_windows(turn.spans)
@@ -204,9 +244,9 @@ class Backlog:
         self._limit = self._most
 
     def hurry(self) -> None:
-        """From now on those that take most are not waited for."""
+        """From now on those that are slow are not waited for."""
         self._hurried = True
-        self._pass_over()
+        self._pass_over(0)
 
     def close(self) -> list[tuple[Block, bytes]]:
         """Nothing passes on any more.
@@ -215,6 +255,8 @@ class Backlog:
             What has not.
         """
         rest = [block for turn in self._turns for block in turn.blocks]
+        for turn in self._turns:
+            turn.blocks.clear()
         self._turns.clear()
         self._closed = True
         self._scope.cancel()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
@@ -58,6 +57,8 @@ class Hub:
         """Told when a backlog is through, when a profiler comes or goes, and with each wake."""
         self._asked = False
         """Whether there is something in an inbox."""
+        self._removing = 0
+        """Profilers that begin to close: nobody is waited for then."""
         self._stack = ExitStack()
         self.loop_name = loop_name()
         self._portal = self._stack.enter_context(
@@ -172,9 +173,9 @@ class Hub:
 
         def start() -> None:
             made.append(make())
+            made[0].start()
             made[0].expect(self._held)
             self._pipelines += made
-            made[0].start()
             self._recorder.spool.begin()
             self._passed.tell()
 
@@ -206,9 +207,9 @@ class Hub:
         """Closes a pipeline: sources, last windows, exporters, all within `seconds`."""
         deadline = anyio.current_time() + seconds
         pipeline.backlog.end()
-        self._ask()  # a drain that waits for exporters goes on
         with anyio.CancelScope(deadline=deadline - seconds / 2):
-            await self.drain(final=True, patient=False)  # what the sources have yet to be told
+            with self._no_patience():
+                await self.drain(final=True)  # what the sources have yet to be told
             with self._contained("close_sources"):
                 await pipeline.close_sources()
         with anyio.CancelScope(deadline=deadline - seconds / 4) as scope:
@@ -216,8 +217,9 @@ class Hub:
         if scope.cancelled_caught:  # by an exporter that is behind; the others are to have everything
             pipeline.backlog.hurry()
             with anyio.CancelScope(deadline=deadline - seconds / 8) as scope:
-                await self._passed.wait_for(lambda: pipeline.backlog.through)
-                await self.drain(final=True)
+                for _ in range(2):
+                    await self.drain(final=True)
+                    await self._passed.wait_for(lambda: pipeline.backlog.through)
             if scope.cancelled_caught:
                 with self._contained("take"):
                     self._take()  # what has waited in rings is counted, too
@@ -230,6 +232,16 @@ class Hub:
             await pipeline.aclose(deadline)
         finally:
             self._leaving.remove(pipeline)
+
+    @contextlib.contextmanager
+    def _no_patience(self) -> Generator[None]:
+        """No drain, also one that is under way, waits for backlogs inside."""
+        self._removing += 1
+        self._passed.tell()
+        try:
+            yield
+        finally:
+            self._removing -= 1
 
     async def _pass_all(self, pipeline: Pipeline) -> None:
         """Returns when everything of a profiler that closes is with its exporters."""
@@ -271,32 +283,29 @@ class Hub:
                 where, error
             )  # last: it has kept the first of all profilers, and strips what it does not keep
 
-    async def drain(self, final: bool = False, patient: bool = True) -> bool:
+    async def drain(self, final: bool = False) -> bool:
         """Moves everything that is there one stage on, as far as nothing goes wrong.
 
         Args:
             final: what waits for a change of action is not held back.
-            patient: backlogs are waited for.
 
         Returns:
             Whether a change of action is under way in another thread, so that what was drained is held back:
             which window it belongs to is not known yet.
         """
         with self._contained("drain"):
-            return await self._drain(final, patient)
+            return await self._drain(final)
         return False
 
-    async def _drain(self, final: bool = False, patient: bool = True) -> bool:
+    async def _drain(self, final: bool = False) -> bool:
         async with self._draining:
             until = self._take()
             if _core.changing(0) > 0 and not final:
                 return True
             self._take_messages()
-            behind = self._route(until)
-            if patient:
-                await self._wait(behind)
-            # A window is closed with the spans that were open when all before its end had passed on.
-            closing = [one for one in self._pipelines if one.backlog.through and one.closable()]
+            await self._wait(self._route(until))
+            # Those of a turn that has yet to pass close with the spans that came with it.
+            closing = [one for one in self._pipelines if not one.backlog.closing and one.closable()]
             if closing:
                 spans = self._recorder.open_spans()
                 until = self._take()
@@ -364,17 +373,21 @@ class Hub:
         """Waits for backlogs, as what is recorded meanwhile is safe in the rings: a moment for those that were not `behind`
         before; then, if nobody is through, until somebody is, or a profiler asks for something, or rings fill up while there is room here. So
         nobody waits for the exporters of another for longer than that moment."""
-        pipelines = self._pipelines
+        pipelines, workers = self._pipelines, self._recorder.workers
+
+        def fresh() -> bool:
+            return all(one.backlog.through for one in pipelines if one not in behind)
+
+        def wanted() -> bool:
+            return self._asked or (self._recorder.pressing() and not any(one.backlog.full for one in pipelines))
+
         with anyio.move_on_after(PATIENCE):
-            await self._passed.wait_for(lambda: all(one.backlog.through for one in pipelines if one not in behind))
-        with anyio.move_on_after(min(self._recorder.workers.interval(), default=math.inf)):
+            await self._passed.wait_for(lambda: self._removing or fresh() or self._recorder.pressing())
+        # Rings call once, processes that join do not call at all.
+        intervals = [*workers.interval(), *(one.options.drain_interval for one in pipelines)]
+        with anyio.move_on_after(min(intervals, default=0)):
             await self._passed.wait_for(
-                lambda: (
-                    not pipelines
-                    or any(one.backlog.through for one in pipelines)
-                    or self._asked
-                    or (self._recorder.pressing() and not any(one.backlog.full for one in pipelines))
-                )
+                lambda: self._removing or wanted() or not pipelines or any(one.backlog.through for one in pipelines)
             )
 
 

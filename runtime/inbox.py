@@ -41,6 +41,8 @@ class Inbox(Generic[T]):
         self._items: deque[tuple[T, int]] = deque()
         self._lock = locks.reentrant()
         self._closed = False
+        self.held = 0
+        """Bytes that the consumer has taken and not handled: they count as waiting here. Set by the consumer."""
         self._put = self._taken = self._bytes = self._peak = self._refused = 0
 
     def put(self, item: T, nbytes: int = 0) -> bool:
@@ -55,7 +57,7 @@ class Inbox(Generic[T]):
         with self._lock:
             if self._closed:
                 raise ClosedError("the inbox is closed: the profiler that owned it has ended")
-            if nbytes and self._bytes + nbytes > self._max:
+            if nbytes and self._bytes + self.held + nbytes > self._max:
                 self._refused += 1
                 return False
             # No call before the last: a signal handler that raises leaves an item that is counted, or none.
@@ -79,8 +81,8 @@ class Inbox(Generic[T]):
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that are in it; another thread may change that at any moment."""
-        return self._bytes
+        """Bytes that are in it, or held; another thread may change that at any moment."""
+        return self._bytes + self.held
 
     def take(self) -> list[T]:
         """Everything that is there, in the order in which it was put."""

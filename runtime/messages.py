@@ -21,6 +21,11 @@ class Delivery(msgspec.Struct, frozen=True):
     events: Block
     args: bytes
 
+    @property
+    def nbytes(self) -> int:
+        """What it takes in the inbox."""
+        return int(self.events.nbytes) + len(self.args)
+
 
 class Watermark(msgspec.Struct, frozen=True):
     """A backend has delivered everything that began before `at`."""

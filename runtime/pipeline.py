@@ -19,6 +19,7 @@ from stepscope.runtime.bound import source_of
 from stepscope.runtime.change import Change
 from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.control.armed_facts import add_recorded
+from stepscope.runtime.delivered import Delivered
 from stepscope.runtime.delivering import deliver_for
 from stepscope.runtime.detail import FULL, Detail
 from stepscope.runtime.events import Block, EventBatch, Kind
@@ -92,12 +93,13 @@ class Pipeline:
         self.faults = Faults(f"profiler {run.name!r}")
         self.options = options
         self.inbox: Inbox[Message] = Inbox(options.inbox_bytes, wake)
+        self.delivered = Delivered(self.inbox)
         self.sources = [source_of(backend, self.inbox, options) for backend in backends]
         self.fanout = Fanout(exporters, run, options.queue_bytes, Shedding.of(options))
         self.backlog = Backlog(self, self.fanout.outlets, options, self.faults)
         self.total = Aggregates()
         self.tables = WindowTables()
-        self._track = tracks.borrow(run.pid, STEP_TRACK_TID, "steps")
+        self._track = tracks.borrow(run.pid, tracks.STEPS_TID, "steps")
         facts = serial, round(options.linger * 1e9), self._track
         self.flight = None if keep_last is None else Flight(keep_last, *facts, session, self.fanout.unwritten)
         self._windows = Windows(*facts) if self.flight is None else self.flight.windows
@@ -109,7 +111,7 @@ class Pipeline:
         self._bound = {source.name: source.backend.thread_bound for source in self.sources}
         self._wake, self._ask, self._left_out = wake, ask, left_out
         self.routed_to = 0
-        """Everything of the recorder that began by this time, in ns, was routed."""
+        """Everything of the recorder that began by this time, in ns, was routed, and seen by what fires."""
         self._unsaid = False
         self._actions = actions
         self._serial = serial
@@ -119,7 +121,6 @@ class Pipeline:
         self.notes: deque[str] = deque(maxlen=16)
         """What there was to say of windows, the latest."""
         self._flushes: list[Flush] = []
-        self._delivered: deque[tuple[int, Message]] = deque()
         self._drained = self._routed = self._unrouted = self._loop_ns = 0
 
     def start(self) -> None:
@@ -169,7 +170,7 @@ class Pipeline:
         """Handles what is in the inbox; what backends delivered waits for the step marks of its time."""
         for message in self.inbox.take():
             if isinstance(message, Delivery | Watermark | Dropped | SourceEnded):
-                self._delivered.append((clock.now(), message))
+                self.delivered.add(message)
             else:
                 self._handle(message)
         if self.flight is not None:
@@ -181,9 +182,10 @@ class Pipeline:
         Returns:
             Whether there was one.
         """
-        if not self._delivered or self._delivered[0][0] > until:
+        message = self.delivered.next(until)
+        if message is None:
             return False
-        self._handle(self._delivered.popleft()[1])
+        self._handle(message)
         return True
 
     def expect(self, blocks: list[tuple[Block, bytes]]) -> None:
@@ -206,18 +208,17 @@ class Pipeline:
     @contained(None)
     def take_watermark(self, until: int) -> None:
         """Everything that the recorder held up to this time was routed."""
-        self.routed_to = until
         self._windows.watermark(RECORDER, until)
 
     @contained(None)
     def save(self, until: int) -> None:
         """What is to be saved of the last steps goes to the exporters, as fast as they take it."""
-        if self.flight is None:
-            return
-        start = clock.now()
-        self.flight.look(until)
-        while not self.fanout.behind():
-            batches = self.flight.windows.deliver()
+        flight, start = self.flight, clock.now()
+        if flight is not None:
+            flight.look(until)
+        self.routed_to = until
+        while flight is not None and not self.fanout.behind():
+            batches = flight.windows.deliver()
             if batches is None:
                 break
             self._give(batches)
@@ -247,7 +248,7 @@ class Pipeline:
     def settle(self) -> None:
         """Answers flushes when no window waits any more: what came before them is with the exporters. One that came while the
         recorder was drained may be of what was recorded after that: it waits for the next time."""
-        if self._flushes and not self._windows.waiting() and not self._delivered:
+        if self._flushes and not self._windows.waiting() and not self.delivered:
             flight, flushes, self._flushes = self.flight, self._flushes, []
             for flush in flushes:
                 if flush.at <= self.routed_to and (flight is None or flight.settled(flush.at)):
@@ -259,7 +260,7 @@ class Pipeline:
     def busy(self) -> bool:
         """Whether the hub should look again soon."""
         saving = self.flight is not None and self.flight.busy
-        return saving or self._windows.waiting() or bool(self._flushes or self._delivered) or not self.backlog.through
+        return saving or self._windows.waiting() or bool(self._flushes or self.delivered) or not self.backlog.through
 
     # inside
 
@@ -432,7 +433,7 @@ class Pipeline:
                 await self.fanout.wait()
         self.fanout.abandon()
         self._drop_rest(self.inbox.close())
-        tracks.give_back(self._track, self.run_facts.pid, STEP_TRACK_TID, "steps")
+        tracks.give_back(self._track, self.run_facts.pid, tracks.STEPS_TID, "steps")
         for flush in self._flushes:
             flush.done.give(False)
 
@@ -445,12 +446,11 @@ class Pipeline:
 
     def _drop_rest(self, messages: list[Message]) -> None:
         """What backends delivered, and nobody sorts any more."""
-        for message in (*(message for _, message in self._delivered), *messages):
+        for message in (*self.delivered.take(), *messages):
             if isinstance(message, Delivery):
                 self.drop_closed(message.source, message.events)
             elif isinstance(message, Dropped):
                 self._handle(message)
-        self._delivered.clear()
 
     @contained(None)
     def drop_closed(self, source: str, events: Block) -> None:
@@ -487,14 +487,10 @@ class Pipeline:
             drained=self._drained,
             routed=self._routed,
             unrouted=self._unrouted,
-            undelivered=sum(len(m.events) for _, m in self._delivered if isinstance(m, Delivery)),
+            undelivered=self.delivered.events,
             batches=self.fanout.batches,
             offered=self.fanout.offered,
             loop_ns=self._loop_ns,
             flight=None if self.flight is None else self.flight.statistics(),
             overhead=self.overseer.statistics(),
         )
-
-
-STEP_TRACK_TID = 1 << 30
-"""Thread number shown for steps that do not nest on the training loop's track; above every real one."""

@@ -53,8 +53,7 @@ class Recorder:
             order = Shedding.of(options)
             _core.set_shedding(order.native, order.shares)
             self.wake_fd = _core.open(str(self.directory), slots, rings, options.overflow, options.block_seconds)
-            own_ring = options.overflow == "drop_oldest"  # a thread never goes on in another
-            self._press = slots // 2 if own_ring else slots * rings // 8
+            self._slots, self._rings, self._keeps_ring = slots, rings, options.overflow == "drop_oldest"
             self.spool = Spool(self.directory, options.queue_bytes)
         except OSError as error:
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -100,8 +99,11 @@ class Recorder:
         return until, blocks + others
 
     def pressing(self) -> bool:
-        """Whether rings are to be drained although nobody takes it yet: an eighth of what they may hold waits."""
-        return int(_core.ring_statistics()["waiting"]) > self._press
+        """Whether rings are to be drained although nobody takes it yet: an eighth of what they may hold waits, or half of
+        one where a thread that fills its ring has no other."""
+        rings = _core.ring_statistics()
+        alone = self._keeps_ring or rings["rings"] >= self._rings
+        return rings["waiting"] > (self._slots // 2 if alone else self._slots * self._rings // 8)
 
     def open_spans(self) -> Block:
         """Spans that have begun and not ended, in any process of the session, with `dur` up to now."""

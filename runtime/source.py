@@ -52,7 +52,8 @@ class InboxSink:
         until = None if watermark is None else self._time("watermark", watermark)
         kept, heap = self._shedding.admit(events, args, self._inbox.waiting_bytes, self._max)
         # It may still not fit: other threads put into the same inbox.
-        if len(kept) and not self._inbox.put(Delivery(self._source, kept, heap), int(kept.nbytes) + len(heap)):
+        delivery = Delivery(self._source, kept, heap)
+        if len(kept) and not self._inbox.put(delivery, delivery.nbytes):
             kept = kept[:0]
         lost = len(events) - len(kept)
         if lost:

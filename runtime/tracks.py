@@ -10,6 +10,8 @@ from stepscope.runtime import _core
 
 MOST = _core.MAX_TRACKS
 """Tracks of a process at most: further ones share the last."""
+STEPS_TID = 1 << 30
+"""Thread number shown for steps that do not nest on the training loop's track; above every real one."""
 
 
 class TrackKind(IntEnum):

@@ -6,18 +6,24 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import numpy as np
+import pytest
 
 import stepscope as sc
 from stepscope.backends.script import Deliver, Span
 from stepscope.backends.scripted import ScriptedBackend
-from stepscope.runtime.backlog import MOST, Backlog
+from stepscope.runtime import backlog, clock
+from stepscope.runtime.backlog import JUDGED, MOST, Backlog
 from stepscope.runtime.change import Change
-from stepscope.runtime.events import EVENT_DTYPE, Block, Kind
+from stepscope.runtime.delivered import Delivered
+from stepscope.runtime.events import EVENT_DTYPE, Block, Kind, split_block
 from stepscope.runtime.faults import Faults
+from stepscope.runtime.inbox import Inbox
 from stepscope.runtime.ledger import OutputLedger
+from stepscope.runtime.sink import Sink
 from tests.support import poll
 
 SMALL = 64 << 10
@@ -34,6 +40,22 @@ class Slow(sc.MemoryExporter):
         if not self.quick:
             await anyio.sleep(PAUSE)
         await super().export(batch)
+
+
+class Device(ScriptedBackend):
+    """Delivers when it is told to."""
+
+    sink: Sink
+
+    def open(self, sink: Sink) -> None:
+        super().open(sink)
+        self.sink = sink
+
+    def deliver(self, count: int) -> None:
+        """So many spans of now."""
+        events = np.zeros(count, EVENT_DTYPE)
+        events["kind"], events["ts"], events["dur"] = Kind.SPAN, clock.now(), 10
+        self.sink.deliver(events)
 
 
 def record(count: int) -> None:
@@ -102,6 +124,42 @@ async def test_a_slow_exporter_is_nothing_to_others_beside_it(tmp_path: Path) ->
     assert not profiler.audit()
 
 
+async def test_windows_close_while_an_exporter_is_behind(tmp_path: Path) -> None:
+    """Also beside a profiler that keeps nobody waiting."""
+    slow, quick = Slow(), sc.MemoryExporter()
+    slow.name = "slow"
+    crowded = sc.trace(
+        name="crowded", schedule=sc.schedule(wait=0, warmup=0, active=1), exporters=[slow, quick],
+        output_dir=tmp_path / "crowded", options=sc.Options(queue_bytes=SMALL, close_timeout=1),
+    )  # fmt: skip
+    with sc.trace(name="other", output_dir=tmp_path / "other") as other, crowded:
+        with anyio.fail_after(60):
+            while len(quick.windows) < 5:
+                record(2000)
+                crowded.step()
+                await asyncio.sleep(0.02)
+        assert len(slow.windows) < 5, "it is behind"
+    assert not crowded.audit() and not other.audit()
+
+
+async def test_deliveries_that_wait_are_bounded(tmp_path: Path) -> None:
+    """By the limit of the inbox, whose overflow is counted; and those that are slow are passed over."""
+    slow, quick, limit = Slow(), sc.MemoryExporter(), 1 << 20
+    slow.name = "slow"
+    backend = Device()
+    options = sc.Options(queue_bytes=SMALL, inbox_bytes=limit, close_timeout=1)
+    with sc.trace(backends=[backend], exporters=[slow, quick], output_dir=tmp_path, options=options) as profiler:
+        with anyio.fail_after(60):
+            await poll(lambda: hasattr(backend, "sink"))
+            while outputs(profiler)["memory"].exported < 100_000:
+                backend.deliver(2000)
+                await asyncio.sleep(0.01)
+                stats = profiler.statistics().pipeline
+                assert stats is not None and stats.undelivered * EVENT_DTYPE.itemsize <= limit
+        assert outputs(profiler)["slow"].exported < 100_000, "it is behind"
+    assert not profiler.audit()
+
+
 async def test_backends_are_closed_while_an_exporter_is_behind(tmp_path: Path) -> None:
     """What they deliver then is with the other exporters."""
     slow, quick = Slow(), sc.MemoryExporter()
@@ -123,6 +181,7 @@ class Diary:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.deliveries = 0
+        self.delivered = Delivered(Inbox[Any](1 << 30, lambda: None))
 
     def take_marks(self, marks: Block) -> None:
         self.said.append(f"{len(marks)} marks")
@@ -142,6 +201,9 @@ class Diary:
 
     def close_windows(self, open_spans: Block) -> None:
         self.said.append(f"close with {len(open_spans)}")
+
+    def drop_closed(self, source: str, events: Block) -> None:
+        self.said.append(f"{len(events)} dropped")
 
     def taken(self) -> list[str]:
         """What was written since."""
@@ -187,9 +249,8 @@ class Bench:
         await self.passed.wait_for(lambda: self.backlog.through)
 
     async def pause(self) -> None:
-        """Lets everybody do what there is to do."""
-        for _ in range(50):
-            await asyncio.sleep(0)
+        """Lets everybody do what there is to do, for as long as it takes to tell who is slow."""
+        await anyio.sleep(1.5 * JUDGED)
 
 
 @asynccontextmanager
@@ -255,6 +316,36 @@ async def test_only_the_slow_one_is_passed_over() -> None:
         assert not bench.backlog.through and bench.slow.asked == asked + 1
         bench.slow.free()
         await bench.through()
+
+
+async def test_a_second_slow_one_is_passed_over_as_well() -> None:
+    async with running() as bench:
+        bench.slow.busy = True
+        bench.give(1, 1)
+        await bench.pause()
+        bench.quick.busy = True
+        bench.give(1025, 2)
+        await bench.pause()
+        assert bench.diary.taken()[-1] == "256 events", "nobody was waited for but the first"
+        bench.give(1025, 3)
+        await bench.through()
+        assert bench.slow.busy and bench.quick.busy
+
+
+async def test_what_cannot_be_split_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again."""
+    failures = [MemoryError("once")]
+
+    def split(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return split_block(*arguments)
+
+    monkeypatch.setattr(backlog, "split_block", split)
+    async with running() as bench:
+        bench.give(300, 1)
+        await bench.through()
+        assert bench.diary.taken() == ["1 marks", "1 marks", "256 events", "44 events", "until 1", "save"]
 
 
 async def test_nobody_is_waited_for_with_too_much() -> None:

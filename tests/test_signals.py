@@ -63,10 +63,11 @@ def test_what_was_delivered_takes_no_memory_any_more(ending: str, signal_name: s
     """The rings go with the process, whichever thread closes: nothing of the interpreter's exit is called."""
     number = signal.Signals[signal_name]
     ending = ending.replace("signal.SIGTERM", f"signal.{signal_name}").replace("kill $", f"kill -{number} $")
+    default = f"signal.signal({number}, signal.SIG_DFL)\n"  # under nohup it would be ignored
     rings = "profiler = sc.trace(output_dir='run', options=sc.Options(session_dir='rings'))\n"
     term = f"def term(): os.kill(os.getpid(), signal.{signal_name})\n"
     (tmp_path / "rings").mkdir(mode=0o700)
-    run(rings + WORK + "assert os.listdir('rings')\n" + term + ending, tmp_path, code=-number)
+    run(default + rings + WORK + "assert os.listdir('rings')\n" + term + ending, tmp_path, code=-number)
     assert delivered(tmp_path)
     assert not list((tmp_path / "rings").iterdir())
 
