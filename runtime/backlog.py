@@ -142,8 +142,7 @@ class Backlog:
             for events, _ in blocks:
                 self._stages.drop_closed(RECORDER, events)
         self._given.set()
-        if self.full:
-            self._pass_over(JUDGED)
+        self.judge()
         if self._waiting > self._most and self._relief is not None:
             self._relief.cancel()
 
@@ -157,6 +156,11 @@ class Backlog:
         last = _Turn(until)
         last.add(marks, blocks, until, open_spans)
         self._turns.append(last)
+
+    def judge(self) -> None:
+        """Tells who is slow, if it is full. To be called now and then while it is given nothing."""
+        if self.full:
+            self._pass_over(JUDGED)
 
     def _pass_over(self, least: float) -> None:
         """Nobody waits any longer for those that took half of the time or more.

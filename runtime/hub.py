@@ -379,16 +379,19 @@ class Hub:
             return all(one.backlog.through for one in pipelines if one not in behind)
 
         def wanted() -> bool:
-            return self._asked or (self._recorder.pressing() and not any(one.backlog.full for one in pipelines))
+            free = not pipelines or any(one.backlog.through for one in pipelines)
+            room = not any(one.backlog.full for one in pipelines)
+            return bool(self._removing or self._asked or free or (room and self._recorder.pressing()))
 
         with anyio.move_on_after(PATIENCE):
             await self._passed.wait_for(lambda: self._removing or fresh() or self._recorder.pressing())
-        # Rings call once, processes that join do not call at all.
-        intervals = [*workers.interval(), *(one.options.drain_interval for one in pipelines)]
-        with anyio.move_on_after(min(intervals, default=0)):
-            await self._passed.wait_for(
-                lambda: self._removing or wanted() or not pipelines or any(one.backlog.through for one in pipelines)
-            )
+        while not wanted():
+            with anyio.move_on_after(PATIENCE):
+                await self._passed.wait_for(wanted)
+            if workers.joined():  # these cannot call
+                return
+            for one in pipelines:
+                one.backlog.judge()
 
 
 _hub: Work[Hub] | None = None

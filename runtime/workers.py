@@ -203,6 +203,11 @@ class Workers:
             shutil.rmtree(self._leaving.popleft()[1], ignore_errors=True)
         return blocks
 
+    def joined(self) -> bool:
+        """Whether a process has joined, and lives as far as is known."""
+        self._attach()
+        return bool(self._living)
+
     def check(self) -> None:
         """Raises:
         OSError: what kept the last drain from finding processes that have joined; the next one tries again.
