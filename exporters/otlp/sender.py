@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import logging
 import math
 import os
@@ -205,8 +206,10 @@ class Sender:
             raise _Later("closed")
         failure: Exception
         try:
+            # Not as bytes: the client warns of more than a megabyte of them, and writes them to the connection all at once.
+            data = io.BytesIO(body)
             async with self._session.post(
-                self.target.url, data=body, allow_redirects=False, proxy=_proxy(self.target.url)
+                self.target.url, data=data, allow_redirects=False, proxy=_proxy(self.target.url)
             ) as response:
                 self._answered = True
                 answer = await self._read(response)
