@@ -62,6 +62,10 @@ def children(pid: int) -> set[int]:
     return found
 
 
+BUSY = 3.0
+"""Seconds by which a test lets a deadline be exceeded, as the machine may do much else; the torture judges what is promised."""
+
+
 async def poll(condition: Callable[[], object]) -> None:
     """Waits until something holds that nobody tells of; fails after 30 seconds."""
     with anyio.fail_after(30):
