@@ -370,9 +370,12 @@ class Hub:
         return behind
 
     async def _wait(self, behind: Sequence[Pipeline]) -> None:
-        """Waits for backlogs, as what is recorded meanwhile is safe in the rings: a moment for those that were not `behind`
-        before; then, if nobody is through, until somebody is, or a profiler asks for something, or rings fill up while there is room here. So
-        nobody waits for the exporters of another for longer than that moment."""
+        """Waits for backlogs, as what is recorded meanwhile is safe in the rings.
+
+        A moment for those that were not `behind` before; then, if nobody is through, until somebody is, or a profiler asks
+        for something or closes, or rings fill up while there is room here. So nobody waits for the exporters of another for
+        longer than that moment.
+        """
         pipelines, workers = self._pipelines, self._recorder.workers
 
         def fresh() -> bool:
