@@ -58,7 +58,7 @@ class KinetoTracks:
         return self._processes[pid]
 
     def _learn(self) -> None:
-        for track in tracks.since(self._known):
+        for track in tracks.living(self._known):
             self._known = track.id + 1
             if track.pid != os.getpid():
                 continue  # another backend's device

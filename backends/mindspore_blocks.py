@@ -58,11 +58,11 @@ class MindSporeTracks:
         if tid not in self._threads:
             known = [
                 track.id
-                for track in tracks.since(1)
+                for track in tracks.living(1)
                 if track.kind is TrackKind.THREAD and (track.pid, track.tid) == (os.getpid(), tid)
             ]
             self._threads[tid] = (
-                known[0]
+                known[-1]
                 if known
                 else tracks.new(TrackKind.THREAD, os.getpid(), tid, f"MindSpore thread {tid}", tracks.process())
             )

@@ -28,7 +28,7 @@ class NamedTracks:
         if top >= len(self._named):
             # An id that was never given is none of a track, and must cost no memory.
             used = used[used <= tracks.MOST] if top > tracks.MOST else used
-            self._named = np.concatenate([self._named, np.zeros(min(top, tracks.MOST) + 1, np.bool_)])
+            self._reach(min(top, tracks.MOST))
         if self._named[used].all():
             return []
         # Not np.unique, which imports numpy.ma: that would hold up the first steps of training.
@@ -38,7 +38,12 @@ class NamedTracks:
     def add(self, named: Iterable[Track]) -> None:
         """Notes that they are named."""
         for track in named:
+            self._reach(track.id)
             self._named[track.id] = True
+
+    def _reach(self, track: int) -> None:
+        if track >= len(self._named):
+            self._named = np.concatenate([self._named, np.zeros(track + 1, np.bool_)])
 
     def __contains__(self, track: int) -> bool:
         return track < len(self._named) and bool(self._named[track])

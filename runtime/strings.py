@@ -13,6 +13,9 @@ from stepscope.runtime.events import Flag
 
 FIRST_NAME = _core.FIRST_NAME
 
+IDS = FIRST_NAME + _core.MAX_STRINGS + 1
+"""Every id is below."""
+
 intern = _core.intern
 """`intern(text) -> id`. Longer than 1024 bytes of UTF-8 is cut; lone surrogates become the text `\\udXXX`."""
 
@@ -24,6 +27,11 @@ text = _core.text
 
 since = _core.strings_since
 """`since(serial) -> (serial, [(id, text), ...])`: what was added after `serial`, in order; begin with 0."""
+
+
+missing = _core.strings_missing
+"""`missing(block, heap, known) -> [(id, text), ...]`: the names, categories and argument keys of the block's events that are
+not known. `known` has a byte for each id, not 0 for what is known; it is as before afterwards."""
 
 
 def name_of(event: Any) -> str:

@@ -43,6 +43,22 @@ def new(kind: TrackKind, pid: int, tid: int, name: str, parent: int = 0) -> int:
     return _core.track(int(kind), pid, tid, name, parent)
 
 
+_read: set[int] = set()
+
+
+def read(kind: TrackKind, pid: int, tid: int, name: str, parent: int = 0) -> int:
+    """Adds a track that a recording speaks of, and returns its id. Nothing of this process is drawn there, though the
+    recording may be its own: see `living`."""
+    track = new(kind, pid, tid, name, parent)
+    _read.add(track)
+    return track
+
+
+def living(first: int) -> list[Track]:
+    """Those of `since` that no recording spoke of first."""
+    return [track for track in since(first) if track.id not in _read]
+
+
 _spare: dict[tuple[int, int, str], list[int]] = {}
 
 

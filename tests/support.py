@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import select
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import IO, NoReturn
 
 import anyio
 import pytest
@@ -51,6 +53,13 @@ def peak_bytes(pid: int | str = "self") -> int:
     """The most memory that a process had so far, by default this one."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) << 10
+
+
+def is_readable(file: int | IO[bytes] | socket.socket, seconds: float) -> bool:
+    """Waits until something can be read, or the end; whatever the descriptor's number is, as `select.select` cannot."""
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def children(pid: int) -> set[int]:

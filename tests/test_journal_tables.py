@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepscope.exporters.specimens import run_in, spans
-from stepscope.runtime import tracks
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime import _core, strings, tracks
+from stepscope.runtime.events import EVENT_DTYPE, EventBatch, Flag
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import TrackRecord, decode_record
 from stepscope.runtime.journal.writer import JournalWriter
+from stepscope.runtime.named_texts import NamedTexts
 from stepscope.runtime.named_tracks import NamedTracks
 from stepscope.runtime.tracks import TrackKind
 from tests.journals import frames_of
+from tests.recording import rows_of
 
 UNKNOWN = 0xFFFFFFF0
 """An id that no track has."""
@@ -78,6 +84,71 @@ def test_events_that_did_not_fit_name_nothing(tmp_path: Path) -> None:
     writer.write_batch(on(busy))
     writer.close()
     assert [[row.id for row in frame] for frame in named(writer.path)] == [[process, busy]]
+
+
+def texts(path: Path) -> list[list[str]]:
+    """What each frame of names in the journal says."""
+    rows = [decode_record(kind, payload) for kind, payload in frames_of(path) if kind == fmt.FrameType.STRINGS]
+    return [sorted(text for _, text in frame) for frame in rows]
+
+
+def test_names_are_written_when_they_are_used(tmp_path: Path) -> None:
+    """Each once: names, categories and keys of arguments, in the record or beside it; those of others cost nothing."""
+    strings.intern("test: of nobody")
+    busy, _, _ = new_tracks()
+    events, first = on(busy, busy).events.copy(), _core.encode_arguments({"test: key": 1, "test: other": "x"})
+    events["args_len"][0] = len(first)
+    events["flags"][1] = int(Flag.ARG_INLINE)
+    events["args_at"][1] = strings.intern("test: inline")
+    writer = JournalWriter(tmp_path / "journal")
+    writer.open(run_in(tmp_path))
+    for _ in range(2):
+        writer.write_batch(EventBatch("recorder", 0, events, first))
+    events["name"] = strings.intern("test: later")
+    writer.write_batch(EventBatch("recorder", 0, events, first))
+    writer.close()
+    named = ["test: inline", "test: key", "test: other", "user_annotation", "work"]
+    assert texts(writer.path) == [named, ["test: later"]]
+    with JournalReader(writer.path) as reader:
+        read = [rows_of(batch.events, batch.args) for batch in reader if isinstance(batch, EventBatch)]
+    assert [[(row.name, row.category, row.arguments) for row in rows] for rows in read] == [
+        [
+            (name, "user_annotation", {"test: key": 1, "test: other": "x"}),
+            (name, "user_annotation", {"test: inline": 0}),
+        ]
+        for name in ("work", "work", "test: later")
+    ]
+
+
+def test_names_are_written_again_after_a_gap(tmp_path: Path) -> None:
+    """Who lost what was written is told of all that was, also of what an earlier gap had hidden."""
+    writer = JournalWriter(tmp_path / "journal")
+    writer.open(run_in(tmp_path))
+    for name in ("test: first", "test: second"):
+        writer.write_batch(EventBatch("recorder", 0, spans([name]), b""))
+        writer.restate(run_in(tmp_path))
+    said = b"".join(writer.restated(run_in(tmp_path), 100))
+    writer.write_batch(EventBatch("recorder", 0, spans(["test: first"]), b""))
+    writer.close()
+    assert texts(writer.path) == [["test: first", "user_annotation"], ["test: second", "user_annotation"]] + [
+        ["test: first", "user_annotation"]
+    ]
+    (tmp_path / "said").write_bytes(fmt.encode_file_header(writer.sync_word) + said)
+    assert texts(tmp_path / "said") == [["test: first", "test: second", "user_annotation"]]
+    assert len(named(tmp_path / "said")[0]) == 2
+
+
+@given(st.binary(max_size=8 * 64), st.binary(max_size=200))
+def test_whatever_a_block_holds_nothing_is_noted(data: bytes, heap: bytes) -> None:
+    """Asking for the names of damaged events says nothing, and finds only names that there are, each once."""
+    known = NamedTexts()
+    events = np.frombuffer(data[: len(data) // 64 * 64], EVENT_DTYPE)
+    found = known.missing(events, heap)
+    assert len({number for number, _ in found}) == len(found)
+    assert all(strings.text(number) == text and number not in known for number, text in found)
+    assert known.all() == []
+    known.add(found)
+    assert known.missing(events, heap) == [] and known.all() == sorted(found)
 
 
 @pytest.mark.parametrize("where", [[], [0], [UNKNOWN], [UNKNOWN, 0]])

@@ -157,7 +157,7 @@ def test_import_works_without(module: str) -> None:
 
 def test_core_stays_small() -> None:
     """The native core is one thing that one person can read."""
-    assert sum(map(lines, (ROOT / "runtime" / "core").iterdir())) <= 6700
+    assert sum(map(lines, (ROOT / "runtime" / "core").iterdir())) <= 6750
 
 
 def test_files_stay_small() -> None:

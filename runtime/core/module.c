@@ -64,6 +64,7 @@ static PyMethodDef methods[] = {
     {"spool_tell", spool_py_tell, METH_VARARGS, NULL},
     {"spool_write", spool_py_write, METH_VARARGS, NULL},
     {"start_thread", native_thread_py_start, METH_VARARGS, NULL},
+    {"strings_missing", strings_py_missing, METH_VARARGS, NULL},
     {"strings_since", strings_py_since, METH_O, NULL},
     {"take_refused", control_py_take_refused, METH_O, NULL},
     {"text", strings_py_text, METH_O, NULL},
@@ -88,7 +89,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     if (add_type(m, &CoroutineType, "Coroutine") < 0 || add_type(m, &SpanType, "span") < 0 ||
         add_type(m, &StepCounterType, "StepCounter") < 0 || add_type(m, &AggregatesType, "Aggregates") < 0 ||
         add_type(m, &AttachedType, "Attached") < 0 || add_type(m, &PerfettoEncoderType, "PerfettoEncoder") < 0 || PyModule_AddIntMacro(m, FIRST_NAME) < 0 ||
-        PyModule_AddIntMacro(m, MAX_TRACKS) < 0 ||
+        PyModule_AddIntMacro(m, MAX_TRACKS) < 0 || PyModule_AddIntMacro(m, MAX_STRINGS) < 0 ||
         PyModule_AddIntMacro(m, MAX_NAME) < 0 || PyModule_AddIntMacro(m, RECORD_EVENTS) < 0 ||
         PyModule_AddIntMacro(m, RECORD_OPERATORS) < 0)
         return NULL;

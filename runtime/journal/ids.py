@@ -112,7 +112,7 @@ class IdMap:
             parent = self._tracks.get(record.parent)
             parent = 0 if parent == _UNKNOWN else parent
             if not self._reuse:
-                self._tracks.set(record.id, tracks.new(kind, record.pid, record.tid, record.name, parent))
+                self._tracks.set(record.id, tracks.read(kind, record.pid, record.tid, record.name, parent))
                 continue
             identity = (int(kind), record.pid, record.tid, parent, record.name)
             taken, same = self._taken.get(identity, 0), _known.of(identity)
@@ -120,7 +120,7 @@ class IdMap:
                 ours = same[taken]
                 self._taken[identity] = taken + 1
             else:
-                ours = tracks.new(kind, record.pid, record.tid, record.name, parent)
+                ours = tracks.read(kind, record.pid, record.tid, record.name, parent)
                 self._taken[identity] = len(_known.of(identity))
             self._tracks.set(record.id, ours)
 

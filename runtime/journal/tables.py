@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stepscope.runtime import strings, tracks
-from stepscope.runtime.events import Block
+from stepscope.runtime import tracks
+from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import records
+from stepscope.runtime.named_texts import NamedTexts
 from stepscope.runtime.named_tracks import NamedTracks
 from stepscope.runtime.tracks import Track
 
@@ -19,7 +20,7 @@ Rows = list[tuple[fmt.FrameType, object]]
 
 
 class Tables:
-    """What one journal has said of this process's names and tracks: all names, and the tracks that its events are on.
+    """What one journal has said of this process's names and tracks: those that its events use.
 
     Args:
         max_frame: bytes of a frame's payload at most.
@@ -27,36 +28,43 @@ class Tables:
 
     def __init__(self, max_frame: int) -> None:
         self._per_frame = min(fmt.STRINGS_PER_FRAME, max(max_frame // _MOST_PER_ROW, 1))
-        self.forget()
+        self._texts, self._tracks = NamedTexts(), NamedTracks()
+        self._ever: tuple[NamedTexts, NamedTracks] | None = None
+        self._settled: tuple[list[tuple[int, str]], list[Track]] = ([], [])
 
     def forget(self) -> None:
-        """Nothing is said any more: what was, is lost."""
-        self._serial = 0
-        self._named = NamedTracks()
-        self._settled: tuple[int, list[Track]] = (0, [])
+        """What was said is lost: it is said again before the next events that use it."""
+        ever = self._ever or (NamedTexts(), NamedTracks())
+        ever[0].add(self._texts.all())
+        ever[1].add(self._tracks.all())
+        self._texts, self._tracks, self._ever = NamedTexts(), NamedTracks(), ever
 
-    def before(self, events: Block) -> Rows:
+    def before(self, batch: EventBatch) -> Rows:
         """What is to be said before these events. Unless `settle` follows, it is said again."""
-        serial, pairs = strings.since(self._serial)
+        texts = self._texts.missing(batch.events, batch.args)
         new: dict[int, Track] = {}
-        for track in self._named.missing(events):
+        for track in self._tracks.missing(batch.events):
             found: Track | None = track
-            while found is not None and found.id not in new and found.id not in self._named:
+            while found is not None and found.id not in new and found.id not in self._tracks:
                 new[found.id] = found
                 found = tracks.get(found.parent)
         # Those to which others belong are older, and readers want them first.
         ordered = [new[number] for number in sorted(new)]
-        self._settled = serial, ordered
-        return self._frames(pairs, ordered)
+        self._settled = texts, ordered
+        return self._frames(texts, ordered)
 
     def settle(self) -> None:
         """Notes that what was asked for last is written."""
-        self._serial, named = self._settled
-        self._named.add(named)
+        self._texts.add(self._settled[0])
+        self._tracks.add(self._settled[1])
 
     def all(self) -> Rows:
-        """Everything that was said, and names that are new."""
-        return self._frames(strings.since(0)[1], self._named.all())
+        """Everything that was ever said: frames that wait may need what is lost."""
+        texts, named = dict(self._texts.all()), {track.id: track for track in self._tracks.all()}
+        if self._ever:
+            texts |= dict(self._ever[0].all())
+            named |= {track.id: track for track in self._ever[1].all()}
+        return self._frames(sorted(texts.items()), [named[number] for number in sorted(named)])
 
     def _frames(self, pairs: list[tuple[int, str]], named: Iterable[Track]) -> Rows:
         rows = [records.TrackRecord(t.id, int(t.kind), t.pid, t.tid, t.parent, t.name) for t in named]

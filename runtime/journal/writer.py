@@ -146,9 +146,11 @@ class JournalWriter:
                 self.dropped += len(batch)
                 self._mark_cap()
                 return
+            said = False
             for count, flags, parts, cut in fmt.encode_events(batch, self._compression, most=self._max_frame):
-                for kind, rows in self._tables.before(batch.events):
-                    self._control(kind, rows)
+                if not said:
+                    for kind, rows in self._tables.before(batch):
+                        self._control(kind, rows)
                 opened = batch.window not in self._open_windows
                 if opened:
                     first = fmt.EVENTS_HEADER.unpack_from(parts[0])[0]
@@ -162,6 +164,7 @@ class JournalWriter:
                     continue
                 self._commit(self._fsync == "always")
                 self._tables.settle()
+                said = True
                 self._open_windows.add(batch.window)
                 self.written += count
                 self.arguments_cut += cut

@@ -230,7 +230,7 @@ class UnfinishedWindow:
 
     def step_spans(self, pid: int) -> EventBatch:
         """Spans of the steps that the journal lacks; the one that was under way is flagged as open."""
-        track = self._step_track or tracks.new(tracks.TrackKind.THREAD, pid, 1 << 30, "steps")
+        track = self._step_track or tracks.read(tracks.TrackKind.THREAD, pid, 1 << 30, "steps")
         spans = self.window.step_spans(track, last=True)
         if len(spans):
             spans["flags"][-1] |= int(Flag.OPEN)

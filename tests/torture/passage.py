@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import threading
 from types import TracebackType
 from typing import Self
+
+from tests.support import is_readable
 
 WAIT = 0.05
 """Seconds between two looks whether it was told to stop, or to end."""
@@ -55,7 +56,7 @@ class Passage:
 
     def _accept(self) -> None:
         while not self._ending.is_set():
-            if not select.select([self._listening], [], [], WAIT)[0]:
+            if not is_readable(self._listening, WAIT):
                 continue
             client, _ = self._listening.accept()
             self._threads.append(threading.Thread(target=self._connect, args=(client,), name="passage"))
@@ -71,7 +72,7 @@ class Passage:
     def _pass_on(self, source: socket.socket, target: socket.socket, there: bool) -> None:
         with contextlib.suppress(OSError):  # one end is gone: the other is told below
             while not self._ending.is_set():
-                if self._rate == 0 or not select.select([source], [], [], WAIT)[0]:
+                if self._rate == 0 or not is_readable(source, WAIT):
                     self._ending.wait(WAIT if self._rate == 0 else 0.0)
                     continue
                 slowly = there and self._rate is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from typing import IO
 
 import msgspec
 
-from tests.support import ROOT
+from tests.support import ROOT, is_readable
 from tests.torture.catalog import PACKAGE, label
 from tests.torture.fault import Fault, Outcome
 from tests.torture.processes import end_tree
@@ -64,7 +63,7 @@ class Worker:
         process.stdin.flush()
         line, deadline = b"", time.monotonic() + self._limit
         while not line.endswith(b"\n"):
-            if not select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))[0]:
+            if not is_readable(process.stdout, max(deadline - time.monotonic(), 0)):
                 self._end()
                 return Answer(Outcome(problems=(f"hung: no answer within {self._limit:g} s",)))
             piece = os.read(process.stdout.fileno(), 1 << 16)
