@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import shutil
@@ -167,6 +168,22 @@ def test_what_is_no_ring(member: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(directory)
     with pytest.raises(FormatError, match="not a session directory"):
         Worker(tmp_path / "link", read_identity(directory))
+
+
+def test_nobody_has_to_close_it(member: Path, tmp_path: Path) -> None:
+    """Descriptors are kept no longer than what is read by them."""
+    directory = fresh(member, tmp_path)
+
+    def held() -> list[str]:
+        kept = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        return [path for path in kept if Path(path).is_relative_to(directory)]
+
+    worker = attach(directory)
+    worker.drain()
+    assert held()
+    del worker
+    gc.collect()
+    assert held() == []
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)

@@ -48,6 +48,10 @@ class PrivateDirectory:
             os.close(self._fd)
             self._fd = -1
 
+    def __del__(self) -> None:
+        # Whose construction failed half-way nobody can close.
+        self.close()
+
     @contextlib.contextmanager
     def opened(self) -> Generator[int]:
         """A descriptor of it, for a block of work.
