@@ -139,7 +139,7 @@ def _missing(directory: Path, made: Sequence[_Rank], prepared: tuple[int, int, b
 @functools.cache
 def _step(number: int) -> tuple[int, bytes]:
     """A frame's payload of one step of a second, which ends now: (flags, bytes). All ranks send the same."""
-    from stepscope.collector.stream import STEPS
+    from stepscope.collector.live.stream import STEPS
     from stepscope.runtime.events import EventBatch, Kind, empty_block
     from stepscope.runtime.journal import format as fmt
 

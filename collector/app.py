@@ -18,30 +18,30 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
 from stepscope.collector import clock_names, page
-from stepscope.collector.api import Api
 from stepscope.collector.audit import Audit
 from stepscope.collector.connection import Connection
-from stepscope.collector.disk import Disk
-from stepscope.collector.downloads import Bounds, Command, Download, Downloads, converted
+from stepscope.collector.downloads.downloads import Bounds, Command, Download, Downloads, converted
 from stepscope.collector.errors import StuckError
-from stepscope.collector.guard import Guard
+from stepscope.collector.files.disk import Disk
+from stepscope.collector.files.lock import DirectoryLock
+from stepscope.collector.files.store import Store
 from stepscope.collector.intake import Intake
-from stepscope.collector.live import Live
-from stepscope.collector.live_events import LiveEvents
-from stepscope.collector.lock import DirectoryLock
+from stepscope.collector.live.live import Live
+from stepscope.collector.live.restoring import Restoring
+from stepscope.collector.live.streams import Streams
 from stepscope.collector.merge.command import merge_command
-from stepscope.collector.orders import Orders
+from stepscope.collector.orders.orders import Orders
 from stepscope.collector.parts import Parts
 from stepscope.collector.problems import ProblemError, problem
 from stepscope.collector.reference import Reference
-from stepscope.collector.restoring import Restoring
-from stepscope.collector.retention import StoragePolicy
-from stepscope.collector.server import Server
+from stepscope.collector.retention.retention import StoragePolicy
+from stepscope.collector.retention.storage import Storage
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.storage import Storage
-from stepscope.collector.store import Store
-from stepscope.collector.streams import Streams
-from stepscope.collector.tickets import Tickets
+from stepscope.collector.web.api import Api
+from stepscope.collector.web.guard import Guard
+from stepscope.collector.web.live_events import LiveEvents
+from stepscope.collector.web.server import Server
+from stepscope.collector.web.tickets import Tickets
 from stepscope.exporters import formats as formats
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats.servers import Servers
@@ -49,8 +49,8 @@ from stepscope.runtime.formats import known
 from stepscope.runtime.loop_thread import DaemonExecutor
 
 if TYPE_CHECKING:
+    from stepscope.collector.archive.uploading import Uploading
     from stepscope.collector.nats.source import NatsSource
-    from stepscope.collector.uploading import Uploading
 
 log = logging.getLogger("stepscope.collector")
 
@@ -246,7 +246,7 @@ def _uploading(store: Store, settings: CollectorSettings) -> Uploading | None:
     if not settings.upload:
         return None
     try:
-        from stepscope.collector.uploading import Uploading
+        from stepscope.collector.archive.uploading import Uploading
     except ImportError as error:
         raise ImportError(f"uploads need packages: pip install 'stepscope[upload]' ({error})") from error
     return Uploading(store, settings.upload, every=settings.upload_seconds, part_bytes=settings.upload_part_bytes)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.collector.disk import Disk
 from stepscope.collector.errors import StuckError
+from stepscope.collector.files.disk import Disk
 
 log = logging.getLogger("stepscope.collector.audit")
 said = logging.getLogger("stepscope.collector")

@@ -14,12 +14,12 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from stepscope.collector.audit import Audit
 from stepscope.collector.errors import FullError
+from stepscope.collector.files.store import Store
+from stepscope.collector.files.stream_file import StreamFile
+from stepscope.collector.live.stream import Stream
+from stepscope.collector.live.streams import Streams
 from stepscope.collector.reference import Reference
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.store import Store
-from stepscope.collector.stream import Stream
-from stepscope.collector.stream_file import StreamFile
-from stepscope.collector.streams import Streams
 from stepscope.collector.time_limit import TimeLimit
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.control.command import Answer, Command

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
-from stepscope.collector.views import PartView
+from stepscope.collector.live.views import PartView
 from stepscope.runtime.ending_tasks import end_tasks
 
 log = logging.getLogger("stepscope.collector")

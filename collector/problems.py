@@ -7,9 +7,16 @@ import http
 import msgspec
 from starlette.responses import Response
 
-from stepscope.collector.views import Problem
-
 MEDIA_TYPE = "application/problem+json"
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a request was not answered (RFC 9457)."""
+
+    title: str
+    status: int
+    detail: str = ""
+    type: str = "about:blank"
 
 
 class ProblemError(Exception):

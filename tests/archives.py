@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stepscope.collector.archive import Archive
+from stepscope.collector.archive.archive import Archive
 from stepscope.runtime.journal.frames import FrameReader
 
 

@@ -16,8 +16,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from stepscope.collector.app import Collector
-from stepscope.collector.server import Server
 from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.web.server import Server
 from stepscope.exporters.collector import protocol
 from stepscope.runtime import strings
 from stepscope.runtime.events import EventBatch, Kind

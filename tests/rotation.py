@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from stepscope.collector.app import Collector
-from stepscope.collector.archive import Archive
-from stepscope.collector.disk_use import disk_use
-from stepscope.collector.merge.recording import Recording
+from stepscope.collector.archive.archive import Archive
+from stepscope.collector.files.disk_use import disk_use
+from stepscope.collector.runs.recording import Recording
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector.exporter import CollectorExporter
 from stepscope.exporters.collector.settings import LinkSettings

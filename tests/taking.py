@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from stepscope.collector.audit import Audit
+from stepscope.collector.files.store import Store
 from stepscope.collector.intake import Intake
+from stepscope.collector.live.streams import Streams
 from stepscope.collector.nats.source import NatsSource
 from stepscope.collector.reference import Reference
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.store import Store
-from stepscope.collector.streams import Streams
 from stepscope.exporters.nats.servers import Servers
 from tests.beside import running
 

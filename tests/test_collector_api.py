@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.collector.views import RankView
+from stepscope.collector.live.views import RankView
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.window import Window
 from tests.collecting import CollectorProcess, ask, collecting, trained, training, until

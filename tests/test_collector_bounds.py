@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from stepscope.collector import doorway, writer
+from stepscope.collector.files import writer
+from stepscope.collector.files.stream_file import StreamFile
+from stepscope.collector.files.writer import Writer
+from stepscope.collector.live.stream import Stream
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.stream import Stream
-from stepscope.collector.stream_file import StreamFile
-from stepscope.collector.writer import Writer
+from stepscope.collector.web import doorway
 from stepscope.exporters.collector import delivery, protocol
 from stepscope.exporters.collector.backlog import Backlog
 from stepscope.exporters.collector.piece import Piece

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collector import audit, disk
+from stepscope.collector import audit
 from stepscope.collector.app import Collector
 from stepscope.collector.audit import Audit
-from stepscope.collector.disk import Disk
 from stepscope.collector.errors import FullError, StuckError
+from stepscope.collector.files import disk
+from stepscope.collector.files.disk import Disk
+from stepscope.collector.files.store import Store
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.store import Store
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime.journal.records import run_record

@@ -14,7 +14,7 @@ from websockets.typing import Origin
 
 from stepscope.collector.errors import ExposureError
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.tickets import MOST, Tickets
+from stepscope.collector.web.tickets import MOST, Tickets
 from tests.certificates import certify
 from tests.collecting import ask, collecting, trained, until
 from tests.collectors import COMMAND

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
-from stepscope.collector import store
-from stepscope.collector.downloads import THREADS as READING
+from stepscope.collector.downloads.downloads import THREADS as READING
+from stepscope.collector.files import store
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import EndRecord

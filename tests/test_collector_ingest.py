@@ -12,8 +12,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
-from stepscope.collector.mark import SUPERSEDED
-from stepscope.collector.stream_file import Addition, StreamFile
+from stepscope.collector.files.stream_file import Addition, StreamFile
+from stepscope.collector.runs.mark import SUPERSEDED
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.journal import format as fmt

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from stepscope.collector import web_protocols
-from stepscope.collector.announced import Announced
 from stepscope.collector.connection import Connection
 from stepscope.collector.errors import FullError
+from stepscope.collector.files.room import Room
 from stepscope.collector.intake import FREE, Grant, Intake
-from stepscope.collector.room import Room
+from stepscope.collector.web import web_protocols
+from stepscope.collector.web.announced import Announced
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.control.command import Command
 from tests.collectors import answer, collecting, connected

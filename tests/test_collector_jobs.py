@@ -14,13 +14,13 @@ import msgspec
 import pytest
 
 from stepscope.cli.main import main
-from stepscope.collector.downloads import Downloads
-from stepscope.collector.jobs import MOST_JOBS
-from stepscope.collector.live import Live
-from stepscope.collector.live_events import LiveEvents, changes
-from stepscope.collector.stream import Stream
-from stepscope.collector.streams import Streams
-from stepscope.collector.views import RankView, Snapshot
+from stepscope.collector.downloads.downloads import Downloads
+from stepscope.collector.live.jobs import MOST_JOBS
+from stepscope.collector.live.live import Live
+from stepscope.collector.live.stream import Stream
+from stepscope.collector.live.streams import Streams
+from stepscope.collector.live.views import RankView, Snapshot
+from stepscope.collector.web.live_events import LiveEvents, changes
 from stepscope.runtime.journal import format as fmt
 from tests.collecting import CollectorProcess, ask, collecting, trained, training, until
 from tests.test_collector_live import SECOND, START, record_frame, run_of, steps, sync

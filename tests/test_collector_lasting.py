@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from stepscope.collector import disk, lasting, server
 from stepscope.collector.app import Collector
 from stepscope.collector.errors import DirectoryInUseError
-from stepscope.collector.lock import DirectoryLock
+from stepscope.collector.files import disk, lasting
+from stepscope.collector.files.lock import DirectoryLock
+from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.stream_file import StreamFile
+from stepscope.collector.web import server
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import WindowOpened, encode_record

@@ -12,21 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collector.charts import Charts
 from stepscope.collector.clocks.latest import LatestClock
 from stepscope.collector.clocks.timeline import Readings, Timeline
-from stepscope.collector.downloads import Downloads
-from stepscope.collector.history import BUCKETS, History
-from stepscope.collector.live import Live
-from stepscope.collector.live_events import INTERVAL, LiveEvents
-from stepscope.collector.rate import Rate
-from stepscope.collector.restoring import Restoring
+from stepscope.collector.downloads.downloads import Downloads
+from stepscope.collector.files.store import Store
+from stepscope.collector.live.history import BUCKETS, History
+from stepscope.collector.live.live import Live
+from stepscope.collector.live.rate import Rate
+from stepscope.collector.live.restoring import Restoring
+from stepscope.collector.live.slowest import FEWEST, slowest
+from stepscope.collector.live.step_times import RECENT, StepTimes
+from stepscope.collector.live.stream import Stream
+from stepscope.collector.live.streams import Streams, rank_id
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.slowest import FEWEST, slowest
-from stepscope.collector.step_times import RECENT, StepTimes
-from stepscope.collector.store import Store
-from stepscope.collector.stream import Stream
-from stepscope.collector.streams import Streams, rank_id
+from stepscope.collector.web.charts import Charts
+from stepscope.collector.web.live_events import INTERVAL, LiveEvents
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import EventBatch, Kind, empty_block

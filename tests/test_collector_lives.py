@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.collector.downloads import Downloads
-from stepscope.collector.live import Live
-from stepscope.collector.stream import Stream
-from stepscope.collector.streams import Streams, rank_id
-from stepscope.collector.views import WindowView
-from stepscope.collector.window_views import window_detail
-from stepscope.collector.windows import KEPT, MOST_REASONS, OTHER, StreamWindows, losses
+from stepscope.collector.downloads.downloads import Downloads
+from stepscope.collector.live.live import Live
+from stepscope.collector.live.stream import Stream
+from stepscope.collector.live.streams import Streams, rank_id
+from stepscope.collector.live.views import WindowView
+from stepscope.collector.live.window_views import window_detail
+from stepscope.collector.runs.windows import KEPT, MOST_REASONS, OTHER, StreamWindows, losses
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import EventBatch

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 from websockets.asyncio.server import ServerConnection
 
-from stepscope.collector.merge.recording import Recording
-from stepscope.collector.restoring import Restoring
+from stepscope.collector.files.store import Store
+from stepscope.collector.live.restoring import Restoring
+from stepscope.collector.live.streams import Streams
+from stepscope.collector.runs.recording import Recording
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.store import Store
-from stepscope.collector.streams import Streams
 from stepscope.exporters.collector import delivery, protocol
 from stepscope.exporters.collector.address import Address
 from stepscope.exporters.collector.backlog import Backlog

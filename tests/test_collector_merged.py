@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from stepscope.cli.main import main
-from stepscope.collector.downloads import Download, Downloads, Source
+from stepscope.collector.downloads.downloads import Download, Downloads, Source
 from tests.collecting import CollectorProcess, ask, collecting, trained, training, until
 from tests.pftrace import Trace
 from tests.ranks.streams import write_many

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from stepscope.collector.downloads import Downloads
-from stepscope.collector.live import Live
-from stepscope.collector.metrics import exposition
-from stepscope.collector.stream import Stream
-from stepscope.collector.streams import Streams
+from stepscope.collector.downloads.downloads import Downloads
+from stepscope.collector.live.live import Live
+from stepscope.collector.live.stream import Stream
+from stepscope.collector.live.streams import Streams
+from stepscope.collector.web.metrics import exposition
 from tests.collecting import ask, collecting, trained, until
 from tests.support import missing, require
 from tests.test_collector_live import run_of

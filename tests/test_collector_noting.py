@@ -15,12 +15,12 @@ import pytest
 from stepscope.collector.clocks import latest
 from stepscope.collector.clocks.latest import LatestClock
 from stepscope.collector.clocks.timeline import Timeline
-from stepscope.collector.restoring import Restoring
+from stepscope.collector.files.store import Store
+from stepscope.collector.files.stream_file import Addition, StreamFile
+from stepscope.collector.live.restoring import Restoring
+from stepscope.collector.live.stream import Stream
+from stepscope.collector.live.streams import Streams
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.store import Store
-from stepscope.collector.stream import Stream
-from stepscope.collector.stream_file import Addition, StreamFile
-from stepscope.collector.streams import Streams
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.events import empty_block
 from stepscope.runtime.journal import format as fmt

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stepscope.collector.app import Collector
+from stepscope.collector.live.stream import Stream
 from stepscope.collector.page import PATHS
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.stream import Stream
 from tests.collecting import collecting, trained, training, until
 from tests.support import ROOT, axe
 from tests.test_collector_live import SECOND, START, run_of, steps

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from stepscope.collector.app import Collector
-from stepscope.collector.downloads import Downloads
-from stepscope.collector.live import Live
-from stepscope.collector.live_events import LiveEvents
+from stepscope.collector.downloads.downloads import Downloads
+from stepscope.collector.live.live import Live
+from stepscope.collector.live.streams import Streams
+from stepscope.collector.live.views import StorageView
 from stepscope.collector.parts import Parts
+from stepscope.collector.retention.storage import Freed, Storage
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.storage import Freed, Storage
-from stepscope.collector.streams import Streams
-from stepscope.collector.views import StorageView
+from stepscope.collector.web.live_events import LiveEvents
 from tests.collecting import ask, until
 from tests.support import poll
 from tests.test_collector_page import quiet_page

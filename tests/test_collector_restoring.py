@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collector.restoring import Restoring
+from stepscope.collector.files.store import Store
+from stepscope.collector.live.restoring import Restoring
+from stepscope.collector.live.streams import Streams
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.store import Store
-from stepscope.collector.streams import Streams
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.events import empty_block
 from stepscope.runtime.journal import format as fmt

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collector import checkpoint, stream_file
-from stepscope.collector.stream_file import StreamFile
+from stepscope.collector.files import checkpoint, stream_file
+from stepscope.collector.files.stream_file import StreamFile
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from tests.streams import RUN, SYNC, frames, run_frame

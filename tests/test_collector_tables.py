@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collector.bounded import ProcessBounds
+from stepscope.collector.downloads.bounded import ProcessBounds
+from stepscope.collector.files.store import Store
 from stepscope.collector.problems import ProblemError
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.store import Store
-from stepscope.collector.tables import AT_ONCE, WAITING, Tables
+from stepscope.collector.web.tables import AT_ONCE, WAITING, Tables
 from tests.collecting import ask
 from tests.collectors import collecting
 from tests.streams import STREAM

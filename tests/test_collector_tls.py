@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from stepscope.collector import doorway
+from stepscope.collector.web import doorway
 from stepscope.exporters.collector import protocol
 from stepscope.trace import trace
 from tests.certificates import certify

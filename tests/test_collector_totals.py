@@ -9,16 +9,16 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stepscope.collector.downloads import Downloads
-from stepscope.collector.live import Live
-from stepscope.collector.metrics import exposition
-from stepscope.collector.retention import StoragePolicy
+from stepscope.collector.downloads.downloads import Downloads
+from stepscope.collector.files.store import Store
+from stepscope.collector.live.live import Live
+from stepscope.collector.live.stream import Stream
+from stepscope.collector.live.streams import Streams
+from stepscope.collector.live.views import StorageView
+from stepscope.collector.retention.retention import StoragePolicy
+from stepscope.collector.retention.storage import Storage
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.storage import Storage
-from stepscope.collector.store import Store
-from stepscope.collector.stream import Stream
-from stepscope.collector.streams import Streams
-from stepscope.collector.views import StorageView
+from stepscope.collector.web.metrics import exposition
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.ending_tasks import end_tasks

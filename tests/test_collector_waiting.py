@@ -13,12 +13,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collector.downloads import Downloads
-from stepscope.collector.live import Live
-from stepscope.collector.stream import Stream
-from stepscope.collector.streams import Streams
-from stepscope.collector.stretches import Stretches
-from stepscope.collector.waiting import Allowance, Waiting
+from stepscope.collector.downloads.downloads import Downloads
+from stepscope.collector.live.live import Live
+from stepscope.collector.live.stream import Stream
+from stepscope.collector.live.streams import Streams
+from stepscope.collector.live.stretches import Stretches
+from stepscope.collector.live.waiting import Allowance, Waiting
 from stepscope.runtime.events import Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import encode_record

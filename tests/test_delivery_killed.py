@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli.main import main
-from stepscope.collector.mark import SUPERSEDED
+from stepscope.collector.runs.mark import SUPERSEDED
 from stepscope.exporters.collector.spool import DIRECTORY
 from tests.collecting import collecting
 from tests.collectors import COMMAND, free_port

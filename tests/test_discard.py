@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.collector.inventory import Inventory
+from stepscope.collector.retention.inventory import Inventory
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import EventBatch, empty_block
 from stepscope.runtime.journal import format as fmt

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collector import web_protocols
 from stepscope.collector.app import Collector
-from stepscope.collector.disk_use import disk_use
-from stepscope.collector.downloads import Bounds, Download, Downloads, Source
+from stepscope.collector.downloads.downloads import Bounds, Download, Downloads, Source
+from stepscope.collector.files.disk_use import disk_use
 from stepscope.collector.problems import ProblemError
 from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.web import web_protocols
 from stepscope.exporters.collector import protocol
 from tests.collecting import until
 from tests.collectors import answer, collecting, connected
@@ -114,7 +114,7 @@ async def test_a_reader_that_stalls_is_cut(tmp_path: Path, monkeypatch: pytest.M
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from stepscope.collector.downloads import Download, Downloads
+from stepscope.collector.downloads.downloads import Download, Downloads
 
 def command(sources, window, target):
     return ["-c", f"import time; open({str(target)!r}, 'wb').write(b'x' * 100_000); time.sleep(1000)"]

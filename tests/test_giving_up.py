@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collector.disk_use import disk_use
-from stepscope.collector.giving_up import GivingUp
-from stepscope.collector.inventory import Inventory
-from stepscope.collector.mark import SUPERSEDED
-from stepscope.collector.retention import StoragePolicy
+from stepscope.collector.files.disk_use import disk_use
+from stepscope.collector.files.store import Store
+from stepscope.collector.retention.giving_up import GivingUp
+from stepscope.collector.retention.inventory import Inventory
+from stepscope.collector.retention.retention import StoragePolicy
+from stepscope.collector.retention.storage import Storage
+from stepscope.collector.runs.mark import SUPERSEDED
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.storage import Storage
-from stepscope.collector.store import Store
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal import format as fmt

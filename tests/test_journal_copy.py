@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from stepscope.collector.app import Collector
-from stepscope.collector.borders import Borders
-from stepscope.collector.frame_lock import FrameLock
-from stepscope.collector.journal_copy import JournalCopy
+from stepscope.collector.files.borders import Borders
+from stepscope.collector.files.frame_lock import FrameLock
+from stepscope.collector.files.journal_copy import JournalCopy
 from stepscope.exporters.specimens import spans
 from tests import rotation
 from tests.rotation import MIB, Training, held, settings

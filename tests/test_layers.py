@@ -22,6 +22,17 @@ BELOW = {
 }
 """What each part may import; `trace` is the function of that name. The front door and its command line may import everything."""
 
+COLLECTOR = [
+    {"clocks", "page"},
+    {"runs"},
+    {"files"},
+    {"downloads"},
+    {"live"},
+    {"retention", "archive", "merge", "nats", "orders"},
+    {"web"},
+]
+"""The folders of the collector: each may import those before its own line."""
+
 SOURCES = sorted(
     path for part in BELOW if (ROOT / part).is_dir() for path in (ROOT / part).rglob("*.py") if path.is_file()
 )
@@ -62,6 +73,21 @@ def test_one_name_for_each_module(path: Path) -> None:
     """Relative imports and a part's short name would make a second copy of its classes."""
     wrong = [
         f"line {line}: {name}" for name, line in imports(path) if name.startswith(".") or name.split(".")[0] in BELOW
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent.name for path in (ROOT / "collector").glob("*/__init__.py")))
+def test_folders_of_the_collector_import_only_what_is_below_them(folder: str) -> None:
+    """So that each can be read without those above it."""
+    (level,) = [at for at, folders in enumerate(COLLECTOR) if folder in folders]
+    allowed = {folder}.union(*COLLECTOR[:level])
+    above = {name for folders in COLLECTOR for name in folders} - allowed
+    wrong = [
+        f"{label(path)}:{line}: {name}"
+        for path in sorted((ROOT / "collector" / folder).rglob("*.py"))
+        for name, line in imports(path)
+        if name.startswith("stepscope.collector.") and name.split(".")[2] in above
     ]
     assert not wrong
 

@@ -22,12 +22,12 @@ from stepscope.cli.main import main
 from stepscope.collector.clocks.timeline import Readings, Timeline
 from stepscope.collector.merge.aligned import align, renumber_flows
 from stepscope.collector.merge.command import merge_command
-from stepscope.collector.merge.job import Job, chosen_job
 from stepscope.collector.merge.merge import Merge
 from stepscope.collector.merge.outputs import write_merged
 from stepscope.collector.merge.plan import Selection, plan
 from stepscope.collector.merge.report import MergeReport
 from stepscope.collector.merge.sources import gather
+from stepscope.collector.runs.job import Job, chosen_job
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime import tracks
 from stepscope.runtime.clock import ClockAnchor

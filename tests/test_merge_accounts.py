@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from stepscope.collector.merge.accounts import together
-from stepscope.collector.merge.job import Job, Member, chosen_job
 from stepscope.collector.merge.merge import Merge
 from stepscope.collector.merge.outputs import write_merged
 from stepscope.collector.merge.plan import Selection, plan
-from stepscope.collector.merge.recording import recordings_in
+from stepscope.collector.runs.job import Job, Member, chosen_job
+from stepscope.collector.runs.recording import recordings_in
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.ledger import Ledger, OutputLedger, SourceLedger

@@ -10,8 +10,8 @@ import pytest
 
 from stepscope.collector import clock_names
 from stepscope.collector.app import Collector
-from stepscope.collector.merge.recording import recordings_in
 from stepscope.collector.merge.report import MemberReport
+from stepscope.collector.runs.recording import recordings_in
 from stepscope.collector.settings import CollectorSettings
 from stepscope.runtime.journal.records import ClockSync
 from tests.ranks.streams import write_stream

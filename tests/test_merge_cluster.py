@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from stepscope.cli.main import main
-from stepscope.collector.merge.job import Job, chosen_job, error_between
-from stepscope.collector.merge.recording import Recording, recordings_in
 from stepscope.collector.merge.report import MergeReport
+from stepscope.collector.runs.job import Job, chosen_job, error_between
+from stepscope.collector.runs.recording import Recording, recordings_in
 from tests.ranks.cluster import collector, start_rank, truth
 from tests.ranks.streams import on_another_clock
 from tests.ranks.worker import Rank

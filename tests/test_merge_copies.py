@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.cli.main import main
-from stepscope.collector.mark import SUPERSEDED
 from stepscope.collector.merge.plan import Selection
-from stepscope.collector.merge.recording import recordings_in
+from stepscope.collector.runs.mark import SUPERSEDED
+from stepscope.collector.runs.recording import recordings_in
 from stepscope.exporters.specimens import batch_of, run_in, window_of
 from stepscope.exporters.specimens import spans as spans_from
 from stepscope.runtime.events import Kind, empty_block

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.collector.merge.job import Job
-from stepscope.collector.merge.recording import Recording, recordings_in
 from stepscope.collector.merge.sources import gather
+from stepscope.collector.runs.job import Job
+from stepscope.collector.runs.recording import Recording, recordings_in
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.exporter import NatsExporter

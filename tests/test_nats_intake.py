@@ -12,16 +12,17 @@ import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import NotFoundError
 
-from stepscope.collector import intake, lasting
-from stepscope.collector.merge.recording import Recording
+from stepscope.collector import intake
+from stepscope.collector.files import lasting
+from stepscope.collector.files.store import Store
+from stepscope.collector.live.stream import DIED_AFTER, State
+from stepscope.collector.live.streams import Streams
 from stepscope.collector.nats import messages
 from stepscope.collector.nats.consumer import Consumer
 from stepscope.collector.nats.intake import Intake
 from stepscope.collector.nats.place import Place
+from stepscope.collector.runs.recording import Recording
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.store import Store
-from stepscope.collector.stream import DIED_AFTER, State
-from stepscope.collector.streams import Streams
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats import layout
 from tests.beside import running

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nats.js import JetStreamContext
 
-from stepscope.collector.members import Members
 from stepscope.collector.merge.sources import gather
 from stepscope.collector.nats import free
 from stepscope.collector.nats.beginning import has_beginning
+from stepscope.collector.nats.members import Members
 from stepscope.collector.nats.share import MOST_GIVEN, Share
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.nats import layout

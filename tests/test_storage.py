@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.collector.inventory import Inventory
-from stepscope.collector.retention import Held, StoragePolicy, ranking
+from stepscope.collector.files.store import Store
+from stepscope.collector.retention.inventory import Inventory
+from stepscope.collector.retention.retention import Held, StoragePolicy, ranking
+from stepscope.collector.retention.storage import Storage
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.storage import Storage
-from stepscope.collector.store import Store
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal.discard import discard, free, places

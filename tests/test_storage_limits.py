@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 
 from stepscope.cli.main import main
-from stepscope.collector import checkpoint
 from stepscope.collector.app import Collector
-from stepscope.collector.deleting import Count, Deleted
-from stepscope.collector.disk_use import disk_use
-from stepscope.collector.inventory import Inventory
-from stepscope.collector.mark import SUPERSEDED
-from stepscope.collector.restoring import Restoring
-from stepscope.collector.retention import StoragePolicy
+from stepscope.collector.files import checkpoint
+from stepscope.collector.files.disk_use import disk_use
+from stepscope.collector.files.store import Store
+from stepscope.collector.live.restoring import Restoring
+from stepscope.collector.live.streams import Streams
+from stepscope.collector.retention.deleting import Count, Deleted
+from stepscope.collector.retention.inventory import Inventory
+from stepscope.collector.retention.retention import StoragePolicy
+from stepscope.collector.retention.storage import Storage
+from stepscope.collector.runs.mark import SUPERSEDED
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.storage import Storage
-from stepscope.collector.store import Store
-from stepscope.collector.streams import Streams
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.events import EventBatch

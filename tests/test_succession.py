@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stepscope.collector import succession
-from stepscope.collector.coverage import Coverage
 from stepscope.collector.errors import ExcessError
-from stepscope.collector.mark import SUPERSEDED
-from stepscope.collector.succession import objection
+from stepscope.collector.files import succession
+from stepscope.collector.files.succession import objection
+from stepscope.collector.runs.coverage import Coverage
+from stepscope.collector.runs.mark import SUPERSEDED
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.left_journal import Head
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of

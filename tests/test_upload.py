@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from stepscope.collector.archive.upload import Uploader
+from stepscope.collector.files.store import Store
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.store import Store
-from stepscope.collector.upload import Uploader
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.journal.discard import discard, places
 from tests.archives import borders, parts_of, restored

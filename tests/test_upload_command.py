@@ -10,9 +10,9 @@ import pytest
 
 from stepscope.cli.main import main
 from stepscope.collector import clock_names
-from stepscope.collector.archive import MANIFEST
+from stepscope.collector.archive.archive import MANIFEST
+from stepscope.collector.files.store import Store
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.store import Store
 from tests.archives import following
 from tests.collecting import collecting, until
 from tests.streams import STREAM

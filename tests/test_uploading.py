@@ -13,11 +13,11 @@ import pytest
 
 from stepscope.collector import clock_names
 from stepscope.collector.app import Collector
-from stepscope.collector.archive import MANIFEST, Archive
+from stepscope.collector.archive.archive import MANIFEST, Archive
+from stepscope.collector.archive.upload import Uploader
+from stepscope.collector.archive.uploading import Uploading
+from stepscope.collector.files.store import Store
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.store import Store
-from stepscope.collector.upload import Uploader
-from stepscope.collector.uploading import Uploading
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.discard import discard, places

@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collector import storage, uploading
 from stepscope.collector.app import Collector
-from stepscope.collector.archive import MANIFEST, Archive
-from stepscope.collector.disk_use import disk_use
-from stepscope.collector.retention import StoragePolicy
+from stepscope.collector.archive import uploading
+from stepscope.collector.archive.archive import MANIFEST, Archive
+from stepscope.collector.archive.upload import Uploader
+from stepscope.collector.archive.uploading import Uploading
+from stepscope.collector.files.disk_use import disk_use
+from stepscope.collector.files.store import Store
+from stepscope.collector.retention import storage
+from stepscope.collector.retention.retention import StoragePolicy
+from stepscope.collector.retention.storage import Storage
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.storage import Storage
-from stepscope.collector.store import Store
-from stepscope.collector.upload import Uploader
-from stepscope.collector.uploading import Uploading
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.journal.discard import discard, places
 from tests.archives import HangingStore, following, restored
@@ -160,7 +161,7 @@ def test_another_process_does_not_copy_what_is_being_given_up(store: Store, tmp_
 HOLDING = """
 import sys, time
 from pathlib import Path
-from stepscope.collector.frame_lock import FrameLock
+from stepscope.collector.files.frame_lock import FrameLock
 
 with FrameLock(Path(sys.argv[1])).held(30):
     print("held", flush=True)

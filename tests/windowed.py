@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stepscope.collector.store import Store
+from stepscope.collector.files.store import Store
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import EventBatch, empty_block
 from stepscope.runtime.journal import format as fmt

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.collector.merge.job import Member
+from stepscope.collector.runs.job import Member
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

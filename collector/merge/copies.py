@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from stepscope.collector.coverage import covers
-from stepscope.collector.merge.recording import MAX_SYNCS, Recording
+from stepscope.collector.runs.coverage import covers
+from stepscope.collector.runs.recording import MAX_SYNCS, Recording
 from stepscope.runtime.journal.records import ClockSync, RunRecord
 from stepscope.runtime.sums import added_up
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from stepscope.collector.merge import accounts
 from stepscope.collector.merge.aligned import AlignedEvents
-from stepscope.collector.merge.job import Job, Member
 from stepscope.collector.merge.order import Order
 from stepscope.collector.merge.placement import Sharing
 from stepscope.collector.merge.plan import MergedWindow, Stretch, repeated_steps
 from stepscope.collector.merge.report import MemberReport, MergeReport, given_up, member_report
+from stepscope.collector.runs.job import Job, Member
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.events import EventBatch

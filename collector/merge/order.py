@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.collector.merge.contest import clock_numbers, decide
-from stepscope.collector.merge.job import Job, Member
 from stepscope.collector.merge.plan import MergedWindow
+from stepscope.collector.runs.job import Job, Member
 from stepscope.runtime import strings
 from stepscope.runtime.events import EventBatch, Kind
 

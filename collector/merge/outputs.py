@@ -12,11 +12,11 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from stepscope.collector.merge.job import Job, Member, chosen_job
 from stepscope.collector.merge.merge import Merge, Progress
 from stepscope.collector.merge.plan import Selection, plan
 from stepscope.collector.merge.report import MergeReport
 from stepscope.collector.merge.sources import gather
+from stepscope.collector.runs.job import Job, Member, chosen_job
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.output import check_directory
 from stepscope.exporters.tensorboard import TensorBoardExporter

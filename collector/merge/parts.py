@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from stepscope.collector import clock_names
-from stepscope.collector.merge.recording import journals_in, stream_of
+from stepscope.collector.runs.recording import journals_in, stream_of
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.collector.merge.job import Member
+from stepscope.collector.runs.job import Member
 from stepscope.runtime.journal.ids import MAX_TRACKS, IdMap
 from stepscope.runtime.journal.records import TrackRecord
 from stepscope.runtime.tracks import TrackKind

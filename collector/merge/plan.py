@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from stepscope.collector.merge.job import Job, Member
-from stepscope.collector.merge.places import Steps, places, range_of
+from stepscope.collector.runs.job import Job, Member
+from stepscope.collector.runs.places import Steps, places, range_of
 from stepscope.runtime.errors import NoWindowError
 from stepscope.runtime.window import Step, Window
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from stepscope.collector.merge.job import Member
 from stepscope.collector.merge.order import Lateness, SlowStep
+from stepscope.collector.runs.job import Member
 from stepscope.runtime.table import Column, human_count, human_time, printable, shorten, text_table
 
 _ABOUT_MEMBERS = """\

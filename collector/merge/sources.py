@@ -8,7 +8,7 @@ from pathlib import Path
 from stepscope.collector import clock_names
 from stepscope.collector.merge.copies import without_copies
 from stepscope.collector.merge.parts import join
-from stepscope.collector.merge.recording import Recording, recordings_in
+from stepscope.collector.runs.recording import Recording, recordings_in
 
 
 def gather(sources: Sequence[Path], room: Callable[[], Path]) -> tuple[list[Recording], list[str]]:

@@ -8,14 +8,14 @@ from functools import partial
 
 from nats.aio.msg import Msg
 
+from stepscope.collector.files.store import Store
+from stepscope.collector.files.stream_file import Addition, StreamFile
+from stepscope.collector.live.stream import DIED_AFTER, Stream
+from stepscope.collector.live.streams import Streams
 from stepscope.collector.nats.consumer import ACK_SECONDS, IN_HAND, Consumer
 from stepscope.collector.nats.hand import Hand, Held
 from stepscope.collector.nats.messages import Messages
 from stepscope.collector.nats.place import Place
-from stepscope.collector.store import Store
-from stepscope.collector.stream import DIED_AFTER, Stream
-from stepscope.collector.stream_file import Addition, StreamFile
-from stepscope.collector.streams import Streams
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.errors import FormatError
 

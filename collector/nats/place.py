@@ -10,8 +10,8 @@ from nats.js import JetStreamContext
 from nats.js.kv import KeyValue
 
 from stepscope.collector.intake import Intake
-from stepscope.collector.lease import Leases
-from stepscope.collector.members import Members
+from stepscope.collector.nats.lease import Leases
+from stepscope.collector.nats.members import Members
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.limits import NatsLimits
 

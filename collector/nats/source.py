@@ -15,6 +15,9 @@ from nats.js.errors import KeyNotFoundError, NotFoundError
 
 from stepscope.collector import intake
 from stepscope.collector.audit import Audit
+from stepscope.collector.files.store import Store
+from stepscope.collector.live.streams import Streams
+from stepscope.collector.live.views import NatsView
 from stepscope.collector.nats.beginning import has_beginning
 from stepscope.collector.nats.free import Free
 from stepscope.collector.nats.intake import GAP_SECONDS, Intake
@@ -23,9 +26,6 @@ from stepscope.collector.nats.share import Share
 from stepscope.collector.nats.taking import Taking
 from stepscope.collector.nats.troubles import Troubles
 from stepscope.collector.reference import Reference
-from stepscope.collector.store import Store
-from stepscope.collector.streams import Streams
-from stepscope.collector.views import NatsView
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from stepscope.runtime.errors import FormatError, StepscopeError
 
 if TYPE_CHECKING:
-    from stepscope.collector.upload import Uploader
+    from stepscope.collector.archive.upload import Uploader
 
 DESCRIPTION = """\
 Copies the streams that a collector keeps to any store that fsspec knows, in parts. What is there already is not copied
@@ -68,11 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.follow is not None and not 0 < arguments.follow < float("inf"):
         arguments.parser.error(f"--follow wants seconds above 0, got {arguments.follow:g}")
     try:
-        from stepscope.collector.archive import Archive
-        from stepscope.collector.retrieval import retrieve
+        from stepscope.collector.archive.archive import Archive
+        from stepscope.collector.archive.retrieval import retrieve
+        from stepscope.collector.archive.upload import Uploader
+        from stepscope.collector.files.store import Store
         from stepscope.collector.settings import CollectorSettings
-        from stepscope.collector.store import Store
-        from stepscope.collector.upload import Uploader
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[upload]'") from error
     if arguments.restore:

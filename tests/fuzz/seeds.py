@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 
-from stepscope.collector.stream_file import StreamFile
+from stepscope.collector.files.stream_file import StreamFile
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.collector import protocol

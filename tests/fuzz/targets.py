@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from stepscope.collector.disk_use import disk_use
-from stepscope.collector.inventory import Inventory
+from stepscope.collector.files.disk_use import disk_use
+from stepscope.collector.files.store import Store
+from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.merge.outputs import write_merged
-from stepscope.collector.retention import StoragePolicy
+from stepscope.collector.retention.inventory import Inventory
+from stepscope.collector.retention.retention import StoragePolicy
+from stepscope.collector.retention.storage import Storage
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.storage import Storage
-from stepscope.collector.store import Store
-from stepscope.collector.stream_file import StreamFile
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.perfetto_file import SAYING, packet
 from stepscope.exporters.repair import repair_chrome

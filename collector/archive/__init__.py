@@ -1,0 +1,1 @@
+"""Streams in an object store: uploaded while they grow, and brought back."""

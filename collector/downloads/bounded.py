@@ -1,0 +1,68 @@
+"""Processes of Python that take no more than they may, for what would fill the collector's memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Sequence
+
+import msgspec
+
+from stepscope.collector.downloads import confined
+
+CHUNK = 1 << 18
+
+
+class ProcessBounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process may take."""
+
+    memory_bytes: int = 4 << 30
+    file_bytes: int = 0
+    """Of a file that it writes."""
+    seconds: float = 1800.0
+    """Until it has ended, and of the processor's time."""
+
+
+@contextlib.asynccontextmanager
+async def bounded(
+    arguments: Sequence[str], bounds: ProcessBounds, *, output: bool = False
+) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """Python with these arguments, within bounds; it is killed at the end if it still runs, and with the collector.
+
+    Args:
+        arguments: of Python.
+        bounds: it is ended where it takes more.
+        output: whether what it writes to standard output is wanted.
+    """
+    limits = (os.getpid(), bounds.memory_bytes, int(bounds.seconds) + 1, bounds.file_bytes)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-I", "-S", confined.__file__, *map(str, limits), sys.executable),
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE if output else asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        limit=CHUNK,
+    )
+    ending = asyncio.get_running_loop().call_later(bounds.seconds, _kill, process)
+    try:
+        yield process
+    finally:
+        ending.cancel()
+        _kill(process)
+        await process.wait()
+
+
+def ended(status: int, bounds: ProcessBounds) -> str:
+    """Why a process ended that said nothing."""
+    if status in (-signal.SIGKILL, -signal.SIGXCPU):
+        return f"it was ended, as it may take {bounds.seconds:g} seconds at most, or the machine had no memory left"
+    return f"its process ended with {status}"
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()

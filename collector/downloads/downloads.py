@@ -1,0 +1,280 @@
+"""Downloads: a file is made by a process of its own, and sent while it grows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from stepscope.collector.downloads.bounded import CHUNK, ProcessBounds, bounded, ended
+from stepscope.collector.files.disk import Disk
+from stepscope.collector.files.journal_copy import JournalCopy
+from stepscope.collector.problems import ProblemError
+from stepscope.runtime.errors import NoWindowError
+from stepscope.runtime.presence import make_directories
+
+log = logging.getLogger("stepscope.collector")
+
+AT_ONCE = 2
+"""Files that are made at once: making one takes a core."""
+WAITING = 16
+"""Downloads that may wait for their turn."""
+THREADS = 4
+"""That look at files which are being made, and read them."""
+_LOOK_EVERY = 0.05
+_TOLD = 300
+"""Of what the process says at its end, the last characters."""
+_AROUND = 16 << 10
+"""Bytes on disk of the directories in which a file lies, and of the rest of its last block."""
+_HELD_BACK = 1 << 16
+"""Bytes before which nothing is sent, unless it is all: what goes wrong by then can still be told."""
+
+
+class Bounds(ProcessBounds, frozen=True, kw_only=True):
+    """What the making of one file, and its sending, may take. `stepscope merge` makes larger ones."""
+
+    file_bytes: int = 64 << 30
+    grace: float = 60.0
+    """Seconds that a reader may keep it waiting at first."""
+    least_rate: float = 32 << 10
+    """Bytes a second that a reader must take afterwards, on average."""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A stream's file, and whose it is."""
+
+    rank: str
+    path: Path
+    job: str = ""
+    """What its job is called; empty: it is not said."""
+
+
+Command = Callable[[Sequence[Source], int | None, Path], Sequence[str]]
+
+
+class Download(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of file that can be downloaded."""
+
+    name: str
+    """In addresses, such as `chrome`."""
+    suffix: str
+    """Of the file's name, such as `.json.gz`."""
+    media_type: str
+    command: Command
+    """The arguments of Python that write it: of the streams, the window's index in the first (`None`: all) and the file."""
+    grows: bool = True
+    """Whether what was written stays as it is, so that it can be sent while it grows."""
+
+
+def converted(format: str) -> Command:
+    """What `stepscope convert` makes of a window of one stream."""
+
+    def command(sources: Sequence[Source], window: int | None, target: Path) -> Sequence[str]:
+        chosen = [] if window is None else ["--window", str(window)]
+        return ["-m", "stepscope", "convert", str(sources[0].path), str(target), "--format", format, *chosen]
+
+    return command
+
+
+class Downloads:
+    """The kinds of files there are, and the making of them.
+
+    A process of its own keeps the collector's memory and its tables of names as they are, whatever is in the file; it is
+    killed when nobody waits for it any more, when it takes more than it may, and when the collector ends. Its file lies in
+    the collector's directory and is deleted when it was sent.
+    """
+
+    def __init__(self, directory: Path, bounds: Bounds | None = None) -> None:
+        """Args: where files are made; what each may take."""
+        self._directory = directory / "downloads"
+        self._bounds = bounds or Bounds()
+        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._disk = Disk(THREADS)
+        self._waiting = 0
+        self.of_rank: dict[str, Download] = {}
+        """Of a window of one stream."""
+        self.of_all: dict[str, Download] = {}
+        """Of a window of all ranks."""
+
+    @property
+    def most(self) -> int:
+        """Bytes on disk that they may take, all that are made at once."""
+        return AT_ONCE * (self._bounds.file_bytes + _AROUND)
+
+    def clear(self) -> None:
+        """Deletes what a collector that was killed left."""
+        _remove(self._directory)
+
+    async def journal(self, opened: Callable[[], JournalCopy]) -> AsyncGenerator[bytes]:
+        """The bytes of a file that is there, as far as it is written now.
+
+        Args:
+            opened: opens it, on a thread.
+
+        Raises:
+            ProblemError: before the first byte, if it is there no more.
+            StuckError: before the first byte, if the disk does not answer.
+            OSError: if it cannot be read.
+        """
+        try:
+            copy, piece = await self._disk.ask(lambda: _begun(opened()), lambda begun: begun[0].close())
+        except FileNotFoundError as error:
+            raise ProblemError(404, "the file of this stream was deleted") from error
+        try:
+            while piece:
+                for at in range(0, len(piece), CHUNK):
+                    yield piece[at : at + CHUNK]
+                piece = await self._disk.run(copy.next)
+        finally:
+            await self._disk.run(copy.close)
+
+    async def send(self, kind: Download, sources: Sequence[Source], window: int | None) -> AsyncGenerator[bytes]:
+        """The bytes of a file.
+
+        Raises:
+            ProblemError: before the first byte, if too many wait, or it cannot be made.
+            StuckError: before the first byte, if the disk does not answer.
+            RuntimeError: later, if it cannot be finished.
+        """
+        if self._waiting >= WAITING:
+            raise ProblemError(503, "too many downloads are waiting; try again later", {"Retry-After": "10"})
+        self._waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            async with contextlib.aclosing(self._made(kind, sources, window)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            self._turn.release()
+
+    async def _made(self, kind: Download, sources: Sequence[Source], window: int | None) -> AsyncGenerator[bytes]:
+        place = self._directory / uuid.uuid4().hex
+        await self._disk.ask(lambda: make_directories(place), lambda _: _remove(place))
+        target = place / f"download{kind.suffix}"
+        try:
+            async with bounded(kind.command(sources, window, target), self._bounds) as process:
+                async with contextlib.aclosing(_grown(self._disk, target, process, kind.grows, self._bounds)) as chunks:
+                    pace = _Pace(self._bounds)
+                    async for chunk in chunks:
+                        with pace.taking(len(chunk)):
+                            yield chunk
+        except NoWindowError as error:
+            raise ProblemError(404, f"window {window} is not in what is kept of it") from error
+        finally:
+            await self._disk.run(lambda: _remove(place))
+
+
+class _Pace:
+    """How fast a reader takes what it asked for: one could keep a file, and its turn, for ever."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._sent, self._seconds = 0, 0.0
+
+    @contextlib.contextmanager
+    def taking(self, size: int) -> Generator[None]:
+        """It takes so many bytes inside.
+
+        Raises:
+            RuntimeError: if it is too slow.
+        """
+        began = time.monotonic()
+        yield
+        self._sent += size
+        self._seconds += time.monotonic() - began
+        if self._seconds > self._bounds.grace + self._sent / self._bounds.least_rate:
+            raise RuntimeError(f"a download was given up: its reader took {self._sent} bytes in {self._seconds:.0f} s")
+
+
+async def _grown(
+    disk: Disk, path: Path, process: asyncio.subprocess.Process, grows: bool, bounds: Bounds
+) -> AsyncGenerator[bytes]:
+    """What a process writes to a file, until it ends.
+
+    Raises:
+        ProblemError: if it fails before it wrote anything.
+        NoWindowError: if there is no such window.
+        RuntimeError: if it fails later.
+    """
+    assert process.stderr is not None
+    said = asyncio.ensure_future(_last(process.stderr))
+    sent = 0
+    try:
+        while True:
+            over = process.returncode is not None
+            if over and process.returncode == NoWindowError.exit_code:
+                raise NoWindowError("there is no such window")
+            if over and process.returncode:
+                why = (await said) or ended(process.returncode, bounds)
+                if await disk.run(lambda: _largest(path.parent)) >= bounds.file_bytes:
+                    why += f"; a download may have {bounds.file_bytes:,} bytes at most, `stepscope merge` makes larger files"
+                if not sent:
+                    raise ProblemError(500, f"the file could not be made: {why}")
+                raise RuntimeError(f"a download broke off: {why}")
+            enough = over or (grows and (sent or await disk.run(lambda: _size(path)) >= _HELD_BACK))
+            chunk = await disk.run(partial(_chunk, path, sent)) if enough else b""
+            if chunk:
+                sent += len(chunk)
+                yield chunk
+            elif over:
+                return
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), _LOOK_EVERY)
+    finally:
+        said.cancel()
+
+
+def _begun(copy: JournalCopy) -> tuple[JournalCopy, bytes]:
+    try:
+        return copy, copy.next()
+    except BaseException:
+        copy.close()
+        raise
+
+
+async def _last(stream: asyncio.StreamReader) -> str:
+    """The end of what a process says."""
+    last = b""
+    while said := await stream.read(CHUNK):
+        last = (last + said)[-4 * _TOLD :]
+    return last.decode(errors="replace").strip()[-_TOLD:]
+
+
+def _remove(place: Path) -> None:
+    try:
+        shutil.rmtree(place)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        log.warning("%s is left until the next start: %s", place, error)
+
+
+def _largest(place: Path) -> int:
+    """Bytes of what is made there, under whatever name it grows."""
+    return max((entry.stat(follow_symlinks=False).st_size for entry in os.scandir(place)), default=0)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _chunk(path: Path, at: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(at)
+            return file.read(CHUNK)
+    except FileNotFoundError:
+        return b""

@@ -1,0 +1,83 @@
+"""What goes on though who waits for it is cancelled: it must not be left half done, and takes as long as a disk hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+from stepscope.collector.files.disk import PATIENCE
+from stepscope.runtime.ending_tasks import finish
+
+T = TypeVar("T")
+
+log = logging.getLogger("stepscope.collector")
+
+
+async def outlasting(work: asyncio.Future[T]) -> T:
+    """What a task or future gives. It is not cancelled with who waits here, who waits for `PATIENCE` more seconds then."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await _part(work)
+        raise
+
+
+@contextlib.asynccontextmanager
+async def lasting(manager: AbstractAsyncContextManager[T], over: Callable[[], object]) -> AsyncGenerator[T]:
+    """What a context manager gives, which a task of its own enters and leaves, as soon as that is possible.
+
+    Who is cancelled, inside or meanwhile, waits for `PATIENCE` more seconds, and the task goes on.
+
+    Args:
+        manager: is not told what is raised inside.
+        over: called when it was left, or could not be entered.
+    """
+    entered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    left = asyncio.Event()
+    task = asyncio.create_task(_hold(manager, entered, left))
+    task.add_done_callback(lambda _: over())
+    either: set[asyncio.Future[Any]] = {entered, task}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if entered.done():
+            yield entered.result()
+    except asyncio.CancelledError:
+        left.set()
+        await _part(task)
+        raise
+    except BaseException:
+        left.set()
+        task.add_done_callback(_tell)
+        await asyncio.wait({task})
+        raise
+    left.set()
+    await outlasting(task)
+
+
+async def _hold(manager: AbstractAsyncContextManager[T], entered: asyncio.Future[T], left: asyncio.Event) -> None:
+    stack = contextlib.AsyncExitStack()
+    entered.set_result(await stack.enter_async_context(manager))
+    try:
+        await left.wait()
+    except asyncio.CancelledError:  # the loop ends
+        with contextlib.suppress(TimeoutError):
+            await finish(stack.aclose(), PATIENCE)
+        raise
+    await stack.aclose()
+
+
+async def _part(task: asyncio.Future[Any]) -> None:
+    """Waits for it a little longer, and leaves it."""
+    task.add_done_callback(_tell)
+    with contextlib.suppress(TimeoutError):
+        await finish(asyncio.wait({task}), PATIENCE)
+
+
+def _tell(task: asyncio.Future[Any]) -> None:
+    """Nobody else sees what it raises."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("nobody waits for it any more: %s", error)

@@ -1,0 +1,444 @@
+"""The directory of a collector: one directory for each stream, named by its id."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import re
+import stat
+import threading
+import uuid
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from pathlib import Path
+
+from stepscope.collector.errors import FullError
+from stepscope.collector.files import checkpoint
+from stepscope.collector.files.borders import Borders
+from stepscope.collector.files.disk import Disk
+from stepscope.collector.files.disk_use import Failed, fails
+from stepscope.collector.files.frame_lock import FrameLock
+from stepscope.collector.files.lasting import lasting, outlasting
+from stepscope.collector.files.room import Room
+from stepscope.collector.files.stream_file import Addition, StreamFile
+from stepscope.collector.files.succession import Succession
+from stepscope.collector.files.writer import Writer
+from stepscope.collector.runs.mark import SUPERSEDED, mark_of
+from stepscope.collector.settings import CollectorSettings
+from stepscope.exporters.collector.protocol import Hello
+from stepscope.runtime.errors import FormatError, OutputError
+from stepscope.runtime.presence import make_directories, replace_private
+
+log = logging.getLogger("stepscope.collector")
+
+LEAST_MESSAGE = 64 << 10
+AROUND = 16 << 10
+"""Bytes on disk that a stream takes besides its frames: its directory, where it ended, and the rest of the last block of each."""
+THREADS = 8
+"""That open and close streams' files."""
+LEAVING = 30.0
+"""Seconds that a connection has to let go of a stream that another one takes over."""
+
+_STREAM = re.compile("[0-9a-f]{32}")
+
+
+def passed_over(path: Path, error: OSError) -> None:
+    """Says that a stream cannot be looked at: the others can."""
+    log.warning("%s is passed over: %s", path, error)
+
+
+class Store:
+    """Opens the files of streams, each for one connection. Nothing from the network becomes part of a path but checked ids.
+
+    Args:
+        settings: where, and how much at most.
+
+    Raises:
+        OutputError: if the directory cannot be made, is a link, or is another user's.
+    """
+
+    def __init__(self, settings: CollectorSettings) -> None:
+        self.directory = settings.directory
+        self.streams = settings.directory / "streams"
+        self._settings = settings
+        self._identity = ""
+        self._writer = Writer(fsync=settings.fsync)
+        self._seats: dict[str, _Seat] = {}
+        self._unused: Callable[[], object] = lambda: None
+        self._writes: dict[StreamFile, asyncio.Future[None]] = {}
+        """What is being written."""
+        self._open: set[str] = set()
+        self._stuck: set[str] = set()
+        """Streams whose files hold what the disk has lost, and could not be cut. That is not noted on the disk, which refuses
+        even that: the next start reads these files from the disk itself, and takes them as far as they are there."""
+        self._removing: set[str] = set()
+        self._opening = threading.Lock()
+        """Guards which files are open, and which are being deleted; never held while the disk is waited for."""
+        self._waiting = 0
+        """Streams that wait to be kept."""
+        self._coming: set[str] = set()
+        """Those that were let in, and may not be there yet."""
+        self._disk = Disk(THREADS)
+        self.succession = Succession(self.existing)
+        """Which streams take the place of others."""
+        self.room = Room()
+        """What may be written until the disk is looked at again."""
+        self.borders = Borders(settings.directory)
+        """Where copies of journals go on."""
+        try:
+            make_directories(self.streams)
+            _check_own(self.streams)
+            self.frames = FrameLock(settings.directory)
+            """Held while what journals have is given up, and while some of it is read for a copy."""
+            self._known = set[str]()
+            self.bytes = 0
+            for stream, path in self._all(passed_over):
+                self._known.add(stream)
+                try:
+                    self.bytes += path.stat().st_size
+                except OSError as error:
+                    passed_over(path, error)
+        except OSError as error:
+            raise OutputError(
+                error.errno, f"the collector's directory cannot be used: {error.strerror or error}", str(self.directory)
+            ) from error
+
+    def identity(self) -> str:
+        """Names the directory, for those who must know what is in it: drawn at random when it is first asked for.
+
+        Raises:
+            OSError: if it can be neither read nor written.
+        """
+        if self._identity:
+            return self._identity
+        path, known = self.directory / "identity", ""
+        with contextlib.suppress(FileNotFoundError):
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with os.fdopen(file) as stream:
+                known = stream.read(33)
+        if not known:  # also where a machine lost power before the disk had it
+            known = uuid.uuid4().hex
+            replace_private(path, known.encode())
+        if not _STREAM.fullmatch(known):
+            raise OSError(errno.EINVAL, "it names no collector's directory; remove it", str(path))
+        self._identity = known
+        return known
+
+    @property
+    def waits(self) -> float:
+        """Seconds for which a write has waited for the disk; 0 if none does."""
+        return self._writer.waits
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes that a message of a connection should have at most now."""
+        share = self._settings.max_intake // max(len(self._seats), 1)
+        if self._settings.disk_bytes:
+            share = min(share, self._settings.disk_bytes // 8)  # a larger one might never find room
+        return min(max(share, LEAST_MESSAGE), self._settings.max_message)
+
+    @contextlib.asynccontextmanager
+    async def stream(self, hello: Hello, leave: Callable[[], object]) -> AsyncGenerator[StreamFile]:
+        """The file of a stream, at its end, for one connection: those before it are asked to leave, and waited for.
+
+        Args:
+            hello: who it is.
+            leave: is called when another connection wants the stream.
+
+        Raises:
+            FormatError: if the id is none, or the file holds another stream.
+            FullError: if there are too many streams, there is no room for another one, or a connection before does not leave,
+                or has left and a thread still has the file.
+            OSError: if it cannot be opened.
+        """
+        async with self._seat(hello.stream, leave) as seat:
+            # The seat is free when no thread has the file any more: one that goes on later would cut what was confirmed since.
+            async with lasting(self._file(hello), lambda: self._vacate(hello.stream, seat)) as file:
+                if file.ended:
+                    await self._supersede(hello)
+                yield file
+
+    @contextlib.asynccontextmanager
+    async def _file(self, hello: Hello) -> AsyncGenerator[StreamFile]:
+        if hello.stream in self._stuck:
+            raise OSError(
+                errno.EIO, "the disk has lost frames that could not be cut off; mend it and restart the collector"
+            )
+        with self._writer:
+            await self._admit(hello.stream)
+            with self._kept(hello.stream):
+                # What is not marked must be read, too.
+                async with self.room.writing(0 if hello.stream in self._known else AROUND):
+                    file = await self._disk.run(lambda: self._opened(hello), lambda file: file.close())
+                next = file.next
+                try:
+                    self._known.add(hello.stream)
+                    yield file
+                finally:
+                    if (writing := self._writes.get(file)) is not None:
+                        await asyncio.wait({writing})
+                    await self.succession.over(hello.stream)
+                    # If it is marked, that was when there was less of it.
+                    if await self._disk.run(lambda: _closed(file)) and file.next > next:
+                        await self.succession.grown(hello.stream)
+
+    @contextlib.contextmanager
+    def _kept(self, stream: str) -> Generator[None]:
+        """The file of a stream is not removed inside.
+
+        Raises:
+            FullError: if it is being removed.
+        """
+        with self._opening:
+            if stream in self._removing:
+                raise FullError("what was there of this stream is being deleted, as another one has it")
+            self._open.add(stream)
+        try:
+            yield
+        finally:
+            self._open.discard(stream)
+
+    @contextlib.asynccontextmanager
+    async def _seat(self, stream: str, leave: Callable[[], object]) -> AsyncGenerator[_Seat]:
+        """The seat of a stream, which is taken until `_vacate`, be that later."""
+        seat = self._seats.setdefault(stream, _Seat())
+        for before in seat.users:
+            before()
+        seat.users.append(leave)
+        try:
+            try:
+                async with asyncio.timeout(LEAVING):
+                    await seat.lock.acquire()
+            except TimeoutError:
+                raise FullError(
+                    "another connection of this stream does not end, or the disk hangs; try again later"
+                ) from None
+            yield seat
+        finally:
+            self._coming.discard(stream)
+            seat.users.remove(leave)
+            self._clear(stream, seat)
+
+    def _vacate(self, stream: str, seat: _Seat) -> None:
+        seat.lock.release()
+        self._clear(stream, seat)
+
+    def _clear(self, stream: str, seat: _Seat) -> None:
+        if not seat.users and not seat.lock.locked() and self._seats.get(stream) is seat:
+            del self._seats[stream]
+            if not self._seats:
+                unused, self._unused = self._unused, lambda: None
+                unused()
+
+    def when_unused(self, unused: Callable[[], object]) -> None:
+        """Has something called when no connection has a file any more, and no thread either: at once if that is so now."""
+        self._unused = unused
+        if not self._seats:
+            unused()
+
+    async def write(
+        self, file: StreamFile, addition: Addition, hello: Hello, written: Callable[[], object] = lambda: None
+    ) -> None:
+        """Appends to a stream; returns when it is written. It goes on though this is cancelled.
+
+        Args:
+            file: of the stream.
+            addition: what is appended.
+            hello: whose stream it is.
+            written: is called when it is written, also if nobody waits for that any more.
+
+        Raises:
+            FullError: if a limit is met.
+            OSError: if it cannot be written.
+        """
+        if not addition.frames:
+            written()
+            return
+        before, size = file.size, len(addition.data)
+        await self.room.take(size)
+
+        def over(error: OSError | None) -> None:
+            self.room.wrote(size)
+            self._writes.pop(file, None)
+            if error is not None:
+                self.bytes += file.size - before - size
+                if file.stuck:
+                    self._stuck.add(hello.stream)
+            else:
+                written()
+
+        try:
+            for limit, there, what in (
+                (self._settings.max_bytes, self.bytes, "of all streams"),
+                (self._settings.max_stream_bytes, before, "of a stream"),
+            ):
+                if limit and there + size > limit:
+                    raise FullError(f"the collector's limit of {limit} bytes {what} is met")
+            writing = self._writes[file] = self._writer.write(file, addition, over)
+        except BaseException:
+            self.room.wrote(size)
+            raise
+        self.bytes += size
+        await outlasting(writing)
+        if file.ended:
+            await self._supersede(hello)
+
+    def superseded(self, failed: Failed = fails) -> Iterator[tuple[str, Path]]:
+        """Ids and files of streams of which another one that is kept has everything.
+
+        Args:
+            failed: is told which cannot be looked at; the others are given.
+        """
+        for stream, path in self._all(failed):
+            try:
+                other = (path.parent / SUPERSEDED).read_bytes()[:33].decode(errors="replace")
+                over = _STREAM.fullmatch(other) and other != stream and self.existing(other) is not None
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                failed(path, error)
+                continue
+            if over:
+                yield stream, path
+
+    def remove(self, stream: str) -> bool:
+        """Deletes a stream, from any thread; false if a connection has it.
+
+        Raises:
+            FormatError: if the id is none.
+            OSError: if it cannot be deleted.
+        """
+        path = self.path(stream)
+        with self._opening:
+            if stream in self._open:
+                return False
+            self._removing.add(stream)
+        try:
+            # The mark goes after the journal: without it what another stream has would count twice.
+            for name in (checkpoint.NAME, path.name, SUPERSEDED):
+                path.with_name(name).unlink(missing_ok=True)
+            self.borders.forget(stream)
+            with contextlib.suppress(OSError):  # somebody has put something there, or has deleted it
+                path.parent.rmdir()
+            self._known.discard(stream)
+        finally:
+            self._removing.discard(stream)
+        return True
+
+    def connected(self, stream: str) -> bool:
+        """Whether a connection has the file of a stream; from any thread."""
+        return stream in self._open
+
+    def path(self, stream: str) -> Path:
+        """The journal of a stream.
+
+        Raises:
+            FormatError: if the id is none.
+        """
+        if not _STREAM.fullmatch(stream):
+            raise FormatError("the id of a stream is 32 hexadecimal digits")
+        return self.streams / stream / "journal"
+
+    def existing(self, stream: str) -> Path | None:
+        """The journal of a stream that is kept, `None` if there is none; links are not followed.
+
+        Raises:
+            FormatError: if the id is none.
+        """
+        if not _STREAM.fullmatch(stream):
+            raise FormatError("the id of a stream is 32 hexadecimal digits")
+        directory = self.streams / stream
+        path = directory / "journal"
+        kept = not directory.is_symlink() and not path.is_symlink() and path.is_file()
+        return path if kept else None
+
+    def journals(self, failed: Failed = fails) -> Iterator[tuple[str, Path]]:
+        """Ids and files of the streams that are kept, without those that others supersede.
+
+        Args:
+            failed: is told which cannot be looked at; the others are given.
+        """
+        for stream, path in self._all(failed):
+            try:
+                kept = not (path.parent / SUPERSEDED).exists()
+            except OSError as error:
+                failed(path, error)
+                continue
+            if kept:
+                yield stream, path
+
+    def _all(self, failed: Failed = fails) -> Iterator[tuple[str, Path]]:
+        for entry in sorted(os.scandir(self.streams), key=lambda entry: entry.name):
+            if not _STREAM.fullmatch(entry.name):
+                continue
+            path = Path(entry.path) / "journal"
+            try:
+                there = entry.is_dir(follow_symlinks=False) and not path.is_symlink() and path.is_file()
+            except OSError as error:
+                failed(path, error)
+                continue
+            if there:
+                yield entry.name, path
+
+    def stream_at(self, path: Path) -> str:
+        """The id of the stream to which a file or directory belongs; empty if it is of none."""
+        parts = path.relative_to(self.streams).parts if path.is_relative_to(self.streams) else ()
+        return parts[0] if parts and _STREAM.fullmatch(parts[0]) else ""
+
+    @property
+    def crowd(self) -> int:
+        """Streams that must go before all can be kept that wait for that."""
+        there = len(self._known) + len(self._coming - self._known)
+        return max(there + self._waiting - self._settings.max_kept_streams, 0) if self._waiting else 0
+
+    async def _admit(self, stream: str) -> None:
+        """Lets another stream be kept; if there are too many, one that is over may go for it."""
+        if stream in self._known:
+            return
+        self._waiting += 1
+        try:
+            if self.crowd:
+                await self.room.look()
+                # Of those who wait each takes one place, as far as there are any.
+                if self.crowd >= self._waiting:
+                    raise FullError(
+                        f"the collector keeps {self._settings.max_kept_streams} streams, which is its limit"
+                    )
+            self._coming.add(stream)
+        finally:
+            self._waiting -= 1
+
+    def _opened(self, hello: Hello) -> StreamFile:
+        directory = self.path(hello.stream).parent
+        directory.mkdir(mode=0o700, exist_ok=True)
+        if not stat.S_ISDIR(directory.lstat().st_mode):
+            raise FormatError("the directory of this stream is a link")
+        return StreamFile(directory, hello.sync, durable=self._settings.fsync)
+
+    async def _supersede(self, hello: Hello) -> None:
+        if hello.supersedes and hello.supersedes != hello.stream:
+            await self.succession.compare(hello.stream, hello.supersedes)
+
+
+def _closed(file: StreamFile) -> bool:
+    """Closes it; whether another stream has its place."""
+    file.close()
+    return bool(mark_of(file.path))
+
+
+class _Seat:
+    """Who has a stream, and who waits for it."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.users: list[Callable[[], object]] = []
+
+
+def _check_own(directory: Path) -> None:
+    about = directory.lstat()
+    if not stat.S_ISDIR(about.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "it is a link")
+    if about.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "it belongs to another user")

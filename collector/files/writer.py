@@ -1,0 +1,146 @@
+"""The thread that writes streams: a slow disk holds up confirmations, and not the collector's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from stepscope.collector.files.stream_file import Addition, StreamFile
+
+log = logging.getLogger("stepscope.collector")
+
+ENDING = 1.0
+"""Seconds."""
+MANY = 32
+"""Streams from which on what comes within `TOGETHER` is written together: the thread and the loop wake each other less."""
+TOGETHER = 0.003
+"""Seconds."""
+
+
+class _Job(msgspec.Struct):
+    file: StreamFile
+    addition: Addition
+    over: Callable[[OSError | None], object]
+    done: asyncio.Future[None]
+    error: OSError | None = None
+
+
+class Writer:
+    """Writes what connections give it, all that waits at once, and tells them when it is written.
+
+    The thread is there while anybody uses it. Methods are for the loop.
+    """
+
+    def __init__(self, *, fsync: bool) -> None:
+        """Args: whether to wait for the disk, once for all that is written together."""
+        self._fsync = fsync
+        self._users = 0
+        self._jobs: deque[_Job] = deque()
+        self._wanted = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._began: float | None = None
+
+    @property
+    def waits(self) -> float:
+        """Seconds for which the disk has not taken what it was given last; 0 if it has."""
+        began = self._began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def __enter__(self) -> Writer:
+        self._users += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._users -= 1
+        if not self._users and self._thread is not None:
+            with self._wanted:
+                self._wanted.notify()
+            self._thread.join(ENDING)  # it has nothing left to do
+            self._thread = None
+
+    def write(
+        self, file: StreamFile, addition: Addition, over: Callable[[OSError | None], object] = lambda _: None
+    ) -> asyncio.Future[None]:
+        """Appends to a file. One call at a time for each file.
+
+        Args:
+            file: must not be closed before it is written.
+            addition: what is appended.
+            over: is called on the loop when it is written, or could not be, with the reason.
+
+        Returns:
+            What is done then, or has the `OSError`. It must not be cancelled.
+
+        Raises:
+            OSError: if there is no thread, and none can be had.
+        """
+        loop = asyncio.get_running_loop()
+        if self._thread is None:
+            self._thread = self._started(loop)
+        job = _Job(file, addition, over, loop.create_future())
+        with self._wanted:
+            self._jobs.append(job)
+            self._wanted.notify()
+        return job.done
+
+    def _started(self, loop: asyncio.AbstractEventLoop) -> threading.Thread:
+        thread = threading.Thread(target=self._run, args=(loop,), name="stepscope-writer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, f"{error}; see ulimit -u, and pids.max of its cgroup") from error
+        return thread
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            with self._wanted:
+                while not self._jobs:
+                    if not self._users:
+                        return
+                    self._wanted.wait()
+            if self._users >= MANY:
+                time.sleep(TOGETHER)
+            with self._wanted:
+                jobs = list(self._jobs)
+                self._jobs.clear()
+            self._began = time.monotonic()
+            for job in jobs:
+                _attempt(job, lambda job: job.file.write(job.addition))
+            if self._fsync:
+                for job in jobs:
+                    if job.error is None:
+                        _attempt(job, lambda job: job.file.sync_to_disk())
+            self._began = None
+            try:
+                loop.call_soon_threadsafe(_tell, jobs)
+            except RuntimeError:
+                return  # the loop has ended, and nobody waits
+
+
+def _attempt(job: _Job, work: Callable[[_Job], object]) -> None:
+    try:
+        work(job)
+    except OSError as error:
+        job.error = error
+    except Exception as error:  # a fault of ours must not end the thread that all streams need
+        log.exception("a stream could not be written")
+        job.error = OSError(errno.EIO, f"{type(error).__name__}: {error}")
+
+
+def _tell(jobs: list[_Job]) -> None:
+    for job in jobs:
+        try:
+            job.over(job.error)
+        except Exception:  # a fault of ours must not leave those unanswered who wait for the others
+            log.exception("what was written of a stream is not counted")
+        if job.error is None:
+            job.done.set_result(None)
+        else:
+            job.done.set_exception(job.error)

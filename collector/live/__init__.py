@@ -1,0 +1,1 @@
+"""The live state: what the frames of all streams tell, in bounded memory, and the types in which it is told."""

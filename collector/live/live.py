@@ -1,0 +1,185 @@
+"""The live state of all ranks, put together for those who look."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+
+import msgspec
+import numpy as np
+
+from stepscope.collector.downloads.downloads import Downloads
+from stepscope.collector.live.amounts import Amounts
+from stepscope.collector.live.job_windows import Group, find, seen
+from stepscope.collector.live.jobs import entries, expected, slow_ranks
+from stepscope.collector.live.rank_views import pace, rank_view, start_views
+from stepscope.collector.live.slowest import median
+from stepscope.collector.live.streams import Rank, Streams
+from stepscope.collector.live.views import (
+    JobEntry,
+    JobView,
+    NatsView,
+    PartView,
+    RankDetail,
+    RankView,
+    SlowRank,
+    Snapshot,
+    StorageView,
+    UploadView,
+    WindowView,
+)
+from stepscope.collector.live.window_views import newest
+
+FRESH = 0.5
+"""Seconds for which a state is told again instead of being looked at anew."""
+_MOST_SLOW = 10
+
+
+class _Look(msgspec.Struct):
+    """What was seen at one moment."""
+
+    number: int
+    at_ns: int
+    ranks: list[Rank]
+    views: list[RankView]
+    slow: list[SlowRank]
+    amounts: Amounts
+    by_job: dict[str, Amounts]
+    jobs: list[JobEntry]
+    told: dict[str | None, Snapshot]
+    """By job; of all of them by `None`."""
+
+
+class Live:
+    """Looks at the streams, twice a second at most."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        downloads: Downloads,
+        *,
+        exposed: bool,
+        storage: Callable[[], StorageView | None] = lambda: None,
+        upload: Callable[[], UploadView | None] = lambda: None,
+        nats: Callable[[], NatsView | None] = lambda: None,
+        parts: Callable[[], list[PartView]] = list,
+        unwritten: Callable[[], int] = int,
+    ) -> None:
+        """Args: what to look at; what can be downloaded; whether the collector is reachable by others unprotected; what is
+        known of its disk, of what it uploads, of what it takes from NATS, and of the parts of its work; how many lines of the
+        audit could not be written."""
+        self._storage, self._upload, self._nats, self._parts, self._unwritten = storage, upload, nats, parts, unwritten
+        self._streams, self._downloads = streams, downloads
+        self._exposed = exposed
+        self._started_ns = time.time_ns()
+        self._version = version("stepscope")
+        self._latest: _Look | None = None
+        self._looked = 0.0
+
+    def snapshot(self, job: str | None = None, *, age: float = FRESH) -> Snapshot:
+        """The full state.
+
+        Args:
+            job: of the ranks of this job, or of all; of a job that was never seen there is nothing.
+            age: seconds for which a state is told again.
+        """
+        now = time.monotonic()
+        if self._latest is None or now - self._looked >= age:
+            self._looked = now
+            self._latest = self._look(now, 0 if self._latest is None else self._latest.number + 1)
+        look = self._latest
+        found = look.told.get(job)
+        if found is None:
+            found = self._snapshot(look, job)
+            if job is None or job in look.by_job:  # anything can be asked for
+                look.told[job] = found
+        return found
+
+    def jobs(self) -> list[JobEntry]:
+        """The jobs that can be chosen."""
+        return self.snapshot().jobs or []
+
+    def rank(self, id: str) -> RankDetail | None:
+        """A rank with its starts; `None` if there is none of this id."""
+        rank = self._streams.ranks.get(id)
+        if rank is None:
+            return None
+        known = {view.id: view for view in self.snapshot().ranks}
+        now = time.monotonic()
+        view = known.get(id) or rank_view(pace(rank, now), now, None)
+        return RankDetail(rank=view, streams=start_views(rank, now))
+
+    async def windows(self, most: int, job: str | None = None) -> list[WindowView]:
+        """The newest windows, of a job or of all."""
+        return await asyncio.to_thread(newest, seen(self._streams, most, job), most)
+
+    def window(self, index: int, job: str | None) -> list[Group]:
+        """The windows of an index: of one job, or of each that has it."""
+        return find(list(self._streams), index, job)
+
+    def _look(self, now: float, number: int) -> _Look:
+        ranks = list(self._streams)
+        paces = [pace(rank, now) for rank in ranks]
+        slow = slow_ranks(paces)
+        by_id = {one.id: one for one in slow}
+        views = [rank_view(one, now, by_id.get(one.rank.id)) for one in paces]
+        amounts, by_job = self._streams.totals()
+        jobs = entries(ranks, views)
+        return _Look(number, time.time_ns(), ranks, views, slow, amounts, by_job, jobs, {})
+
+    def _snapshot(self, look: _Look, job: str | None) -> Snapshot:
+        ranks, views, slow, amounts = look.ranks, look.views, look.slow, look.amounts
+        if job is not None:
+            at = [index for index, view in enumerate(look.views) if view.job_id == job]
+            ranks, views = [look.ranks[index] for index in at], [look.views[index] for index in at]
+            ids = {view.id for view in views}
+            slow = [one for one in look.slow if one.id in ids]
+            amounts = look.by_job.get(job, Amounts())
+        return Snapshot(
+            number=look.number,
+            at_ns=look.at_ns,
+            full=True,
+            job=self._job(ranks, views, slow, amounts),
+            jobs=look.jobs,
+            ranks=views,
+            changed=[],
+            gone=[],
+        )
+
+    def _job(
+        self, ranks: Sequence[Rank], views: Sequence[RankView], slow: Sequence[SlowRank], amounts: Amounts
+    ) -> JobView:
+        states = [view.state for view in views]
+        medians = [view.step_ms for view in views if view.step_ms is not None]
+        size, absent = expected(ranks)
+        return JobView(
+            jobs=sorted({view.job for view in views})[:20],
+            version=self._version,
+            started_ns=self._started_ns,
+            ranks=len(views),
+            world_size=size,
+            absent=absent,
+            connected=states.count("connected"),
+            silent=states.count("silent"),
+            ended=states.count("ended"),
+            died=states.count("died"),
+            restoring=len(self._streams.unread),
+            events=amounts.events,
+            events_per_s=round(sum(view.events_per_s for view in views), 1),
+            bytes=amounts.bytes,
+            bytes_per_s=round(sum(view.bytes_per_s for view in views), 1),
+            dropped=amounts.dropped,
+            step_ms=round(median(np.array(medians)), 3) if medians else None,
+            slowest=list(slow)[:_MOST_SLOW],
+            shared=sum(bool(view.others) for view in views),
+            rank_files=sorted(self._downloads.of_rank),
+            merged_files=sorted(self._downloads.of_all),
+            exposed=self._exposed,
+            storage=self._storage(),
+            upload=self._upload(),
+            nats=self._nats(),
+            parts=self._parts(),
+            unwritten_lines=self._unwritten(),
+        )

@@ -1,0 +1,159 @@
+"""Brings the live state back after a start of the collector: it reads the files, in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from stepscope.collector.files.disk import Disk
+from stepscope.collector.files.store import Store, passed_over
+from stepscope.collector.live.stream import STEPS, Frame, Stream
+from stepscope.collector.live.streams import Streams
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.records import RunRecord, decode_record
+
+log = logging.getLogger("stepscope.collector")
+
+T = TypeVar("T")
+
+_MOST_BYTES = 4 << 20
+"""Of frames that are read together."""
+_BLOCK = 1 << 16
+"""Bytes of small ones that are read at once."""
+
+
+class _Part(msgspec.Struct, frozen=True):
+    """Some frames of a file, read on."""
+
+    frames: list[Frame]
+    events: int
+    """Of frames of events that were passed over."""
+    next: int
+    """Number of the frame that follows."""
+
+
+class Restoring:
+    """Reads the journals of a store one after the other, the newest first, on a thread of its own.
+
+    Of events only the headers are read, and the steps. A stream that is connected meanwhile is read to the end of its file,
+    and goes on from there with what arrives: each frame counts once.
+    """
+
+    def __init__(self, store: Store, streams: Streams) -> None:
+        self._store, self._streams = store, streams
+        self._disk = Disk(1)
+
+    def look(self) -> None:
+        """Sees which files there are; to be called before streams are taken."""
+        found = list[tuple[float, str, Path]]()
+        for id, path in self._store.journals(passed_over):
+            try:
+                found.append((path.stat().st_mtime, id, path))
+            except OSError as error:
+                passed_over(path, error)
+        self._streams.unread = {id: path for _, id, path in sorted(found)}
+
+    async def run(self) -> None:
+        """Returns when every file was read."""
+        unread = self._streams.unread
+        while unread:
+            id = next(reversed(unread))
+            path = unread[id]
+            try:
+                await self._restore(id, path)
+            except Exception as error:
+                # Whatever is in it: the others are read, and it goes on with what arrives.
+                log.warning("what %s holds is not shown: %s: %s", path, type(error).__name__, error)
+            finally:
+                stream = self._streams.all.get(id)
+                if stream is not None:
+                    stream.restoring = False
+                unread.pop(id, None)
+
+    async def _restore(self, id: str, path: Path) -> None:
+        reader = await self._read(lambda: FrameReader(path, follow=False))
+        try:
+            known = self._streams.all.get(id)
+            run = await self._read(lambda: _run(reader)) if known is None else known.run
+            if run is None:
+                raise FormatError("it does not say whose it is")
+            made, written = await self._read(lambda: (os.stat(path.parent).st_mtime_ns, path.stat().st_mtime))
+            if id not in self._streams.unread:
+                return  # another stream has taken its place meanwhile
+            stream = self._stream(id, run, made, written)
+            while True:
+                taken = stream.taken
+                part = await self._read(lambda: _read(reader))
+                if part is not None:
+                    await self._streams.noting.restored(stream, part.frames, part.events, part.next)
+                elif stream.taken == taken:
+                    break  # nothing was written while the last read found nothing: what is taken from now on is not in here
+            stream.restoring = False
+            stream.missing = reader.damage.lost_frames
+            stream.bytes = reader.position[1]
+        finally:
+            self._disk.submit(reader.close)  # after what may still be read
+
+    async def _read(self, work: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._disk.submit(work))
+
+    def _stream(self, id: str, run: RunRecord, made: int, written: float) -> Stream:
+        stream = self._streams.all.get(id)
+        if stream is None:
+            stream = Stream(id, run, born_ns=made)
+            stream.restoring = True
+            stream.seen -= max(time.time() - written, 0.0)
+            self._streams.add(stream)
+        stream.born_ns = min(stream.born_ns, made)
+        return stream
+
+
+def _run(reader: FrameReader) -> RunRecord | None:
+    """Whose file it is: the first frame that says so, which should be the first of all. The reader stays where it is."""
+    start, damage = reader.position, reader.damage
+    try:
+        while (frame := reader.next(lambda _: True)) is not None:
+            record = decode_record(frame[0], frame[2]) if frame[0] == fmt.FrameType.RUN else None
+            if isinstance(record, RunRecord):
+                return record
+    finally:
+        reader.resume(*start)
+        reader.damage = damage  # it is found again
+    return None
+
+
+def _read(reader: FrameReader) -> _Part | None:
+    """The next frames, those of events other than steps without their content; `None` at the end."""
+    frames: list[Frame] = []
+    events = nbytes = 0
+
+    def passed(beginning: bytes) -> bool:
+        nonlocal events
+        found = fmt.decode_events_header(beginning)
+        if found is None or found[0].source == STEPS:
+            return False
+        events += found[0].count
+        return True
+
+    before = reader.position[0]
+    while nbytes < _MOST_BYTES:
+        at = reader.position[0]
+        found = reader.following(_BLOCK, passed)
+        if reader.position[0] == at:
+            frame = reader.next(passed)
+            if frame is None:
+                break
+            found = [frame]
+        frames += found
+        nbytes += sum(len(payload) for _, _, payload in found)
+    after = reader.position[0]
+    return None if after == before else _Part(frames, events, after)

@@ -1,0 +1,273 @@
+"""What is known of one stream: the live state that its frames tell, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stepscope.collector.clocks.latest import LatestClock
+from stepscope.collector.live.amounts import Amounts
+from stepscope.collector.live.rate import Rate
+from stepscope.collector.live.step_times import StepTimes
+from stepscope.collector.live.waiting import Allowance, Waiting
+from stepscope.collector.runs.job import job_of
+from stepscope.collector.runs.windows import MOST_ACCOUNT, StreamWindows, losses
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import given_up
+from stepscope.runtime.journal.records import CapRecord, ClockSync, RunRecord, decode_record
+from stepscope.runtime.ledger import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+Frame = tuple[int, int, fmt.Bytes]
+"""Type, flags, payload."""
+
+STEPS = "steps"
+"""Name of the source whose events are step spans."""
+SILENT_AFTER = 15.0
+"""Seconds without a frame after which a stream that is connected counts as silent; clocks are compared more often."""
+DIED_AFTER = 30.0
+"""Seconds after which a stream that lost its connection counts as died."""
+_MOST_STEP_BYTES = 8 << 20
+"""Of the steps that come at once, when they are no longer packed: more are none that an exporter makes, and are not shown."""
+_FEW, _FEW_BYTES = 64, 1 << 18
+"""Frames that are looked into as soon as they are taken, and their bytes: so are those of nearly all messages."""
+_MOST_BYTES: dict[int, int] = {
+    fmt.FrameType.WINDOW_OPENED: 1 << 12,
+    fmt.FrameType.WINDOW_CLOSED: 8 << 20,  # 24 for each step; what else is read of it is bounded
+    fmt.FrameType.LEDGER: MOST_ACCOUNT,
+    fmt.FrameType.CAP: 1 << 12,
+    fmt.FrameType.CLOCK_SYNC: 1 << 12,
+    fmt.FrameType.GIVEN_UP: 1 << 18,  # some 8 for each window
+}
+"""Of a record: a larger one is none that an exporter makes. To read it would hold up all streams, so it is not shown."""
+_ALLOWANCE = Allowance()
+"""Of all streams together, for looking into events."""
+_HOUR = 3600 * 10**9
+
+
+class State(Enum):
+    """What becomes of a stream."""
+
+    CONNECTED = "connected"
+    SILENT = "silent"
+    """Nothing has come for a while, or the connection was lost a moment ago."""
+    ENDED = "ended"
+    """It was closed in order."""
+    DIED = "died"
+    """It has no connection, and its end never came."""
+
+
+class _Taken:
+    """Frames that came together, and how far they were looked into."""
+
+    def __init__(self, frames: Sequence[Frame], *, live: bool) -> None:
+        self.left: Iterator[Frame] = iter(frames)
+        self.live = live
+        """Whether they have just come, and were not read from the file."""
+        self.step_bytes = _MOST_STEP_BYTES
+
+
+class Stream:
+    """Takes frames, live or from the file, and keeps what the live page shows. Everything happens on one thread.
+
+    Many frames are not looked into at once: it is `behind` with them until `note` was called as often as that takes. Who
+    takes them has that done (`noting.py`).
+    """
+
+    def __init__(self, id: str, run: RunRecord, born_ns: int | None = None) -> None:
+        """
+        Args:
+            id: of the stream.
+            run: whose it is, as its first frame has it.
+            born_ns: Unix time at which the collector saw it first; now by default.
+        """
+        self.id, self.run = id, run
+        self.job = job_of(run)
+        """What its job is called, as `stepscope merge --job` takes it."""
+        self.born_ns = time.time_ns() if born_ns is None else born_ns
+        self.connection: object | None = None
+        self.next = 0
+        """Number of the first frame that was not taken in here."""
+        self.taken = 0
+        """Number of the frame after those that arrived last."""
+        self.events = self.missing = 0
+        self.undecodable = 0
+        """Frames that make no sense, or are larger than any that an exporter makes: they are not shown."""
+        self.bytes = fmt.FILE_HEADER.size
+        """Of its file."""
+        self.windows = StreamWindows()
+        self.steps = StepTimes()
+        self.waiting = Waiting(_ALLOWANCE)
+        self.ended = self.superseded = False
+        self.supersedes = ""
+        """Id of the stream of a killed process, all of which this one holds again."""
+        self.restoring = False
+        """Whether its file is still being read: frames that arrive meanwhile are found there."""
+        self.seen = time.monotonic()
+        """When the last frames came."""
+        self.event_rate, self.byte_rate = Rate(), Rate()
+        self._dropped: Counter[str] | None = None
+        self._capped = 0
+        self._behind: deque[_Taken] = deque()
+        self.clock = LatestClock(run.anchor)
+        """How its clock compares with the collector's, as far as is known."""
+
+    def took(self, frames: Sequence[Frame], nbytes: int, next: int) -> None:
+        """Frames are written.
+
+        Args:
+            frames: those that were new, one after the other.
+            nbytes: how much came.
+            next: number of the frame that follows them.
+        """
+        self.seen = time.monotonic()
+        self.byte_rate.add(nbytes, self.seen)
+        self.taken = next
+        fresh = min(next - self.next, len(frames))
+        if self.restoring or fresh <= 0:
+            return
+        self.next = next
+        self._behind.append(_Taken(frames[len(frames) - fresh :], live=True))
+        if len(self._behind) == 1 and len(frames) <= _FEW and nbytes <= _FEW_BYTES:
+            self.note()
+
+    def restored(self, frames: Sequence[Frame], events: int, next: int) -> None:
+        """Frames were read from its file; it is behind with them.
+
+        Args:
+            frames: those, one after the other.
+            events: in frames between them that are not given.
+            next: number of the frame that follows.
+        """
+        self.events += events
+        self.next = next
+        self._behind.append(_Taken(frames, live=False))
+
+    @property
+    def behind(self) -> bool:
+        """Whether frames were taken that it has not looked into."""
+        return bool(self._behind)
+
+    def note(self, seconds: float = math.inf) -> None:
+        """Looks into frames that were taken, in their order, for so long: the last of them may take it some ms longer."""
+        end, latest = time.perf_counter() + seconds, time.time_ns()
+        late = False
+        while self._behind and not late:
+            taken = self._behind[0]
+            before = self.events
+            for kind, flags, payload in taken.left:
+                if taken.live:
+                    self.bytes += fmt.FRAME_HEADER.size + len(payload)
+                # A record that cannot be read costs itself: what is in the file is for the readers of the file to judge.
+                try:
+                    self._frame(kind, flags, payload, latest, taken)
+                except (msgspec.MsgspecError, ValueError, RecursionError):
+                    self.undecodable += 1
+                if late := time.perf_counter() >= end:
+                    break
+            else:
+                self._behind.popleft()
+            if taken.live:
+                self.event_rate.add(self.events - before, self.seen)
+
+    def missed(self, frames: int, next: int) -> None:
+        """So many frames are nowhere any more before frame `next`, which is written; who reads the file sees that as well."""
+        if not self.restoring and next >= self.next:
+            self.missing += frames
+
+    def state(self, now: float) -> State:
+        """What becomes of it, at a monotonic time in seconds."""
+        if self.ended:
+            return State.ENDED
+        if self.connection is not None:
+            return State.SILENT if now - self.seen >= SILENT_AFTER else State.CONNECTED
+        return State.DIED if self.superseded or now - self.seen >= DIED_AFTER else State.SILENT
+
+    @property
+    def amounts(self) -> Amounts:
+        """What it has brought so far."""
+        return Amounts(self.events, self.bytes, self.lost, self.windows.discarded)
+
+    @property
+    def lost(self) -> int:
+        """The sum of `dropped`."""
+        return (self.windows.dropped if self._dropped is None else self._dropped).total() + self._capped
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Events that are not here, by who lost them and why, as far as ledgers have told."""
+        lost = self.windows.dropped if self._dropped is None else self._dropped
+        return lost + Counter({"journal/cap": self._capped})
+
+    def _frame(self, kind: int, flags: int, payload: fmt.Bytes, latest: int, taken: _Taken) -> None:
+        nbytes = given_up.needed(payload) if kind == fmt.FrameType.GIVEN_UP else len(payload)
+        if nbytes > _MOST_BYTES.get(kind, fmt.MAX_PAYLOAD):
+            self.undecodable += 1
+            return
+        match kind:
+            case fmt.FrameType.EVENTS:
+                self._events(flags, payload, latest, taken)
+            case fmt.FrameType.CLOCK_SYNC:
+                self._compared(decode_record(kind, bytes(payload)))
+            case fmt.FrameType.DISCARDED | fmt.FrameType.GIVEN_UP:
+                self._given_up(kind, payload)
+            case fmt.FrameType.STRINGS:
+                self.waiting.names(payload)
+            case fmt.FrameType.WINDOW_OPENED:
+                self.windows.opened(payload)
+            case fmt.FrameType.WINDOW_CLOSED:
+                self.undecodable += not self.windows.closed(payload)
+            case fmt.FrameType.LEDGER:
+                ledger: Ledger | None = decode_record(kind, bytes(payload))
+                self._dropped = None if ledger is None else losses(ledger)
+            case fmt.FrameType.CAP:
+                cap: CapRecord | None = decode_record(kind, bytes(payload))
+                self._capped = self._capped if cap is None else cap.dropped
+            case fmt.FrameType.END:
+                self.ended = True
+                self.windows.ended()
+            case _:
+                pass
+
+    def _events(self, flags: int, payload: fmt.Bytes, latest: int, taken: _Taken) -> None:
+        found = fmt.decode_events_header(bytes(payload[: fmt.MAX_EVENTS_HEADER]))
+        if found is None:
+            self.undecodable += 1
+            return
+        header = found[0]
+        self.events += header.count
+        if header.source == STEPS and header.body_bytes <= taken.step_bytes:
+            taken.step_bytes -= header.body_bytes
+            decoded = fmt.decode_events(bytes(payload), flags)
+            if decoded is None:
+                self.undecodable += 1
+                return
+            self.windows.stepped(header.window, decoded[1]["step"])
+            self.steps.add(decoded[1], self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
+        elif header.source != STEPS:
+            self.waiting.events(header, flags, payload)
+
+    def _given_up(self, kind: int, payload: fmt.Bytes) -> None:
+        try:
+            gone = given_up.decode(kind, payload)
+        except FormatError:
+            self.undecodable += 1
+            return
+        self.events += gone.total
+        self.windows.given_up(gone)
+
+    def _compared(self, sync: ClockSync | None) -> None:
+        if sync is None:
+            self.undecodable += 1
+            return
+        self.clock.add(sync)

@@ -1,0 +1,215 @@
+"""The streams that the collector knows, and whose they are."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+from stepscope.collector.errors import FullError
+from stepscope.collector.live.amounts import Amounts
+from stepscope.collector.live.noting import Noting
+from stepscope.collector.live.stream import State, Stream
+from stepscope.collector.live.totals import Totals
+from stepscope.exporters.collector.protocol import Hello
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal.records import RunRecord
+from stepscope.runtime.table import printable, shorten
+
+log = logging.getLogger("stepscope.collector")
+
+_WIDEST = 60
+"""Columns of a name in the log, whatever was sent as one."""
+
+
+class Rank:
+    """A rank of a job, over all its starts; a process without a rank stands for itself."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.streams: list[Stream] = []
+        """The latest start last."""
+        self.forgotten = 0
+        """Starts whose streams are not known any more."""
+
+    @property
+    def count(self) -> int:
+        """Times that it was started, as far as the collector saw."""
+        return max((number for number, _ in self.starts()), default=self.forgotten)
+
+    def starts(self) -> Iterator[tuple[int, Stream]]:
+        """Its streams, each with the number of its start; 1: the first. What holds a stream again is of the same start."""
+        ids = {stream.id for stream in self.streams}
+        number = self.forgotten
+        for stream in self.streams:
+            if stream.supersedes not in ids or number == self.forgotten:
+                number += 1
+            yield number, stream
+
+    @property
+    def latest(self) -> Stream:
+        """What it does now."""
+        return self.streams[-1]
+
+    @property
+    def others(self) -> list[Stream]:
+        """Processes beside the latest that are this rank as well: they are connected, and compared clocks after it had begun.
+
+        So they are of another run, or two processes were given one rank; a start before leaves when the next one comes.
+        """
+        latest, began = self.latest, self.latest.clock.first
+        if latest.connection is None or began is None:
+            return []
+        process = latest.run.host, latest.run.pid
+        there = (one for one in self.streams[:-1] if one.connection is not None and one.clock.last > began)
+        return [one for one in there if (one.run.host, one.run.pid) != process]
+
+
+class Streams:
+    """All streams by id, and by rank. Beyond twice the limit of connections those that are over are forgotten, oldest first:
+    their files stay."""
+
+    def __init__(self, limit: int) -> None:
+        """Args: connections at once."""
+        self._limit = limit
+        self.all: dict[str, Stream] = {}
+        self.ranks: dict[str, Rank] = {}
+        self.unread: dict[str, Path] = {}
+        """Files of streams whose state is not back yet, by their ids."""
+        self.noting = Noting()
+        """Through it streams take frames."""
+        self.connections = 0
+        """Made so far."""
+        self._totals = Totals()
+
+    @contextlib.contextmanager
+    def connected(self, hello: Hello, connection: object) -> Generator[Stream]:
+        """A stream's connection is there inside; begin and end are in the log.
+
+        Raises:
+            FormatError: if the stream has one already.
+            FullError: if there are too many.
+        """
+        stream = self.all.get(hello.stream)
+        if stream is not None and stream.connection is not None:
+            raise FormatError("this stream is connected already")
+        if sum(one.connection is not None for one in self.all.values()) >= self._limit:
+            raise FullError(f"{self._limit} streams are connected, which is the limit")
+        if stream is None:
+            stream = Stream(hello.stream, hello.run)
+            stream.restoring = hello.stream in self.unread
+            if hello.supersedes and hello.supersedes != hello.stream:
+                stream.supersedes = hello.supersedes
+                self._totals.supersedes(stream.id, hello.supersedes)
+            self.add(stream)
+        stream.connection = connection
+        self.connections += 1
+        log.info("%s is connected: stream %s", _whose(stream.run), stream.id)
+        try:
+            yield stream
+        finally:
+            stream.connection = None
+            log.info("%s %s", _whose(stream.run), "has ended" if stream.ended else "has lost its connection")
+
+    def add(self, stream: Stream) -> None:
+        """A stream that is not known yet."""
+        self.all[stream.id] = stream
+        id = rank_id(stream.run, stream.id)
+        rank = self.ranks.setdefault(id, Rank(id))
+        rank.streams.append(stream)
+        # By when they began, which may be long before they came: a journal can be delivered at any time.
+        rank.streams.sort(key=lambda one: (min(one.run.anchor.wall_ns, one.born_ns), one.born_ns, one.id))
+        _mark_latest(rank)
+        self._forget()
+
+    def replace(self, stream: str) -> None:
+        """Another stream holds all of this one, and counts in its place; unless it is connected it is forgotten."""
+        self.unread.pop(stream, None)
+        known = self.all.get(stream)
+        if known is not None and known.connection is None:
+            self._remove(known)
+
+    def deleted(self, stream: str) -> None:
+        """The file of a stream is no more, and it is forgotten: what it had brought counts as given up."""
+        self.unread.pop(stream, None)
+        known = self.all.get(stream)
+        if known is not None and known.connection is None:
+            known.windows.discarded = known.events
+            self._remove(known)
+
+    def elsewhere(self, stream: str) -> None:
+        """Another collector takes a stream and tells of it; unless it is connected here it is forgotten."""
+        self.replace(stream)
+
+    def over(self, stream: str) -> bool:
+        """Whether nothing is expected of a stream any more: it has ended or died, or is so old that it was forgotten. From any
+        thread."""
+        known = self.all.get(stream)
+        if known is None:
+            return stream not in self.unread
+        return known.state(time.monotonic()) in (State.ENDED, State.DIED)
+
+    def totals(self) -> tuple[Amounts, dict[str, Amounts]]:
+        """What all streams have brought since the collector was started, over all jobs and by job: it never falls."""
+        return self._totals.look(self.all.values())
+
+    def __iter__(self) -> Iterator[Rank]:
+        """Ranks in the order of their numbers."""
+        return iter(sorted(self.ranks.values(), key=_order))
+
+    def _forget(self) -> None:
+        surplus = len(self.all) - 2 * self._limit
+        if surplus <= 0:
+            return
+        over = sorted((one for one in self.all.values() if one.connection is None), key=lambda one: one.seen)
+        for stream in over[: surplus + self._limit // 8]:
+            self._remove(stream)
+
+    def _remove(self, stream: Stream) -> None:
+        del self.all[stream.id]
+        self._totals.forget(stream)
+        rank = self.ranks[rank_id(stream.run, stream.id)]
+        before = rank.count
+        rank.streams.remove(stream)
+        rank.forgotten += before - rank.count
+        if rank.streams:
+            _mark_latest(rank)
+        else:
+            del self.ranks[rank.id]
+
+
+def _mark_latest(rank: Rank) -> None:
+    for one in rank.streams:
+        one.superseded = one is not rank.latest
+
+
+def _whose(run: RunRecord) -> str:
+    """A process in words."""
+    job, host = (shorten(printable(text), _WIDEST) for text in (run.job or run.name, run.host))
+    rank = f"job {job}" if run.rank is None else f"rank {run.rank} of job {job}"
+    return f"{rank} (pid {run.pid} on {host})"
+
+
+def rank_id(run: RunRecord, stream: str) -> str:
+    """Names a rank in addresses: the same for each start of a rank of the same job, and of no other (`job_of`)."""
+    # No part has a tilde, so it tells where the first ends.
+    job = f"{_slug(run.job)}~" if run.job else ""
+    if run.rank is None:
+        return job + _slug(f"{run.name}-{run.host}-{run.pid}-{stream[:6]}")
+    of = "" if run.job or run.world_size is None else f"of{run.world_size}"
+    return job + _slug(f"{run.name}-{run.rank}{of}")
+
+
+def _slug(text: str) -> str:
+    plain = re.sub("[^A-Za-z0-9_.-]", "_", text)[:80]
+    # Two names must not become one by what was replaced.
+    return plain if plain == text else f"{plain}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"
+
+
+def _order(rank: Rank) -> tuple[str, str, bool, int, str]:
+    run = rank.latest.run
+    return rank.latest.job, run.name, run.rank is None, run.rank or 0, rank.id

@@ -1,0 +1,352 @@
+"""What the collector tells of itself: the answers of its HTTP interface, and of the live events."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from stepscope.collector.runs.windows import WindowFacts
+
+StateName = Literal["connected", "silent", "ended", "died"]
+
+
+class RankView(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank as it is now."""
+
+    id: str
+    """Names it in addresses; the same after a restart of the rank or of the collector."""
+    job: str
+    """Name of its run."""
+    job_id: str
+    """What tells its job from others: the launcher's name for it, or its run's with the number of ranks."""
+    rank: int | None
+    host: str
+    pid: int
+    state: StateName
+    silent_s: float
+    """Seconds since anything came from it; 0 after it ended."""
+    incarnation: int
+    """How many times it was started, as far as this collector saw."""
+    stream: str
+    """Id of the stream of its latest start."""
+    step: int | None
+    """The newest step that ended."""
+    step_ms: float | None
+    """Median of the newest steps."""
+    own_ms: float | None
+    """Median of what of these it did not wait for other ranks, where its collectives are known."""
+    last_step_ms: float | None
+    events: int
+    """Of its latest start."""
+    events_per_s: float
+    bytes: int
+    """Of the file of its latest start."""
+    bytes_per_s: float
+    dropped: int
+    """Events lost, as far as the ledgers of closed windows have told."""
+    missing_frames: int
+    """Frames of its stream that are nowhere."""
+    clock_bound_us: float | None
+    """The most by which its times may be off, compared with the collector's clock."""
+    windows: int
+    """Windows closed."""
+    slow_factor: float | None
+    """How many times as long its steps take as those of the others, if that is no chance."""
+    restoring: bool
+    """Whether its file is still being read, after a start of the collector."""
+    others: list[str]
+    """Other processes that are this rank at the same time, by host and pid: of another run, say, of the same name. Windows of
+    theirs count as those of earlier starts."""
+
+
+class RankChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What is different of a rank, of that which changes all the time; fields that are as before are left out."""
+
+    id: str
+    state: StateName | msgspec.UnsetType = msgspec.UNSET
+    silent_s: float | msgspec.UnsetType = msgspec.UNSET
+    step: int | None | msgspec.UnsetType = msgspec.UNSET
+    step_ms: float | None | msgspec.UnsetType = msgspec.UNSET
+    own_ms: float | None | msgspec.UnsetType = msgspec.UNSET
+    last_step_ms: float | None | msgspec.UnsetType = msgspec.UNSET
+    events: int | msgspec.UnsetType = msgspec.UNSET
+    events_per_s: float | msgspec.UnsetType = msgspec.UNSET
+    bytes: int | msgspec.UnsetType = msgspec.UNSET
+    bytes_per_s: float | msgspec.UnsetType = msgspec.UNSET
+    dropped: int | msgspec.UnsetType = msgspec.UNSET
+    clock_bound_us: float | None | msgspec.UnsetType = msgspec.UNSET
+    windows: int | msgspec.UnsetType = msgspec.UNSET
+    slow_factor: float | None | msgspec.UnsetType = msgspec.UNSET
+
+
+class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that holds the others up."""
+
+    id: str
+    rank: int | None
+    host: str
+    step_ms: float
+    others_ms: float
+    """Median of the others' medians."""
+    factor: float
+    own: bool
+    """Whether these are the times in which it did not wait for others, and not whole steps."""
+
+
+class UploadView(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the collector has copied its streams to another store."""
+
+    url: str
+    streams: int
+    complete: int
+    """Streams that have ended and are there whole."""
+    bytes: int
+    """That were copied since the collector was started."""
+    waiting_bytes: int
+    """Of windows that have ended and are not there yet, as of the last look."""
+    at_ns: int | None
+    """Unix time at which the last look ended; null before that."""
+    problem: str
+    """Why the last look could not copy everything; empty if it did."""
+
+
+class StorageView(msgspec.Struct, frozen=True, kw_only=True):
+    """The collector's disk."""
+
+    used_bytes: int
+    """On disk, of everything that the collector has written to its directory."""
+    limit_bytes: int | None
+    """Above this, events of windows are given up."""
+    free_bytes: int
+    """Of the file system, as of the last look."""
+    waits_s: float
+    """Seconds for which a write has waited for the disk; 0 if none does."""
+    discarded_events: int
+    """Events that were given up, of all streams that were known since the collector was started."""
+    deleted_streams: int
+    """Streams that were over and were deleted whole, ever since the directory was made."""
+    deleted_events: int
+    """That these had brought."""
+    unreadable: int
+    """Journals of which nothing can be given up, because they cannot be read or written."""
+    problem: str
+    """That the disk does not answer, why the limit cannot be kept, or what is wrong with the first of those; empty if nothing
+    is."""
+
+
+class NatsView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the collector takes from NATS."""
+
+    servers: list[str]
+    connected: bool
+    streams: int
+    """That this collector takes now."""
+    malformed_messages: int
+    """That could not be read and were given up, since the collector was started."""
+    problem: str
+    """Why not everything can be taken now; it is tried again. Empty if it can."""
+
+
+class PartView(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the collector's work that goes on beside its answers."""
+
+    name: str
+    problem: str
+    """Why it has ended though it should not; empty if it goes on, or is done."""
+
+
+class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that can be chosen."""
+
+    id: str
+    """As `job_id` of its ranks, and as the parameter `job` takes it."""
+    ranks: int
+    """Whose latest start is of it."""
+    connected: int
+    died: int
+    slow: int
+    """Ranks that hold the others up."""
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """All ranks of a job together, or of all jobs.
+
+    Events, bytes and losses are sums over all streams since the collector was started: they do not fall when streams are
+    forgotten, and what is delivered again of a killed process counts once.
+    """
+
+    jobs: list[str]
+    """Names of the runs."""
+    version: str
+    started_ns: int
+    """Unix time at which this collector was started."""
+    ranks: int
+    world_size: int | None
+    """How many ranks there should be."""
+    absent: list[int]
+    """Ranks below the world size of their job that were never seen, the first hundred."""
+    connected: int
+    silent: int
+    ended: int
+    died: int
+    restoring: int
+    """Files of earlier streams that are still to be read."""
+    events: int
+    events_per_s: float
+    bytes: int
+    bytes_per_s: float
+    dropped: int
+    step_ms: float | None
+    """Median of the ranks' medians."""
+    slowest: list[SlowRank]
+    """The slowest first; empty if no rank is slower than by chance."""
+    shared: int
+    """Ranks that several processes are at the same time."""
+    rank_files: list[str]
+    """Kinds of files of a window of one stream."""
+    merged_files: list[str]
+    """Kinds of files of a window of all ranks."""
+    exposed: bool
+    """Whether others than this machine can reach the collector without a token or TLS."""
+    storage: StorageView | None
+    """Null until the collector has looked."""
+    upload: UploadView | None
+    """Null if it uploads nothing."""
+    nats: NatsView | None
+    """Null if it takes nothing from there."""
+    parts: list[PartView]
+    """Of the collector's own work."""
+    unwritten_lines: int
+    """Lines of the audit that could not be written."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The live state, or what of it has changed."""
+
+    number: int
+    """Counts up; what follows a gap is a full snapshot."""
+    at_ns: int
+    """Unix time."""
+    full: bool
+    """Whether `ranks` has all ranks, or those that are new, or have changed in what seldom changes, since the snapshot before."""
+    job: JobView
+    jobs: list[JobEntry] | None
+    """Jobs that can be chosen, the most recent ones, by their ids; null if they are as in the snapshot before."""
+    ranks: list[RankView]
+    changed: list[RankChange]
+    """Of ranks that were in a snapshot before and are not in `ranks`."""
+    gone: list[str]
+    """Ids of ranks that were forgotten."""
+
+
+class StreamView(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of a rank."""
+
+    stream: str
+    start: int
+    """Its number; 1: the first that this collector saw."""
+    state: StateName
+    host: str
+    pid: int
+    seen_first_ns: int
+    """Unix time."""
+    events: int
+    bytes: int
+    dropped: dict[str, int]
+    """Events lost, by who lost them and why."""
+    missing_frames: int
+    undecodable_frames: int
+    windows: list[WindowFacts]
+    """The newest first."""
+
+
+class RankDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank with its starts."""
+
+    rank: RankView
+    streams: list[StreamView]
+    """The latest start first."""
+
+
+class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """A window of one rank."""
+
+    rank: str
+    start: int
+    """Which start of the rank recorded it; 1: the first."""
+    stream: str
+    window: WindowFacts
+
+
+class WindowView(msgspec.Struct, frozen=True, kw_only=True):
+    """A window of a job, of all ranks that have it.
+
+    A rank that was started again counts its windows from 0; they are those of the job that have its steps.
+    """
+
+    job_id: str
+    index: int
+    """In the job."""
+    started_ns: int
+    """Unix time of the earliest, by the ranks' clocks."""
+    ranks: int
+    open: int
+    """Ranks that still record it, or died in it."""
+    incomplete: int
+    """Ranks in which it was cut short."""
+    steps: int
+    """The most that a rank has."""
+    events: int
+    dropped: int
+    discarded: int
+    """Events that are in the files no more: they were given up to keep them within the limit of the disk."""
+
+
+class WindowDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """A window of a job, rank by rank; of each start of a rank that has it."""
+
+    window: WindowView
+    ranks: list[RankWindow]
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean step times of one rank, in ms, one for each time; null where it had none."""
+
+    id: str
+    step_ms: list[float | None]
+
+
+class Chart(msgspec.Struct, frozen=True, kw_only=True):
+    """Step times over time."""
+
+    width_s: float
+    """Seconds that one point stands for."""
+    times: list[float]
+    """Unix time in seconds."""
+    median: list[float | None]
+    """Over all ranks, in ms."""
+    lowest: list[float | None]
+    highest: list[float | None]
+    series: list[Series]
+
+
+class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+    """Lets one request in without the token, once and soon: for a browser's download."""
+
+    ticket: str
+    seconds: int
+    """How long it holds."""
+
+
+class TicketRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a ticket is asked for."""
+
+    path: str
+    """Of the request that it lets in, with its parameters."""
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """That the collector answers."""
+
+    status: Literal["ok"] = "ok"

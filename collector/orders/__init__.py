@@ -1,0 +1,1 @@
+"""Windows that operators ask running processes for."""

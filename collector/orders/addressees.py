@@ -1,0 +1,92 @@
+"""Whom an order is for: the connected processes of one job, and which of its ranks cannot be given any."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from stepscope.collector.connection import Connection
+from stepscope.collector.live.stream import Stream
+from stepscope.collector.live.streams import Streams
+from stepscope.collector.orders.order import WindowOrder
+from stepscope.collector.problems import ProblemError
+from stepscope.runtime.control.ranks import ranks_text
+
+NEEDED = "trace(control=Control(collector=True))"
+
+
+class Target(NamedTuple):
+    """A process that takes commands."""
+
+    stream: Stream
+    connection: Connection
+
+    @property
+    def rank(self) -> int:
+        """Its rank; one without counts as rank 0."""
+        return self.stream.run.rank or 0
+
+
+class Addressees(NamedTuple):
+    """Those of an order."""
+
+    targets: list[Target]
+    """Processes that can be asked, one at least."""
+    lacking: str
+    """Which ranks that are meant cannot be asked, and why; empty if all can."""
+
+
+def addressees(streams: Streams, order: WindowOrder, wanted: tuple[int, ...] | None) -> Addressees:
+    """Finds them.
+
+    Args:
+        streams: whose processes obey.
+        order: of which job and runs.
+        wanted: the ranks that are meant; `None` for all: as many as the job's world size says.
+
+    Raises:
+        ProblemError: 404 if no process is there that can be asked, or none of the job's ranks that are named; 409 if it is not
+            clear which job is meant.
+    """
+    connected = [
+        Target(stream, stream.connection)
+        for rank in streams
+        for stream in [rank.latest]
+        if isinstance(stream.connection, Connection)
+        and (not order.name or stream.run.name == order.name)
+        and (not order.job or stream.job == order.job)
+    ]
+    able = [target for target in connected if target.connection.control]
+    if not able:
+        raise ProblemError(404, f"none of {len(connected)} connected processes takes commands; they need {NEEDED}")
+    jobs = sorted({_job(target) for target in able})
+    if len(jobs) > 1:
+        shown = ", ".join(f"name {name!r} job {job!r}" for name, job in jobs[:10])
+        raise ProblemError(409, f"several jobs are connected: say which one is meant: {shown}")
+    its = [target for target in connected if _job(target) == jobs[0]]
+    size = max(target.stream.run.world_size or 0 for target in its)
+    there = {target.rank for target in its}
+    meant = set(range(size)) | there if wanted is None else set(wanted)
+    targets = [target for target in able if target.rank in meant]
+    unwilling = {target.rank for target in its if not target.connection.control} & meant
+    lacking: list[str] = []
+    if absent := meant - there:
+        lacking.append(f"not connected: {_ranks(absent)}")
+    latest = {target.stream.id for target in its}
+    shared = {rank.latest.run.rank or 0 for rank in streams if rank.latest.id in latest and rank.others} & meant
+    if shared:
+        lacking.append(f"several processes at once, maybe of jobs of one name: {_ranks(shared)}")
+    if unwilling:
+        lacking.append(f"without {NEEDED}: {_ranks(unwilling)}")
+    if not targets or (wanted is not None and lacking):
+        raise ProblemError(404, f"not all ranks that are meant can be asked; {'; '.join(lacking)}")
+    return Addressees(targets, "; ".join(lacking))
+
+
+def _job(target: Target) -> tuple[str, str]:
+    return target.stream.run.name, target.stream.job
+
+
+def _ranks(ranks: set[int]) -> str:
+    text = ranks_text(tuple(ranks))
+    shown = text if len(text) <= 200 else f"{text[:200].rpartition(',')[0]}, ..."
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

@@ -1,0 +1,294 @@
+"""Orders: windows that operators ask for, handed on to the processes whose streams are connected.
+
+For a window on several ranks, and for its end, the collector is the arbiter: it asks where all are, proposes steps that all
+have ahead of them, and says at once to all whether it is so. A rank that does not hear of that before the first step at which
+it makes a difference goes on as before; a rank that the word did not reach in time is named in the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from typing import Literal
+
+import msgspec
+
+from stepscope.collector.live.streams import Streams, rank_id
+from stepscope.collector.orders.addressees import Target, addressees
+from stepscope.collector.orders.order import OrderedRank, OrderResult, WindowOrder
+from stepscope.collector.problems import ProblemError
+from stepscope.runtime.control.armed import Armed
+from stepscope.runtime.control.choosing import choose_steps, may_move, nearest_of, why_not
+from stepscope.runtime.control.command import Answer, Command
+from stepscope.runtime.control.end_change import NOTHING_WAITS, choose_end
+from stepscope.runtime.control.ranks import ranks_from, ranks_text
+from stepscope.runtime.control.window_detail import detail_from
+from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.table import human_count
+
+MARGIN = 1.0
+"""Seconds from the proposal to the first step that the first attempt allows for; each further one doubles it."""
+ATTEMPTS = 5
+LOOK = 0.3
+"""Seconds between two looks at processes of which one does not know yet how fast it goes."""
+LEAST_STEPS = 3
+"""Steps ahead of the fastest rank in any case."""
+
+
+_Answers = list[tuple[Target, Answer]]
+
+
+class Orders:
+    """Gives the orders of all operators; each is for one job."""
+
+    def __init__(self, streams: Streams) -> None:
+        """Args: whose processes obey."""
+        self._streams = streams
+
+    async def obey(self, order: WindowOrder) -> OrderResult:
+        """Has an order carried out.
+
+        Raises:
+            ProblemError: 400 if it asks for what cannot be, 404 if no process is there that obeys, 409 if it is not
+                clear which job is meant.
+        """
+        try:
+            wanted = ranks_from(order.ranks)
+            request = _request(order) if order.command == "arm" else None
+        except ValueError as error:
+            raise ProblemError(400, str(error)) from error
+        targets, lacking = addressees(self._streams, order, wanted)
+        if request is not None and lacking:
+            those = ranks_text(tuple(target.rank for target in targets))
+            return _refused(
+                [(target, Answer()) for target in targets],
+                f"not all ranks of the job can be asked, so none records; {lacking}; for the others: ranks {those}",
+            )
+        result = await self._carry_out(order, request, targets)
+        if not lacking or result.outcome == "refused":
+            return result
+        reason = f"{result.reason}; {lacking}" if result.reason else lacking
+        return msgspec.structs.replace(result, outcome="partly", reason=reason)
+
+    async def _carry_out(self, order: WindowOrder, request: WindowRequest | None, targets: list[Target]) -> OrderResult:
+        """Has these processes do it; without a request it is no window that is ordered."""
+        if request is not None:
+            return await self._arm(order, request, targets)
+        match order.command:
+            case "extend":
+                if (order.steps is None) == (order.seconds is None):
+                    raise ProblemError(400, "extend takes steps or seconds: how much longer the window is to be")
+                command = Command(command="extend", steps=order.steps or 0, seconds=order.seconds or 0.0)
+            case "abort":
+                command = Command(command="abort", run_id=order.run_id or None, reason="an operator of the collector")
+            case _:
+                return _result(await self._ask(targets, Command(command="status"), order.patience))
+        if len(targets) == 1:
+            return _result(await self._ask(targets, command, order.patience))
+        return await self._end(order, command, targets)
+
+    async def _ask(self, targets: list[Target], command: Command, patience: float) -> _Answers:
+        async def one(target: Target) -> Answer:
+            try:
+                return await target.connection.order(command, patience)
+            except TimeoutError:
+                return Answer(error=f"no answer in {patience:g} s")
+            except ConnectionError as error:
+                return Answer(error=str(error))
+
+        answers = await asyncio.gather(*map(one, targets))
+        return list(zip(targets, answers, strict=True))
+
+    async def _arm(self, order: WindowOrder, request: WindowRequest, targets: list[Target]) -> OrderResult:
+        if len(targets) == 1:
+            return _result(await self._ask(targets, Command(command="arm", request=request), order.patience))
+        least, attempt = 0, 0
+        while True:
+            where, ahead = await self._ahead(order, targets, attempt)
+            if any(answer.error for _, answer in where):
+                return _result(where, reason="not all processes answer, so none records")
+            if apart := _apart(where):
+                return _refused(where, f"{apart}: order again when all are in the same")
+            ahead += request.warmup
+            latest = f"a rank is at step {max(answer.step for _, answer in where)}"
+            proposed, reason = choose_steps(request, ahead, least, ahead, latest)
+            if proposed is None:
+                return _refused(where, reason)
+            by = int(proposed.start_step)
+            command = Command(command="propose", request=proposed)
+            result, nearest = await self._propose(order, command, by, targets, "record these steps", request)
+            attempt += 1
+            if nearest is None or not may_move(request) or attempt == ATTEMPTS:
+                return result
+            least = nearest
+
+    async def _end(self, order: WindowOrder, command: Command, targets: list[Target]) -> OrderResult:
+        """Extends or aborts what is recorded, so that it ends with the same step on all ranks."""
+        least, attempt, asked = 0, 0, command.end_request()
+        while True:
+            where, ahead = await self._ahead(order, targets, attempt)
+            if any(answer.error for _, answer in where):
+                return _result(where, reason="not all processes answer, so nothing changes")
+            if apart := _apart(where):
+                if command.command == "extend":
+                    return _refused(where, f"{apart}: extend when all are in the same")
+                return _result(await self._ask(targets, command, order.patience), f"{apart}: each ended its own")
+            ranks = [target.stream.run.rank for target in targets]
+            names = [-1 - number if rank is None else rank for number, rank in enumerate(ranks)]
+            windows = {name: answer.windows for name, (_, answer) in zip(names, where, strict=True)}
+            chosen = choose_end(asked, windows, max(ahead, least))
+            if chosen.change is None and chosen.reason == NOTHING_WAITS:
+                none = [(target, msgspec.structs.replace(answer, windows=())) for target, answer in where]
+                return _result(none, reason=NOTHING_WAITS)
+            if chosen.change is None:
+                return _refused(where, chosen.reason)
+            concerned = [target for name, target in zip(names, targets, strict=True) if name in chosen.ranks]
+            by = chosen.change.decided_by
+            proposal = Command(command="propose", end=chosen.change)
+            result, nearest = await self._propose(order, proposal, by, concerned, f"{command.command} the window")
+            attempt += 1
+            if nearest is None or command.command == "extend" or attempt == ATTEMPTS:
+                return result
+            least = nearest
+
+    async def _ahead(self, order: WindowOrder, targets: list[Target], attempt: int) -> tuple[_Answers, int]:
+        """Where all are, and the first step that all have ahead of them, with time to agree on it."""
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        where = await self._ask(targets, Command(command="status"), order.patience)
+        rates = [answer.rate for _, answer in where]
+        if not all(answer.rate or answer.error for _, answer in where):  # a loop that has just begun has no rate yet
+            await asyncio.sleep(LOOK)
+            before, since, asked = where, asked, loop.time()
+            where = await self._ask(targets, Command(command="status"), order.patience)
+            rates = [
+                max(answer.rate, (answer.step - earlier.step) / (asked - since))
+                for (_, earlier), (_, answer) in zip(before, where, strict=True)
+            ]
+        passed = loop.time() - asked + MARGIN * 2**attempt
+        steps = [answer.step + math.ceil(rate * passed) for (_, answer), rate in zip(where, rates, strict=True)]
+        return where, max(steps) + LEAST_STEPS
+
+    async def _propose(
+        self,
+        order: WindowOrder,
+        proposal: Command,
+        by: int,
+        targets: list[Target],
+        what: str,
+        request: WindowRequest | None = None,
+    ) -> tuple[OrderResult, int | None]:
+        """Proposes something to all; returns what became of it, and the step from which on another attempt might do.
+
+        Args:
+            by: the step at which it must be decided.
+            what: what they are to do, for the answer.
+            request: the window that was asked for, if it is one.
+        """
+        name = secrets.token_hex(16)
+        answers = await self._ask(targets, msgspec.structs.replace(proposal, proposal=name), order.patience)
+        if not all(_obeys(answer) for _, answer in answers):
+            reason = f"not all ranks can {what}, so none does"
+            no = Command(command="decide", proposal=name, committed=False, reason=reason)
+            await self._ask([target for target, answer in answers if _obeys(answer)], no, order.patience)
+            refusals = [(answer, answer.armed) for _, answer in answers if not _obeys(answer)]
+            nearest = [
+                None if armed is None else nearest_of(request, by, answer.step, armed.nearest)
+                for answer, armed in refusals
+            ]
+            least = [step for step in nearest if step is not None]
+            refused: _Answers = [
+                (
+                    target,
+                    msgspec.structs.replace(answer, error=reason)
+                    if _obeys(answer) or answer.armed is None
+                    else _refusal(answer, answer.armed, request),
+                )
+                for target, answer in answers
+            ]
+            return _result(refused, reason=reason), max(least) if len(least) == len(nearest) else None
+        decided = await self._ask(targets, Command(command="decide", proposal=name, committed=True), order.patience)
+        final: _Answers = [
+            (target, msgspec.structs.replace(answer, error=said.error, step=said.step or answer.step))
+            for (target, answer), (_, said) in zip(answers, decided, strict=True)
+        ]
+        missed = any(answer.error for _, answer in final)
+        nobody = all(answer.error for _, answer in final)
+        reason = "some ranks did not hear in time that it is so" if missed else ""
+        return _result(final, reason=reason), by + 1 if nobody else None
+
+
+def _request(order: WindowOrder) -> WindowRequest:
+    return WindowRequest(
+        start_step=order.start_step,
+        steps=order.steps,
+        stop_step=order.stop_step,
+        seconds=order.seconds,
+        run_id=order.run_id,
+        warmup=order.warmup,
+        granularity=order.granularity,
+        past=order.past,
+        overlap=order.overlap,
+        stage=order.stage,
+        detail=detail_from(order.detail),
+    )
+
+
+def _obeys(answer: Answer) -> bool:
+    return not answer.error and (answer.armed is None or answer.armed.accepted)
+
+
+def _refusal(answer: Answer, armed: Armed, request: WindowRequest | None) -> Answer:
+    return msgspec.structs.replace(answer, armed=msgspec.structs.replace(armed, reason=why_not(request, armed.reason)))
+
+
+def _apart(where: _Answers) -> str:
+    """Which ranks are in which stage, where they are not all in one; steps of different stages have nothing in common."""
+    stages: dict[str, list[int]] = {}
+    for target, answer in where:
+        if answer.stage:
+            stages.setdefault(answer.stage, []).append(target.rank)
+    if len(stages) < 2:
+        return ""
+    shown = ", ".join(f"{stage!r} (ranks {ranks_text(tuple(ranks))})" for stage, ranks in sorted(stages.items()))
+    return f"the ranks are in different stages, {shown}"
+
+
+def _text(answer: Answer) -> str:
+    if answer.error:
+        return answer.error
+    if answer.armed is not None:
+        return str(answer.armed)
+    return human_count(len(answer.windows), "window")
+
+
+def _refused(where: _Answers, reason: str) -> OrderResult:
+    """Nobody does anything, for one reason."""
+    told = [(target, Answer(error=reason, step=answer.step, stage=answer.stage)) for target, answer in where]
+    return _result(told, reason=reason)
+
+
+def _result(answers: _Answers, reason: str = "") -> OrderResult:
+    ranks = [
+        OrderedRank(
+            id=rank_id(target.stream.run, target.stream.id),
+            rank=target.stream.run.rank,
+            host=target.stream.run.host,
+            pid=target.stream.run.pid,
+            step=answer.step if answer.pid or answer.step else None,
+            stage=answer.stage,
+            obeys=_obeys(answer),
+            text=_text(answer),
+            armed=answer.armed,
+            windows=answer.windows,
+        )
+        for target, answer in answers
+    ]
+    obeying = [rank for rank in ranks if rank.obeys]
+    steps = {(rank.armed.first, rank.armed.last) for rank in obeying if rank.armed is not None}
+    first, last = next(iter(steps)) if len(steps) == 1 else (None, None)
+    outcome: Literal["done", "partly", "refused"] = (
+        "done" if len(obeying) == len(ranks) else "partly" if obeying else "refused"
+    )
+    return OrderResult(outcome=outcome, reason=reason, first=first, last=last, ranks=ranks)

@@ -1,0 +1,1 @@
+"""What a collector keeps when its disk is not enough, and what it gives up."""

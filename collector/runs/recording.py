@@ -1,0 +1,283 @@
+"""What a stream holds, found without reading its events."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.collector.runs.mark import mark_of
+from stepscope.exporters.collector.protocol import identity
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.formats import UnfinishedWindow, run_of
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import given_up
+from stepscope.runtime.journal.frames import Damage, FrameReader
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.records import (
+    ClockSync,
+    MetadataRecord,
+    RunRecord,
+    WindowRecord,
+    decode_record,
+    is_known,
+)
+from stepscope.runtime.ledger import Ledger
+from stepscope.runtime.sums import added_up
+from stepscope.runtime.window import Step, Window
+
+MAX_STREAMS = 65_536
+"""More are not looked for below a directory."""
+MAX_SYNCS = 1_000_000
+"""Round trips of one stream that are kept: two months of one every five seconds."""
+_FAR = 1 << 61
+"""ns, 73 years: no clock shows more, not even Unix time, and sums of such times fit."""
+MAX_UNFINISHED = 64
+"""Windows without an end that are looked into; a stream that was written in order has one or two."""
+_STREAM = re.compile("[0-9a-f]{32}")
+
+
+class Recording(msgspec.Struct, kw_only=True):
+    """One stream. Times are ns of its own monotonic clock."""
+
+    id: str
+    """Of the stream, where it is known; else the path of its file below the directory, as far as it tells streams apart."""
+    path: Path
+    run: RunRecord
+    anchor: ClockAnchor
+    """The last reading of its wall clock."""
+    syncs: list[ClockSync]
+    windows: dict[int, Window]
+    """By index. Those that have no end are incomplete, and end with their last event."""
+    counts: dict[int, int]
+    """Events by window."""
+    first_ns: int
+    last_ns: int
+    """Of its events; of the anchor, if it has none."""
+    ended: bool
+    """Whether it was closed in order."""
+    damage: Damage
+    metadata: dict[str, Any]
+    """What was added to the run, as it was at the end."""
+    ledger: Ledger
+    """The accounts of the run. If it could not say them before it ended, those of its windows, added up."""
+    discarded: int
+    """Events that a collector gave up, for want of room."""
+    stream: str
+    """Id of the stream, where it lies as a collector keeps it; else empty."""
+    superseded: str
+    """Id of the stream that had all of it as well when the collector marked it; else empty."""
+
+    @property
+    def directory(self) -> Path:
+        """Of the collector that keeps it, if `stream` is known."""
+        return self.path.absolute().parent.parent.parent
+
+    @property
+    def process(self) -> RunRecord:
+        """What is the same in all recordings of its run, and in no other."""
+        return identity(self.run)
+
+    @property
+    def events(self) -> int:
+        """Events in all windows."""
+        return sum(self.counts.values())
+
+    @classmethod
+    def of(cls, path: Path, id: str) -> Recording:
+        """Reads what a journal says of itself; events are passed over, but for those of windows without an end.
+
+        Memory does not depend on the file's size, but for windows and round trips.
+
+        Args:
+            path: the journal.
+            id: of the recording.
+
+        Raises:
+            OSError: if it cannot be opened.
+            FormatError: if it is no journal, or does not say whose it is.
+        """
+        scan = _Scan()
+        reader = FrameReader(path, follow=False)
+        try:
+            while (frame := reader.next(scan.passes)) is not None:
+                scan.take(frame[0], frame[2])
+            damage = reader.damage
+        finally:
+            reader.close()
+        run = scan.run
+        if run is None:
+            raise FormatError(f"{path} does not say whose journal it is: its beginning is missing")
+        without_end = sorted(set(scan.counts) - set(scan.windows))[:MAX_UNFINISHED]
+        windows = {**scan.windows, **{index: _unfinished(path, index) for index in without_end}}
+        run = msgspec.structs.replace(run, anchor=_sane_anchor(run.anchor))
+        anchor = _sane_anchor(scan.anchor or run.anchor)
+        spans = scan.spans or [(anchor.monotonic_ns, anchor.monotonic_ns)]
+        return cls(
+            id=id,
+            path=path,
+            run=run,
+            anchor=anchor,
+            syncs=scan.syncs,
+            windows={index: _sane_window(window) for index, window in windows.items()},
+            counts=scan.counts,
+            first_ns=_sane(min(first for first, _ in spans)),
+            last_ns=_sane(max(last for _, last in spans)),
+            ended=scan.ended,
+            damage=damage,
+            metadata=scan.metadata,
+            ledger=scan.ledger or added_up([scan.gone, *(window.ledger for window in windows.values())]),
+            discarded=scan.discarded,
+            stream=stream_of(path),
+            superseded=mark_of(path),
+        )
+
+
+def _sane(at: int) -> int:
+    """A time that can be reckoned with: what no clock shows is the nearest that one might."""
+    return max(-_FAR, min(at, _FAR))
+
+
+def _sane_anchor(anchor: ClockAnchor) -> ClockAnchor:
+    return ClockAnchor(_sane(anchor.monotonic_ns), _sane(anchor.wall_ns), _sane(anchor.error_ns))
+
+
+def _sane_window(window: Window) -> Window:
+    return msgspec.structs.replace(
+        window,
+        start_ns=_sane(window.start_ns),
+        end_ns=_sane(window.end_ns),
+        steps=tuple(Step(step.number, _sane(step.start_ns), _sane(step.end_ns)) for step in window.steps),
+    )
+
+
+class _Scan:
+    """Collects what frames say."""
+
+    def __init__(self) -> None:
+        self.run: RunRecord | None = None
+        self.anchor: ClockAnchor | None = None
+        self.syncs: list[ClockSync] = []
+        self.windows: dict[int, Window] = {}
+        self.counts: dict[int, int] = {}
+        self.spans: list[tuple[int, int]] = []
+        self.ended = False
+        self.metadata: dict[str, Any] = {}
+        self.ledger: Ledger | None = None
+        self.discarded = 0
+        self.gone = Ledger()
+        """Accounts of windows that were given up whole."""
+
+    def passes(self, beginning: bytes) -> bool:
+        """Notes what the beginning of an events frame says."""
+        found = fmt.decode_events_header(beginning)
+        if found is not None and found[0].count:
+            header = found[0]
+            self.counts[header.window] = self.counts.get(header.window, 0) + header.count
+            span = (header.first_ns, header.last_ns)
+            known = self.spans.pop() if self.spans else span
+            self.spans.append((min(known[0], span[0]), max(known[1], span[1])))
+        return True
+
+    def take(self, kind: int, payload: bytes) -> None:
+        """Notes what any other frame says; those of tables are of no interest here."""
+        if kind in given_up.KINDS:
+            self._given_up(kind, payload)
+        if kind in (fmt.FrameType.STRINGS, fmt.FrameType.TRACKS) or not is_known(kind):
+            return
+        record = decode_record(kind, payload)
+        if isinstance(record, RunRecord):
+            self.run = record
+        elif isinstance(record, ClockAnchor):
+            self.anchor = record
+        elif isinstance(record, ClockSync):
+            if len(self.syncs) < MAX_SYNCS:
+                self.syncs.append(record)
+        elif isinstance(record, WindowRecord):
+            self.windows[record.index] = record.window()
+        elif isinstance(record, MetadataRecord):
+            self.metadata = record.values
+        elif isinstance(record, Ledger):
+            self.ledger = record
+        elif kind == fmt.FrameType.END:
+            self.ended = True
+
+    def _given_up(self, kind: int, payload: bytes) -> None:
+        try:
+            gone = given_up.decode(kind, payload)
+        except FormatError:
+            return  # as for a record that cannot be read
+        self.discarded += gone.total
+        if gone.ledger is not None:
+            self.gone = added_up([self.gone, gone.ledger])
+
+
+def _unfinished(path: Path, index: int) -> Window:
+    """A window that has no end, as its events tell it."""
+    with JournalReader(path) as reader:
+        window = UnfinishedWindow(index)
+        for item in reader.items(index):
+            if isinstance(item, EventBatch):
+                window.add(item)
+        return window.close(run_of(reader, path.parent))
+
+
+def stream_of(path: Path) -> str:
+    """The id of a stream whose file lies as a collector keeps it, else empty."""
+    return path.parent.name if path.name == "journal" and _STREAM.fullmatch(path.parent.name) else ""
+
+
+def recordings_in(sources: Sequence[Path], without: Collection[Path] = ()) -> tuple[list[Recording], list[str]]:
+    """Journals, and all those below directories such as a collector's; and why others cannot be used.
+
+    Links below directories are not followed. A file that cannot be used, whatever is in it, costs the others nothing.
+
+    Args:
+        sources: journals and directories.
+        without: journals that are left out.
+
+    Raises:
+        OSError: if a directory cannot be read.
+    """
+    found: list[Recording] = []
+    unusable: list[str] = []
+    for source in sources:
+        for path in journals_in(source) if source.is_dir() else [source]:
+            if path in without:
+                continue
+            id = str(path.relative_to(source) if source.is_dir() else path)
+            id = id.removesuffix("/journal").removeprefix("streams/")
+            try:
+                found.append(Recording.of(path, stream_of(path) or id))
+            except OSError as error:
+                unusable.append(f"{error.strerror or error}: {error.filename or path}")
+            except FormatError as error:
+                unusable.append(str(error))
+            except Exception as error:
+                unusable.append(f"{path} cannot be used: {type(error).__name__}: {error}")
+    return found, unusable
+
+
+def journals_in(directory: Path) -> Iterator[Path]:
+    """Files below a directory that should be journals; links are not followed.
+
+    Raises:
+        OSError: if the directory cannot be read.
+    """
+    os.listdir(directory)  # which says what is wrong with it, where walking would find nothing
+    number = 0
+    for place, below, files in os.walk(directory):
+        below.sort()
+        for name in sorted(files):
+            path = Path(place) / name
+            if (name == "journal" or path.suffix in (".journal", ".ssj")) and not path.is_symlink():
+                number += 1
+                if number > MAX_STREAMS:
+                    return
+                yield path

@@ -1,0 +1,222 @@
+"""What the collector keeps of a stream's windows, the newest ones."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.collector.runs.places import Mark, Steps
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.given_up import GivenUp
+from stepscope.runtime.journal.records import Int64, WindowOpened
+from stepscope.runtime.ledger import Ledger
+
+KEPT = 128
+"""Closed windows of a stream that are kept; the files have all."""
+_MOST_OPEN = 64
+_MOST_DISCARDED = 4 * KEPT
+"""Windows, the newest, of which it is known how many of their events were given up."""
+MOST_ACCOUNT = 1 << 16
+"""Bytes of a ledger, or of diagnostics, that are read: they become many times as large in memory, at some ms for so many."""
+MOST_REASONS = 64
+"""Who lost events and why, told one by one; what is lost otherwise is `OTHER`."""
+OTHER = "other"
+_STEP_BYTES = 24
+_OURS = "collector"
+"""Name of the output whose losses are those of this stream."""
+
+
+class WindowFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A window of one stream."""
+
+    index: int
+    open: bool
+    """Whether it is still recorded, or its end never came."""
+    start_ns: int
+    """Of the rank's monotonic clock."""
+    end_ns: int = 0
+    steps: int = 0
+    first_step: int | None = None
+    """Number of its first step, as far as it is known; of a window that is open, of those that have ended."""
+    last_step: int | None = None
+    complete: bool = False
+    events: int = 0
+    dropped: int = 0
+    """Events lost by all sources, and on the way to this collector."""
+    discarded: int = 0
+    """Events that are in the file no more: they were given up to keep it within the limit of the disk."""
+    diagnostics: tuple[str, ...] = ()
+    """The first few."""
+
+
+class ClosedRecord(msgspec.Struct, frozen=True):
+    """The fields of a `WindowRecord` of bounded size."""
+
+    index: Int64
+    start_ns: Int64
+    end_ns: Int64
+    steps: bytes = b""
+    complete: bool = False
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """Of its steps."""
+        count = len(self.steps) // _STEP_BYTES
+        return np.frombuffer(self.steps, "<i8", 3 * count).reshape(-1, 3)[:, 0]
+
+    @property
+    def range(self) -> Steps | None:
+        """Numbers of its first and its last step."""
+        numbers = self.numbers
+        return (int(numbers.min()), int(numbers.max())) if len(numbers) else None
+
+
+class _Whole(ClosedRecord, frozen=True):
+    diagnostics: msgspec.Raw = msgspec.Raw(b"\x90")
+    ledger: msgspec.Raw = msgspec.Raw(b"\x80")
+
+
+closed_record = msgspec.msgpack.Decoder(ClosedRecord).decode
+"""Reads the payload of a frame that has the end of a window; raises `msgspec.MsgspecError`."""
+_whole = msgspec.msgpack.Decoder(_Whole).decode
+_diagnostics = msgspec.msgpack.Decoder(list[str]).decode
+_ledger = msgspec.msgpack.Decoder(Ledger).decode
+_opened = msgspec.msgpack.Decoder(WindowOpened).decode
+
+
+class StreamWindows:
+    """The newest windows of a stream, and what all of them have lost."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Windows closed."""
+        self.dropped: Counter[str] = Counter()
+        """Events, by who lost them and why, such as `recorder/overflow`."""
+        self.discarded = 0
+        """Events that were given up."""
+        self._discarded: dict[int, int] = {}
+        self._open: dict[int, int] = {}
+        self._open_steps: dict[int, Steps] = {}
+        self._closed: deque[WindowFacts] = deque(maxlen=KEPT)
+        self._marks: deque[Mark] = deque(maxlen=KEPT)
+
+    def __iter__(self) -> Iterator[WindowFacts]:
+        """The newest first; those that are open before those that are closed."""
+        for index, start in sorted(self._open.items(), reverse=True):
+            first, last = self._open_steps.get(index, (None, None))
+            gone = self._discarded.get(index, 0)
+            yield WindowFacts(index=index, open=True, start_ns=start, first_step=first, last_step=last, discarded=gone)
+        for window in reversed(self._closed):
+            gone = self._discarded.get(window.index, 0)
+            yield msgspec.structs.replace(window, discarded=gone) if gone else window
+
+    def discard(self, window: int, events: int) -> None:
+        """So many more events of a window are in the file no more."""
+        self._discard({window: events})
+
+    def given_up(self, gone: GivenUp) -> None:
+        """A frame that says what of the file is gone: events, and windows that are not told any more."""
+        self._discard(gone.events)
+        self.discarded += gone.others
+        self.count += gone.windows
+        if gone.ledger is not None:
+            add(self.dropped, losses(gone.ledger))
+
+    def discarded_in_all(self, window: int, events: int) -> None:
+        """So many events of a window are in the file no more, with those that were told before."""
+        if events > self._discarded.get(window, 0):
+            self.discard(window, events - self._discarded.get(window, 0))
+
+    def _discard(self, events: Mapping[int, int]) -> None:
+        """Counts events that are gone, by window: of windows that are not among the newest of these, all together."""
+        self.discarded += sum(events.values())
+        for window in heapq.nlargest(_MOST_DISCARDED, events):
+            self._discarded[window] = self._discarded.get(window, 0) + events[window]
+        for window in heapq.nsmallest(len(self._discarded) - _MOST_DISCARDED, self._discarded):
+            del self._discarded[window]
+
+    def marks(self) -> list[Mark]:
+        """What these windows say of themselves, the oldest first."""
+        return [*self._marks, *((index, self._open_steps.get(index)) for index in self._open)]
+
+    def stepped(self, index: int, numbers: NDArray[np.int32] | NDArray[np.int64]) -> None:
+        """Steps of a window have ended."""
+        numbers = numbers[numbers >= 0]
+        if index in self._open and len(numbers):
+            first, last = int(numbers.min()), int(numbers.max())
+            known = self._open_steps.get(index, (first, last))
+            self._open_steps[index] = min(known[0], first), max(known[1], last)
+
+    def opened(self, payload: fmt.Bytes) -> None:
+        """A frame that says that events of a window follow.
+
+        Raises:
+            msgspec.MsgspecError: if it cannot be read.
+        """
+        record = _opened(payload)
+        if len(self._open) < _MOST_OPEN:
+            self._open[record.index] = record.at_ns
+
+    def closed(self, payload: fmt.Bytes) -> bool:
+        """A frame that has the end of a window.
+
+        Returns:
+            Whether all of it is told: not accounts and diagnostics of more than `MOST_ACCOUNT` bytes.
+
+        Raises:
+            msgspec.MsgspecError: if it cannot be read.
+        """
+        record = _whole(payload)
+        told = [len(part) <= MOST_ACCOUNT for part in (record.ledger, record.diagnostics)]
+        ledger = _ledger(record.ledger) if told[0] else Ledger()
+        diagnostics = _diagnostics(record.diagnostics) if told[1] else []
+        lost = losses(ledger)
+        add(self.dropped, lost)
+        self.count += 1
+        self._open.pop(record.index, None)
+        self._open_steps.pop(record.index, None)
+        steps = record.range
+        self._marks.append((record.index, steps))
+        self._closed.append(
+            WindowFacts(
+                index=record.index,
+                open=False,
+                start_ns=record.start_ns,
+                end_ns=record.end_ns,
+                steps=len(record.numbers),
+                first_step=None if steps is None else steps[0],
+                last_step=None if steps is None else steps[1],
+                complete=record.complete,
+                events=sum(source.accepted for source in ledger.sources.values()),
+                dropped=sum(lost.values()),
+                diagnostics=tuple(text[:300] for text in diagnostics[:5]),
+            )
+        )
+        return all(told)
+
+    def ended(self) -> None:
+        """The stream was closed in order: nothing is open."""
+        self._open.clear()
+        self._open_steps.clear()
+
+
+def add(lost: Counter[str], more: Mapping[str, int]) -> None:
+    """Adds losses; of more than `MOST_REASONS`, the later ones as `OTHER`."""
+    for reason, count in more.items():
+        lost[reason if reason in lost or len(lost) < MOST_REASONS else OTHER] += count
+
+
+def losses(ledger: Ledger) -> Counter[str]:
+    """What sources lost, and the output to the collector, by `who/why`; `MOST_REASONS` and `OTHER` at most."""
+    lost: Counter[str] = Counter()
+    for name, source in ledger.sources.items():
+        add(lost, {f"{name[:40]}/{why[:40]}": count for why, count in source.dropped.items() if count})
+    ours = ledger.outputs.get(_OURS)
+    if ours is not None:
+        add(lost, {f"{_OURS}/{why[:40]}": count for why, count in ours.dropped.items() if count})
+    return lost

@@ -1,0 +1,1 @@
+"""The web server: who may ask what, the HTTP interface, live events and metrics."""

@@ -1,0 +1,171 @@
+"""Step times of many ranks over time, as one chart."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.collector.live.history import BUCKETS, History
+from stepscope.collector.live.streams import Rank, Streams
+from stepscope.collector.live.views import Chart, Series
+
+Range = Literal["recent", "all"]
+MOST_SERIES = 32
+"""Ranks that are told one by one."""
+FRESH = 0.8
+"""Seconds for which what was laid out is shown to others."""
+_KEPT = 8
+"""Layouts: some megabytes each where there are a thousand ranks."""
+
+Means = NDArray[np.float64]
+
+
+class _Layout(msgspec.Struct, frozen=True):
+    """Mean step times in ms at each time: a row for each rank, not a number where it had none."""
+
+    width_ns: int
+    times: list[float]
+    rows: Means
+    index: dict[str, int]
+    """Rows by ranks' ids."""
+    lowest: Means
+    median: Means
+    highest: Means
+
+
+class Charts:
+    """Charts of the streams; those who ask at about the same time are told of the same moment."""
+
+    def __init__(self, streams: Streams) -> None:
+        """Args: of whom."""
+        self._streams = streams
+        self._kept: dict[tuple[Range, str | None], tuple[float, asyncio.Task[_Layout | None]]] = {}
+
+    async def chart(self, range: Range, ids: Sequence[str], job: str | None = None) -> Chart:
+        """The median, lowest and highest step time of all ranks at each time, and the step times of some.
+
+        Args:
+            range: the last minutes, or the whole run.
+            ids: of the ranks to tell one by one, the first `MOST_SERIES` of them.
+            job: of its ranks; default: of all.
+        """
+        found = await self._layout(range, job)
+        if found is None:
+            return Chart(width_s=1e-9, times=[], median=[], lowest=[], highest=[], series=[])
+        chosen = [id for id in dict.fromkeys(ids) if id in found.index][:MOST_SERIES]
+        return Chart(
+            width_s=found.width_ns / 1e9,
+            times=found.times,
+            median=_numbers(found.median),
+            lowest=_numbers(found.lowest),
+            highest=_numbers(found.highest),
+            series=[Series(id=id, step_ms=_numbers(found.rows[found.index[id]])) for id in chosen],
+        )
+
+    async def _layout(self, range: Range, job: str | None) -> _Layout | None:
+        now = time.monotonic()
+        for key, (since, _) in list(self._kept.items()):
+            if now - since >= FRESH:
+                del self._kept[key]
+        if (range, job) not in self._kept:
+            while len(self._kept) >= _KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[range, job] = now, asyncio.create_task(_lay_out(list(self._streams), range, job))
+        return await asyncio.shield(self._kept[range, job][1])
+
+
+async def _lay_out(ranks: list[Rank], range: Range, job: str | None) -> _Layout | None:
+    """`None` if there is no step."""
+    ranks = [rank for rank in ranks if job is None or any(stream.job == job for stream in rank.streams)]
+    histories = [_histories(rank, range, job) for rank in ranks]
+    width = max((one.width_ns for several in histories for one in several), default=1)
+    laid = _side_by_side(histories, range) or _over_each_other(histories, width, range)
+    if laid is None:
+        return None
+    width, first, rows = laid
+    used = np.atleast_1d(~np.isnan(rows).all(axis=0))
+    if used.sum() > 1 and (first + len(used)) * width > time.time_ns():
+        used[-1] = False  # not all of it is there yet: some ranks would be missing
+    rows = rows[:, used]
+    low, middle, high = await asyncio.to_thread(_over_ranks, rows)
+    return _Layout(
+        width_ns=width,
+        times=((np.flatnonzero(used) + first + 0.5) * (width / 1e9)).round(3).tolist(),
+        rows=rows,
+        index={rank.id: number for number, rank in enumerate(ranks)},
+        lowest=low,
+        median=middle,
+        highest=high,
+    )
+
+
+_Laid = tuple[int, int, Means]
+"""Width of a bucket, index of the first, and a row of means in ms for each rank; the last column has a number."""
+
+
+def _side_by_side(histories: Sequence[Sequence[History]], range: Range) -> _Laid | None:
+    """Of ranks with one history each, all of one width and about the same time, as is usual where there are many; else `None`."""
+    every = [several[0] for several in histories if len(several) == 1 and not several[0].empty]
+    if len(every) != len(histories) or len({one.width_ns for one in every}) != 1:
+        return None
+    first = min(one.first for one in every)
+    size = max(one.first for one in every) + BUCKETS - first
+    if size > 2 * BUCKETS:
+        return None
+    counts: Means = np.zeros((len(every), size))
+    totals: Means = np.zeros((len(every), size))
+    for row, one in enumerate(every):
+        one.lay(counts[row], totals[row], first)
+    used: NDArray[np.int64] = np.flatnonzero(counts.any(axis=0))
+    begin, end = int(used[0]), int(used[-1]) + 1
+    if range == "recent":
+        begin = max(begin, end - BUCKETS)
+    if end - begin > BUCKETS:
+        return None
+    with np.errstate(invalid="ignore"):
+        return every[0].width_ns, first + begin, totals[:, begin:end] / counts[:, begin:end] / 1e6
+
+
+def _over_each_other(histories: Sequence[Sequence[History]], width: int, range: Range) -> _Laid | None:
+    """Of any histories, in buckets of the width or, if their times lie far apart, of a multiple of it."""
+    while True:
+        parts = [[one.means(width) for one in several] for several in histories]
+        found = [at for several in parts for at, _ in several if len(at)]
+        if not found:
+            return None
+        first, last = min(int(at[0]) for at in found), max(int(at[-1]) for at in found)
+        if range == "recent":
+            first = max(first, last - BUCKETS + 1)
+        if last - first < BUCKETS:
+            break
+        width *= 2  # starts of a rank that lie far apart
+    rows: Means = np.full((len(histories), last - first + 1), np.nan)
+    for number, several in enumerate(parts):
+        for at, means in several:  # the latest start last: it is what counts where they overlap
+            rows[number, at[at >= first] - first] = means[at >= first] / 1e6
+    return width, first, rows
+
+
+def _histories(rank: Rank, range: Range, job: str | None) -> list[History]:
+    its = (stream for stream in rank.streams if job is None or stream.job == job)
+    return [stream.steps.recent if range == "recent" else stream.steps.all for stream in its]
+
+
+def _over_ranks(rows: Means) -> tuple[Means, Means, Means]:
+    """Lowest, median and highest of each column; each has a number."""
+    ordered = np.sort(np.ascontiguousarray(rows.T), axis=1)  # what is not a number comes last
+    count: NDArray[np.int64] = (~np.isnan(rows)).sum(axis=0)
+    column: NDArray[np.int64] = np.arange(len(count))
+    middle = (ordered[column, (count - 1) // 2] + ordered[column, count // 2]) / 2
+    return ordered[:, 0], middle, ordered[column, count - 1]
+
+
+def _numbers(values: Means) -> list[float | None]:
+    rounded = values.round(3)
+    return [None if number != number else number for number in rounded.tolist()]

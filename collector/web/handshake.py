@@ -1,0 +1,103 @@
+"""TLS with a client, before anything is made of its connection."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import TYPE_CHECKING, Any
+
+from stepscope.collector.web.web_protocols import PromptRequests
+
+if TYPE_CHECKING:
+    from uvicorn.config import Config
+    from uvicorn.server import ServerState
+
+
+class Handshake(asyncio.Protocol):
+    """Agrees on TLS with a client; its connection counts meanwhile as any other, and has as much time to say what it wants.
+
+    A server that leaves TLS to the loop hears of a connection when that is done: clients that connect and say nothing would
+    hold as many descriptors as they like.
+    """
+
+    context: ssl.SSLContext
+    requests: type[PromptRequests]
+    """What goes on with a connection that is encrypted."""
+
+    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], **options: Any) -> None:
+        """Args: those of a protocol of uvicorn."""
+        self._request = self.requests(config=config, server_state=server_state, app_state=app_state, **options)
+        self._connections: set[Any] = server_state.connections
+        self._early = bytearray()
+        """What nobody has taken yet."""
+        self._begun = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there."""
+        self._transport = transport
+        transport.pause_reading()  # what comes is for TLS; uvloop reads once all the same
+        self._connections.add(self)
+        self.requests.doorway.came(transport, len(self._connections))
+        self._task = asyncio.create_task(self._agree(), name="stepscope TLS")
+
+    def data_received(self, data: bytes) -> None:
+        """What the client said before TLS began, or right behind the handshake, before `_agree` goes on."""
+        self._early += data
+        if not self._begun:
+            self._transport.pause_reading()
+
+    def shutdown(self) -> None:
+        """The server ends."""
+        self._transport.abort()
+
+    async def _agree(self) -> None:
+        transport = self._transport
+        secured: asyncio.Transport | None = None
+        try:
+            if not transport.is_closing():
+                secured = await self._secured(transport)
+        except (OSError, RuntimeError):  # the latter is uvloop's, of a connection that has just gone
+            pass  # it speaks no TLS, none that we speak, or has gone: that is for the client to say
+        finally:
+            self._connections.discard(self)
+        if secured is None or transport.is_closing():
+            self.requests.doorway.leaves(transport)
+            transport.abort()
+            return
+        self._request.entrance = transport
+        secured.set_protocol(self._request)
+        self._request.connection_made(secured)
+        if self._early:
+            self._request.data_received(bytes(self._early))
+
+    async def _secured(self, transport: asyncio.Transport) -> asyncio.Transport | None:
+        loop = asyncio.get_running_loop()
+        agreeing = asyncio.create_task(loop.start_tls(transport, self, self.context, server_side=True))
+        try:
+            await asyncio.sleep(0)  # from now on all that comes goes to the loop's protocol
+            early, self._early, self._begun = bytes(self._early), bytearray(), True
+            if early and not transport.is_closing():
+                _feed(transport.get_protocol(), early)
+            return await agreeing
+        finally:
+            agreeing.cancel()
+
+
+def _feed(protocol: Any, data: bytes) -> None:
+    """Gives an `asyncio.BufferedProtocol` what came before it was there."""
+    while data:
+        buffer: memoryview = protocol.get_buffer(len(data))
+        taken = min(len(buffer), len(data))
+        buffer[:taken] = data[:taken]
+        protocol.buffer_updated(taken)
+        data = data[taken:]
+
+
+def handshakes(made: ssl.SSLContext, of: type[PromptRequests]) -> type[Handshake]:
+    """Handshakes for connections that go on with these requests."""
+
+    class Handshakes(Handshake):
+        context = made
+        requests = of
+
+    return Handshakes

@@ -1,0 +1,167 @@
+"""Live events: the state of the ranks once a second, to everybody who listens (server-sent events)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable
+
+import msgspec
+
+from stepscope.collector.live.live import Live
+from stepscope.collector.live.views import RankChange, RankView, Snapshot
+
+INTERVAL = 1.0
+"""Seconds between two snapshots."""
+MOST_LISTENERS = 256
+"""At once."""
+_QUICK = tuple(name for name in RankChange.__struct_fields__ if name != "id")
+"""Fields that change all the time."""
+
+
+class _Listener:
+    """What one connection is to be told next: the changes since the last, or, if it did not take those, everything."""
+
+    def __init__(self, job: str | None) -> None:
+        self.job = job
+        self.changes: bytes | None = None
+        self.behind = True
+        self.over = False
+        """Whether it is told nothing more, and may come again."""
+        self.news = asyncio.Event()
+
+
+class LiveEvents:
+    """Looks once a second while anybody listens. A slow listener costs nobody anything: it is told the latest state only.
+
+    All who listen to the same job, or to all of them, are told the same bytes.
+    """
+
+    def __init__(self, live: Live, failed: Callable[[BaseException], object] = lambda _: None) -> None:
+        """Args: what is looked at; called with the error if nothing more can be told, until somebody comes again."""
+        self._live, self._failed = live, failed
+        self._listeners: set[_Listener] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._latest: dict[str | None, Snapshot] = {}
+        """What was told last, by job."""
+        self._stopped = False
+
+    @property
+    def listeners(self) -> int:
+        """How many listen."""
+        return len(self._listeners)
+
+    @property
+    def full(self) -> bool:
+        """Whether nobody else can listen."""
+        return len(self._listeners) >= MOST_LISTENERS
+
+    async def listen(self, job: str | None = None) -> AsyncGenerator[bytes]:
+        """Server-sent events: `snapshot`, full at first and with what has changed then; `end` when the collector stops.
+
+        Args:
+            job: tells of the ranks of this job only, whether or not it is there yet.
+        """
+        listener = _Listener(job)
+        self._listeners.add(listener)
+        try:
+            if self._task is None and not self._stopped:
+                self._task = asyncio.create_task(self._tell(), name="stepscope live events")
+                self._task.add_done_callback(self._ended)
+            listener.news.set()
+            while not self._stopped:
+                await listener.news.wait()
+                listener.news.clear()
+                if self._stopped or listener.over:
+                    break
+                if listener.behind:
+                    if job not in self._latest:
+                        self._latest[job] = self._live.snapshot(job)
+                    data = _event(self._latest[job])
+                else:
+                    assert listener.changes is not None
+                    data = listener.changes
+                listener.behind, listener.changes = False, None
+                yield data
+            yield b"event: end\ndata: {}\n\n"
+        finally:
+            self._listeners.discard(listener)
+            if not self._listeners and self._task is not None:
+                self._task.cancel()
+                self._task = None
+                self._latest = {}
+
+    async def stop(self) -> None:
+        """Ends every stream of events."""
+        self._stopped = True
+        for listener in self._listeners:
+            listener.news.set()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Who listens would wait for ever: they are let go, and begin anew when they come again."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        self._task, self._latest = None, {}
+        for listener in self._listeners:
+            listener.over = True
+            listener.news.set()
+        self._failed(error)
+
+    async def _tell(self) -> None:
+        due = time.monotonic()
+        while True:
+            # By the clock, so that looking does not make the seconds longer; without haste after a long break.
+            due = max(due + INTERVAL, time.monotonic() + INTERVAL / 4)
+            await asyncio.sleep(due - time.monotonic())
+            before, age = self._latest, 0.0
+            self._latest = {}
+            for job in {listener.job for listener in self._listeners}:
+                self._latest[job] = self._live.snapshot(job, age=age)
+                age = INTERVAL  # all are told of the same moment
+            told = {job: _event(changes(before[job], now)) for job, now in self._latest.items() if job in before}
+            for listener in self._listeners:
+                # One that has not taken the changes before cannot use these.
+                listener.behind = listener.behind or listener.changes is not None or listener.job not in told
+                listener.changes = None if listener.behind else told[listener.job]
+                listener.news.set()
+
+
+def changes(before: Snapshot, after: Snapshot) -> Snapshot:
+    """What of a snapshot differs from the one before."""
+    known: dict[str, RankView] = {view.id: view for view in before.ranks}
+    ranks: list[RankView] = []
+    changed: list[RankChange] = []
+    for view in after.ranks:
+        was = known.pop(view.id, None)
+        if was == view:
+            continue
+        change = None if was is None else _change(was, view)
+        if change is None:
+            ranks.append(view)
+        else:
+            changed.append(change)
+    return msgspec.structs.replace(
+        after,
+        full=False,
+        jobs=None if before.jobs == after.jobs else after.jobs,
+        ranks=ranks,
+        changed=changed,
+        gone=list(known),
+    )
+
+
+def _change(before: RankView, after: RankView) -> RankChange | None:
+    """What is different, if it is what changes all the time."""
+    different = {name: value for name in _QUICK if (value := getattr(after, name)) != getattr(before, name)}
+    if msgspec.structs.replace(before, **different) != after:
+        return None
+    return RankChange(id=after.id, **different)
+
+
+def _event(snapshot: Snapshot) -> bytes:
+    return b"event: snapshot\nid: %d\ndata: %b\n\n" % (snapshot.number, msgspec.json.encode(snapshot))

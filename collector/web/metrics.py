@@ -1,0 +1,126 @@
+"""The live state for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from stepscope.collector.live.views import RankView, Snapshot
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_STATES = ("connected", "silent", "ended", "died")
+_LABELS = ("id", "rank", "host")
+
+
+class _Views(Collector):
+    """One snapshot as metrics."""
+
+    def __init__(self, snapshot: Snapshot, refused: int) -> None:
+        self._snapshot, self._refused = snapshot, refused
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family."""
+        job = self._snapshot.job
+        states = GaugeMetricFamily("stepscope_ranks", "Ranks by state", labels=["state"])
+        for state, count in zip(_STATES, (job.connected, job.silent, job.ended, job.died), strict=True):
+            states.add_metric([state], count)
+        yield states
+        yield GaugeMetricFamily("stepscope_world_size", "Ranks that there should be", job.world_size or 0)
+        yield GaugeMetricFamily("stepscope_slow_ranks", "Ranks that hold the others up", len(job.slowest))
+        yield GaugeMetricFamily("stepscope_shared_ranks", "Ranks that several processes are at once", job.shared)
+        yield CounterMetricFamily("stepscope_received_events", "Events received", job.events)
+        yield CounterMetricFamily("stepscope_received_bytes", "Bytes of journals received", job.bytes)
+        yield CounterMetricFamily("stepscope_dropped_events", "Events lost, as ledgers tell", job.dropped)
+        if job.storage is not None:
+            yield GaugeMetricFamily(
+                "stepscope_disk_bytes", "Bytes on disk of all that was written", job.storage.used_bytes
+            )
+            yield GaugeMetricFamily(
+                "stepscope_disk_wait_seconds", "Time for which a write has waited for the disk", job.storage.waits_s
+            )
+            yield GaugeMetricFamily(
+                "stepscope_unreadable_journals", "Journals that cannot be read or written", job.storage.unreadable
+            )
+            yield GaugeMetricFamily(
+                "stepscope_deleted_streams", "Streams deleted for want of room", job.storage.deleted_streams
+            )
+            yield CounterMetricFamily(
+                "stepscope_discarded_events", "Events given up for want of room", job.storage.discarded_events
+            )
+        if job.upload is not None:
+            yield CounterMetricFamily("stepscope_uploaded_bytes", "Bytes copied to another store", job.upload.bytes)
+            yield GaugeMetricFamily(
+                "stepscope_upload_waiting_bytes", "Bytes still to be copied", job.upload.waiting_bytes
+            )
+        if job.nats is not None:
+            yield GaugeMetricFamily("stepscope_nats_up", "Whether NATS is connected", int(job.nats.connected))
+            yield GaugeMetricFamily("stepscope_nats_streams", "Streams taken from NATS", job.nats.streams)
+            yield CounterMetricFamily(
+                "stepscope_nats_malformed_messages", "Messages given up as unreadable", job.nats.malformed_messages
+            )
+        yield CounterMetricFamily("stepscope_refused_requests", "Requests refused", self._refused)
+        yield CounterMetricFamily(
+            "stepscope_unwritten_audit_lines", "Lines of the audit that could not be written", job.unwritten_lines
+        )
+        parts = GaugeMetricFamily(
+            "stepscope_part_ended",
+            "Whether a part of the collector's work has ended though it should not",
+            labels=["part"],
+        )
+        for part in job.parts:
+            parts.add_metric([part.name], int(bool(part.problem)))
+        yield parts
+        for name, help, value in _OF_RANKS:
+            family = GaugeMetricFamily(name, help, labels=_LABELS)
+            for view in self._snapshot.ranks:
+                number = value(view)
+                if number is not None:
+                    family.add_metric(_labels(view), number)
+            yield family
+
+
+def _labels(view: RankView) -> Sequence[str]:
+    return view.id, "" if view.rank is None else str(view.rank), view.host
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
+
+
+def _microseconds(value: float | None) -> float | None:
+    return None if value is None else value / 1e6
+
+
+_OF_RANKS: tuple[tuple[str, str, Callable[[RankView], float | None]], ...] = (
+    ("stepscope_rank_up", "Whether the rank is connected", lambda view: int(view.state == "connected")),
+    ("stepscope_rank_silent_seconds", "Time since anything came from it", lambda view: view.silent_s),
+    ("stepscope_rank_incarnation", "Times that it was started", lambda view: view.incarnation),
+    ("stepscope_rank_step", "Its newest step", lambda view: view.step),
+    ("stepscope_rank_step_seconds", "Median of its newest steps", lambda view: _seconds(view.step_ms)),
+    ("stepscope_rank_events", "Events of its latest start", lambda view: view.events),
+    ("stepscope_rank_bytes", "Bytes of its latest start", lambda view: view.bytes),
+    ("stepscope_rank_dropped_events", "Events that its latest start lost", lambda view: view.dropped),
+    ("stepscope_rank_windows", "Windows that its latest start closed", lambda view: view.windows),
+    ("stepscope_rank_slow", "Whether it holds the others up", lambda view: int(view.slow_factor is not None)),
+    (
+        "stepscope_rank_clock_bound_seconds",
+        "The most by which its times may be off",
+        lambda view: _microseconds(view.clock_bound_us),
+    ),
+)
+
+
+def exposition(snapshot: Snapshot, refused: int) -> bytes:
+    """The text that Prometheus reads: of a registry of its own, so that nothing of the program's gets in.
+
+    Args:
+        snapshot: the live state.
+        refused: requests that were refused.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Views(snapshot, refused))
+    return generate_latest(registry)

@@ -1,0 +1,190 @@
+"""The table of a window: read from a stream's file by a process of its own, kept for those who ask again."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import msgspec
+
+from stepscope.collector.downloads.bounded import CHUNK, ProcessBounds, bounded, ended
+from stepscope.collector.problems import ProblemError
+from stepscope.runtime.aggregates import Aggregates
+from stepscope.runtime.ending_tasks import end_tasks
+from stepscope.runtime.errors import NoWindowError, StepscopeError
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.records import WindowOpened
+from stepscope.runtime.summary import CounterRow, InstantRow, Summary, SummaryRow
+from stepscope.runtime.window import Window
+
+KEPT_BYTES = 64 << 20
+"""Of tables of closed windows that are kept."""
+ROWS = 1000
+"""Rows of a kind that are told; those that take most time."""
+AT_ONCE = 2
+"""Tables that are read at once: reading one takes a core."""
+WAITING = 16
+"""Tables that may wait for their turn, however many want each."""
+_AROUND = 1 << 10
+"""Bytes that a table takes besides itself, its path for the most part."""
+_MOST_BYTES = 16 << 20
+"""Of a table, which has `ROWS` rows of a kind with names that are bounded, too."""
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """What a window holds, per name and category. Times are in ns."""
+
+    spans: tuple[SummaryRow, ...]
+    """The largest self time first."""
+    counters: tuple[CounterRow, ...]
+    instants: tuple[InstantRow, ...]
+    left_out: int
+    """Rows beyond `ROWS` of a kind."""
+
+
+def table(path: Path, window: int) -> Table:
+    """Reads a window of a journal.
+
+    Raises:
+        OSError, FormatError: if it cannot be read.
+        NoWindowError: if there is no such window.
+    """
+    aggregates, found = Aggregates(), False
+    with JournalReader(path) as reader:
+        for item in reader.items(window):
+            if isinstance(item, EventBatch) and item.window == window:
+                aggregates.update(item.events)
+            found = found or isinstance(item, EventBatch | Window | WindowOpened)
+    if not found:
+        raise NoWindowError(f"there is no window {window} in this stream")
+    summary = Summary.of(aggregates)
+    kinds = (summary.rows, summary.counters, summary.instants)
+    return Table(
+        spans=summary.rows[:ROWS],
+        counters=summary.counters[:ROWS],
+        instants=summary.instants[:ROWS],
+        left_out=sum(max(len(rows) - ROWS, 0) for rows in kinds),
+    )
+
+
+class Tables:
+    """Tables by file and window. A process of its own reads: the names of all runs would fill this one's table of names.
+
+    Who asks for the same gets the same; what nobody waits for any more is not read, and its process is killed.
+    """
+
+    def __init__(self, bounds: ProcessBounds | None = None, kept_bytes: int = KEPT_BYTES) -> None:
+        """Args: what the reading of one may take; bytes of those that are kept."""
+        self._most_kept = kept_bytes
+        self._bounds = bounds or ProcessBounds(seconds=300.0)
+        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._readings: dict[tuple[Path, int, bool], _Reading] = {}
+        self._kept: OrderedDict[tuple[Path, int], bytes] = OrderedDict()
+        self.kept_bytes = 0
+        """What those take that are kept."""
+
+    async def get(self, path: Path, window: int, *, closed: bool) -> bytes:
+        """The table as JSON; of a window that is open, as it is now or was when the reading began that another waits for.
+
+        Args:
+            path: of the stream's file.
+            window: its index.
+            closed: whether it will not change any more.
+
+        Raises:
+            ProblemError: if there is no such window, it cannot be read, or too many wait.
+        """
+        if (found := self._kept.get((path, window))) is not None:
+            self._kept.move_to_end((path, window))
+            return found
+        key = (path, window, closed)
+        reading = self._readings.get(key)
+        if reading is None:
+            if len(self._readings) >= AT_ONCE + WAITING:
+                raise ProblemError(503, "too many tables are waiting; try again later", {"Retry-After": "10"})
+            reading = self._readings[key] = _Reading(asyncio.create_task(self._made(path, window, closed)))
+        reading.wanted += 1
+        try:
+            return await asyncio.shield(reading.task)
+        finally:
+            reading.wanted -= 1
+            if not reading.wanted:
+                del self._readings[key]
+                await end_tasks(reading.task)
+
+    async def send(self, path: Path, window: int, *, closed: bool) -> AsyncGenerator[bytes]:
+        """What `get` gives, for an answer that is given up when the client has gone."""
+        yield await self.get(path, window, closed=closed)
+
+    async def _made(self, path: Path, window: int, closed: bool) -> bytes:
+        async with self._turn:
+            found = await self._read(path, window)
+        if closed:
+            self._keep(path, window, found)
+        return found
+
+    def _keep(self, path: Path, window: int, found: bytes) -> None:
+        """Keeps a table; those that nobody asked for longest make room for it."""
+        self._drop(self._kept.pop((path, window), None))
+        self._kept[path, window] = found
+        self.kept_bytes += len(found) + _AROUND
+        while self.kept_bytes > self._most_kept:
+            self._drop(self._kept.popitem(last=False)[1])
+
+    def _drop(self, table: bytes | None) -> None:
+        if table is not None:
+            self.kept_bytes -= len(table) + _AROUND
+
+    async def _read(self, path: Path, window: int) -> bytes:
+        arguments = ("-m", "stepscope.collector.web.tables", str(path), str(window))
+        async with bounded(arguments, self._bounds, output=True) as process:
+            assert process.stdout is not None and process.stderr is not None
+            found, said = await asyncio.gather(_most(process.stdout), _most(process.stderr))
+            status = await process.wait()
+        if status:
+            why = said.decode(errors="replace").strip()[-300:] or ended(status, self._bounds)
+            if status == NoWindowError.exit_code:
+                raise ProblemError(404, f"window {window} is not in what is kept of it")
+            raise ProblemError(500, f"the window could not be read: {why}")
+        return found
+
+
+class _Reading:
+    """A table that is being read, or waits for its turn."""
+
+    def __init__(self, task: asyncio.Task[bytes]) -> None:
+        self.task = task
+        self.wanted = 0
+        """How many wait for it."""
+
+
+async def _most(stream: asyncio.StreamReader) -> bytes:
+    """What a process says.
+
+    Raises:
+        ProblemError: if it says more than anything that is asked of it.
+    """
+    said = bytearray()
+    while chunk := await stream.read(CHUNK):
+        said += chunk
+        if len(said) > _MOST_BYTES:
+            raise ProblemError(500, f"the window could not be read: its table has more than {_MOST_BYTES:,} bytes")
+    return bytes(said)
+
+
+def main(path: str, window: str) -> int:
+    """Writes a table to standard output."""
+    try:
+        sys.stdout.buffer.write(msgspec.json.encode(table(Path(path), int(window))))
+    except (OSError, StepscopeError) as error:
+        print(error, file=sys.stderr)
+        return error.exit_code if isinstance(error, NoWindowError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:3]))
