@@ -10,6 +10,7 @@
 
 #define CHUNK 4096
 #define CACHE 4096
+#define RELEASED_FROM (1 << 20) /* bytes of a block: a tenth of a millisecond */
 
 static String *chunks[(MAX_STRINGS + FIRST_NAME) / CHUNK + 1];
 static const String nothing = {"", "", 0, 0};
@@ -318,9 +319,10 @@ PyObject *strings_py_missing(PyObject *self, PyObject *args) {
     Py_buffer events, heap, known;
     if (!PyArg_ParseTuple(args, "y*y*w*", &events, &heap, &known)) return NULL;
     Missing m = {known.buf, (size_t)known.len};
-    Py_BEGIN_ALLOW_THREADS
+    /* A usual block takes some microseconds; to get the GIL again may take a thousand times as long. */
+    PyThreadState *released = events.len + heap.len > RELEASED_FROM ? PyEval_SaveThread() : NULL;
     look_through(&m, events.buf, (size_t)events.len / sizeof(Event), heap.buf, (size_t)heap.len);
-    Py_END_ALLOW_THREADS
+    if (released) PyEval_RestoreThread(released);
     PyObject *list = m.failed ? PyErr_NoMemory() : PyList_New((Py_ssize_t)m.count);
     for (size_t i = 0; i < m.count; i++) {
         const String *s = strings_get(m.ids[i]);
