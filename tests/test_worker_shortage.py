@@ -20,6 +20,9 @@ import stepscope as sc
 before = sys.argv[2] == "before"
 profiler = sc.trace(output_dir=sys.argv[1], options=sc.Options(drain_interval=0.02))
 profiler.start()
+with sc.span("first"):
+    pass
+assert profiler.flush(60)  # the journal is open by then: what is missing below is descriptors for processes that join
 
 def worker(number, held):
     child = os.fork()
@@ -93,6 +96,7 @@ def test_nothing_is_lost(joined: str, loop: str, tmp_path: Path) -> None:
     for number in range(3):
         assert found[f"of worker {number}"] == 100
         assert found[f"later of worker {number}"] == (100 if joined == "before" else 0)
+    assert found["first"] == 1
     assert found["own"] >= 30
     with JournalReader(tmp_path / "journal") as reader:
         assert list(reader) and not reader.damage
