@@ -27,9 +27,6 @@ class NamedTexts:
         for number, _ in named:
             self._named[number] = 1
 
-    def __contains__(self, number: int) -> bool:
-        return number < len(self._named) and bool(self._named[number])
-
     def all(self) -> list[tuple[int, str]]:
         """Those that were said, in the order of their ids."""
         return [(number, strings.text(number)) for number in np.flatnonzero(self._named).tolist()]

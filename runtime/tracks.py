@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import msgspec
 
-from stepscope.runtime import _core
+from stepscope.runtime import _core, locks
 
 MOST = _core.MAX_TRACKS
 """Tracks of a process at most: further ones share the last."""
@@ -44,19 +44,23 @@ def new(kind: TrackKind, pid: int, tid: int, name: str, parent: int = 0) -> int:
 
 
 _read: set[int] = set()
+_reading = locks.reentrant()
+"""Held while a row is added that is not a living one, and is not known as that yet."""
 
 
 def read(kind: TrackKind, pid: int, tid: int, name: str, parent: int = 0) -> int:
     """Adds a track that a recording speaks of, and returns its id. Nothing of this process is drawn there, though the
     recording may be its own: see `living`."""
-    track = new(kind, pid, tid, name, parent)
-    _read.add(track)
+    with _reading:
+        track = new(kind, pid, tid, name, parent)
+        _read.add(track)
     return track
 
 
 def living(first: int) -> list[Track]:
     """Those of `since` that no recording spoke of first."""
-    return [track for track in since(first) if track.id not in _read]
+    with _reading:
+        return [track for track in since(first) if track.id not in _read]
 
 
 _spare: dict[tuple[int, int, str], list[int]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 
 from stepscope.backends.kineto_tracks import KinetoTracks
@@ -55,3 +56,21 @@ def test_a_number_that_the_system_gives_again_is_the_newer_thread() -> None:
     assert older != newer
     assert KinetoTracks().of(os.getpid(), number + (1 << 28)) == newer
     assert MindSporeTracks().thread(number + (1 << 28)) == newer
+
+
+def test_rows_of_a_recording_are_never_living_ones() -> None:
+    """Not even at the instant at which they are added."""
+    before = tracks.since(1)[-1].id
+    interval = sys.getswitchinterval()
+    reader = threading.Thread(
+        target=lambda: [tracks.read(TrackKind.THREAD, 1 << 20, number, f"row {number}") for number in range(500)]
+    )
+    sys.setswitchinterval(1e-6)
+    try:
+        reader.start()
+        while reader.is_alive():
+            assert not [track for track in tracks.living(before + 1) if track.pid == 1 << 20]
+    finally:
+        sys.setswitchinterval(interval)
+        reader.join()
+    assert len([track for track in tracks.since(before + 1) if track.pid == 1 << 20]) == 500
