@@ -85,6 +85,7 @@ async def test_a_slow_exporter_is_nothing_to_another_profiler(tmp_path: Path) ->
     )
     other = sc.trace(name="other", exporters=[quick], output_dir=tmp_path / "other")
     with crowded:
+        assert await asyncio.to_thread(crowded.flush)  # a queue this small fills while an exporter opens
         with other:
             for _ in range(4):
                 record(5000)
@@ -109,6 +110,7 @@ async def test_a_slow_exporter_is_nothing_to_others_beside_it(tmp_path: Path) ->
     options = sc.Options(queue_bytes=SMALL, ring_bytes=32 << 20, close_timeout=2)
     produced = 0
     with sc.trace(exporters=[slow, quick], output_dir=tmp_path, options=options) as profiler:
+        assert await asyncio.to_thread(profiler.flush)
         with anyio.fail_after(60):
             while outputs(profiler)["memory"].exported < 100_000:  # an eighth of what rings may hold waits until then
                 record(2000)

@@ -463,6 +463,7 @@ def test_training_goes_on_while_a_receiver_is_away(tmp_path: Path) -> None:
         exporter, memory = OtlpExporter(server.url, options=OtlpOptions(metrics=False)), sc.MemoryExporter()
         options = sc.Options(close_timeout=1.0, queue_bytes=10_000, drain_interval=0.01)
         with sc.trace(exporters=[exporter, memory], output_dir=tmp_path, options=options) as profiler:
+            assert profiler.flush(60)  # a queue this small fills while an exporter opens
             for _ in range(20):
                 for _ in range(200):
                     with sc.span("work"):

@@ -52,6 +52,12 @@ def _left_out(profiler: sc.Profiler) -> int:
     return pipeline.overhead.left_out if pipeline is not None else 0
 
 
+def _dropped_by(exporter: sc.MemoryExporter, profiler: sc.Profiler) -> dict[str, int]:
+    pipeline = profiler.statistics().pipeline
+    outputs = {} if pipeline is None else {output.name: output.ledger for output in pipeline.exporters}
+    return outputs[exporter.name].dropped if exporter.name in outputs else {}
+
+
 def _detail(profiler: sc.Profiler) -> str:
     pipeline = profiler.statistics().pipeline
     return pipeline.overhead.detail if pipeline is not None else ""
@@ -66,6 +72,9 @@ def _account(
     shutdown = time.monotonic_ns() - began
     found = memory.names(kind=Kind.INSTANT).count(name)
     dropped = sum(window.ledger.dropped() for window in memory.windows) + _left_out(profiler)
+    for reason, events in _dropped_by(memory, profiler).items():
+        problems.append(f"{events:,} events dropped, reason {reason!r}, by an exporter that is well")
+        dropped += events
     for window in memory.windows:
         problems += [
             f"{source} is not balanced" for source, told in window.ledger.sources.items() if not told.balanced()
@@ -187,6 +196,8 @@ def _slow_neighbour(directory: Path, seed: int) -> Outcome:
     other = sc.trace(exporters=[memory], output_dir=directory / "other")
     crowded.start()
     other.start()
+    if not crowded.flush():  # a queue this small fills while an exporter opens
+        problems.append("the exporters did not open")
     each = 4000 + seed % 1000
     for _ in range(5):
         for _ in range(each):
