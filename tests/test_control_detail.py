@@ -153,8 +153,9 @@ def test_stacks_and_memory_in_windows_that_ask_for_them(output_dir: Path) -> Non
     sources = PythonStacksBackend(0.002, always=False), ProcessMemoryBackend(0.002)
     with running(output_dir, *sources) as (profiler, memory):
         for number, detail in enumerate(["memory=off", "stacks", "memory=off, stacks", None]):
-            assert profiler.arm(WindowRequest(start_step=1 + 50 * number, steps=30, detail=detail_from(detail)))
-        work(profiler, 190, lambda: time.sleep(0.001))
+            # Samplers hear on the loop that a window has ended: the next begins so much later.
+            assert profiler.arm(WindowRequest(start_step=1 + 100 * number, steps=30, detail=detail_from(detail)))
+        work(profiler, 340, lambda: time.sleep(0.001))
     found = [categories(memory, number) & {"python_function", "memory"} for number in range(4)]
     assert found == [set(), {"python_function", "memory"}, {"python_function"}, {"memory"}]
 

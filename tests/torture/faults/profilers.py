@@ -74,7 +74,7 @@ def _account(
     dropped = sum(window.ledger.dropped() for window in memory.windows) + _left_out(profiler)
     for reason, events in _dropped_by(memory, profiler).items():
         problems.append(f"{events:,} events dropped, reason {reason!r}, by an exporter that is well")
-        dropped += events
+        dropped += min(events, max(produced - found - dropped, 0))  # steps are among them
     for window in memory.windows:
         problems += [
             f"{source} is not balanced" for source, told in window.ledger.sources.items() if not told.balanced()
