@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +33,17 @@ def recorded(count: int) -> tuple[Run, list[EventBatch]]:
         profiler.flush()
     assert memory.run is not None
     return memory.run, memory.batches
+
+
+def slices(batches: Iterable[EventBatch]) -> Iterator[EventBatch]:
+    """The same events, as many at a time as exporters of files encode."""
+    from msgspec.structs import replace
+
+    from stepscope.exporters.trace_file import SLICE
+
+    for batch in batches:
+        for at in range(0, len(batch), SLICE):
+            yield replace(batch, events=batch.events[at : at + SLICE])
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from benchmarks.additions import additions
-from benchmarks.exporting import encoder, exporter, file, row
+from benchmarks.exporting import encoder, exporter, file, row, slices
 from benchmarks.peers import torch_profile, viztracer
 from benchmarks.row import Contender, Round, Sample, Tool
 from benchmarks.scale import Scale
@@ -24,7 +24,7 @@ def _encode(run: Run, batches: list[EventBatch]) -> int:
     from stepscope.runtime import _core
 
     base = int(batches[0].events["ts"][0]) - 1_000_000_000
-    return sum(len(_core.encode_chrome(batch.events, batch.args, base, "kineto")) for batch in batches)
+    return sum(len(_core.encode_chrome(batch.events, batch.args, base, "kineto")) for batch in slices(batches))
 
 
 def _encoder(scale: Scale) -> AbstractContextManager[Round]:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.exporting import encoder, exporter, file, row
+from benchmarks.exporting import encoder, exporter, file, row, slices
 from benchmarks.peers import peer
 from benchmarks.row import Contender, Round, Tool
 from benchmarks.scale import Scale
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from stepscope.runtime.events import EventBatch
     from stepscope.runtime.run import Run
 
-SLICE = 16_384
-"""Events that exporters encode at a time."""
 FILE = "trace.pftrace"
 
 
@@ -25,11 +23,7 @@ def _encode(run: Run, batches: list[EventBatch]) -> int:
     from stepscope.runtime import _core
 
     made = _core.PerfettoEncoder(1, run.pid)
-    return sum(
-        len(made.encode(batch.events[at : at + SLICE], batch.args, batch.window))
-        for batch in batches
-        for at in range(0, len(batch), SLICE)
-    )
+    return sum(len(made.encode(batch.events, batch.args, batch.window)) for batch in slices(batches))
 
 
 def _encoder(scale: Scale) -> AbstractContextManager[Round]:

@@ -107,10 +107,15 @@ class Worker:
         return [self._localised(self._gap(self._lost), b"")]
 
     def open_spans(self, until: int) -> Block:
-        """Spans that have begun and not ended, with `dur` up to `until`."""
+        """Spans that have begun by `until` and not ended, with `dur` up to then."""
         spans = self._rings.open_spans(until)
         self._files.load_ids(self._ids)
         return self._localised(spans, b"")[0]
+
+    def left_open(self, until: int) -> Block:
+        """Those of one that has ended, with `dur` up to `until`, or to when the last of them began if that was later."""
+        begins = np.frombuffer(self._rings.open_spans(_core.now()), EVENT_DTYPE)["ts"]
+        return self.open_spans(max([until, *begins.tolist()]))
 
     def statistics(self, state: str) -> WorkerStatistics:
         """Accounts so far."""
@@ -278,7 +283,7 @@ class Workers:
         the pop."""
         ended = [events for events, _ in last]
         latest = max([worker.seen_ns, *(int((events["ts"] + events["dur"]).max()) for events in ended)])
-        spans = worker.open_spans(latest)
+        spans = worker.left_open(latest)
         for events in ended:
             spans = spans[~np.isin(spans["id"], events["id"])]
         gap = worker.give_up()

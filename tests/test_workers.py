@@ -166,6 +166,33 @@ def test_a_killed_worker_loses_nothing(family: Family) -> None:
     assert family.spans(still_open=True) == {("worker", "outer"): 1, ("worker", "inner"): 1}
 
 
+def test_a_killed_worker_leaves_what_it_began_last(family: Family) -> None:
+    """Also a span that began after the process had been seen to run for the last time."""
+    family.of("""
+    if __name__ == "__main__":
+        with trace() as profiler:
+            here, there = os.pipe()
+            def work():
+                sc.join("worker")
+                spans("done", 10)
+                os.read(here, 1)
+                with sc.span("outer"), sc.span("inner"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+            child = in_child(work)
+            while not any(worker.drained == 10 for worker in profiler.statistics().recorder.workers):
+                time.sleep(0.01)
+            os.write(there, b"1")
+            assert os.waitpid(child, 0)[1] == signal.SIGKILL
+            deadline = time.monotonic() + 60
+            while all(worker.state != "ended" for worker in profiler.statistics().recorder.workers):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        assert not profiler.audit(), profiler.audit()
+    """)
+    assert family.spans() == {("worker", "done"): 10}
+    assert family.spans(still_open=True) == {("worker", "outer"): 1, ("worker", "inner"): 1}
+
+
 def test_a_worker_records_while_its_parent_does(family: Family) -> None:
     """Schedule, pause and end of the parent hold for the worker, and a span that is open at a window's end is cut."""
     family.of("""
