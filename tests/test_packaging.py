@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
-import statistics
 import subprocess
 import sys
 import tomllib
@@ -27,19 +26,6 @@ PARTS = sorted(
     if init.parent.name not in {"stepscope", *NOT_INSTALLED} and not init.parent.name.startswith((".", "build"))
 )
 """The folders beside `stepscope` that are installed as `stepscope.<name>`."""
-
-SOURCES = sorted(
-    [
-        *(path for part in PARTS for path in (ROOT / part).rglob("*.py")),
-        *(ROOT / "stepscope").glob("*.py"),
-        *(ROOT / "stepscope" / "cli").rglob("*.py"),
-    ]
-)
-
-
-def lines(path: Path) -> int:
-    """Counts a file's lines."""
-    return len(path.read_bytes().splitlines())
 
 
 def test_every_source_package_is_declared() -> None:
@@ -153,20 +139,6 @@ def test_import_works_without(module: str) -> None:
     subprocess.run([sys.executable, "-P", "-W", "error", "-c", blocked], check=True)
     loaded = f"import sys, stepscope; sys.exit({module!r} in sys.modules)"
     subprocess.run([sys.executable, "-P", "-c", loaded], check=True)
-
-
-def test_core_stays_small() -> None:
-    """The native core is one thing that one person can read."""
-    assert sum(map(lines, (ROOT / "runtime" / "core").iterdir())) <= 6750
-
-
-def test_files_stay_small() -> None:
-    """One noun for each file: half of them under 200 lines, none over 500."""
-    tests = list((ROOT / "tests").glob("*.py"))
-    core = [*(ROOT / "runtime" / "core").iterdir()]
-    sizes = {path: lines(path) for path in [*SOURCES, *core, *tests]}
-    assert statistics.median(size for path, size in sizes.items() if path in set(SOURCES)) <= 200
-    assert {str(path.relative_to(ROOT)): size for path, size in sizes.items() if size > 500} == {}
 
 
 def test_sources_without_their_core_say_what_to_do() -> None:
