@@ -9,11 +9,30 @@ from collections.abc import Callable
 from stepscope.runtime import locks
 
 
+class _Waiter:
+    """One `wait_for`: its loop, and whether that was woken since it last looked at the condition."""
+
+    __slots__ = ("event", "loop", "woken")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.event = asyncio.Event()
+        self.woken = False
+
+    def wake(self) -> None:
+        """Wakes the loop, once: a system call and a switch of threads each time would cost more than the work."""
+        if self.woken:
+            return
+        with contextlib.suppress(RuntimeError):  # that loop has ended: nobody waits there any more
+            self.loop.call_soon_threadsafe(self.event.set)
+        self.woken = True  # last: a signal handler that raises before leaves it to the next call
+
+
 class Change:
     """A condition across event loops. Telling costs next to nothing while nobody waits, and never fails."""
 
     def __init__(self) -> None:
-        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._waiting: set[_Waiter] = set()
         self._lock = locks.reentrant()
 
     def tell(self) -> None:
@@ -21,20 +40,21 @@ class Change:
         if self._waiting:
             with self._lock:
                 waiting = list(self._waiting)
-            for loop, event in waiting:
-                with contextlib.suppress(RuntimeError):  # that loop has ended: nobody waits there any more
-                    loop.call_soon_threadsafe(event.set)
+            for waiter in waiting:
+                waiter.wake()
 
     async def wait_for(self, condition: Callable[[], object]) -> None:
         """Returns when `condition()` is true. It is asked at once, and after each `tell()`."""
-        event = asyncio.Event()
-        me = (asyncio.get_running_loop(), event)
+        me = _Waiter(asyncio.get_running_loop())
         with self._lock:
             self._waiting.add(me)
         try:
-            while not condition():
-                await event.wait()
-                event.clear()
+            while True:
+                me.woken = False  # before the condition is asked: a change after that wakes again
+                if condition():
+                    return
+                await me.event.wait()
+                me.event.clear()
         finally:
             with self._lock:
                 self._waiting.discard(me)

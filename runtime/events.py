@@ -8,7 +8,7 @@ tracks are ids of the process-wide track table (`tracks.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from enum import IntEnum, IntFlag
+from enum import Enum, IntEnum, IntFlag
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -73,6 +73,16 @@ class Flag(IntFlag):
     """Its name is shown followed by `#` and its step: steps of a run have one name, not one each."""
     NO_NUMBER = 128
     """The counter was given what is no number: its value is NaN."""
+
+
+def _find_at_once(members: type[Enum]) -> None:
+    """Has members found like other attributes of a class: Python 3.11 calls two functions for each, 3.12 none."""
+    for member in members:
+        type.__setattr__(members, member.name, member)
+
+
+_find_at_once(Kind)
+_find_at_once(Flag)
 
 
 class EventBatch(Documented, frozen=True, gc=False):

@@ -57,6 +57,10 @@ class Hub:
         """Told when a backlog is through, when a profiler comes or goes, and with each wake."""
         self._asked = False
         """Whether there is something in an inbox."""
+        self._woken = self._woken_later = False
+        """Whether the loop was woken and has not looked since: once is enough."""
+        self._turned = 0.0
+        """When the loop looked last, by its clock."""
         self._removing = 0
         """Profilers that begin to close: nobody is waited for then."""
         self._stack = ExitStack()
@@ -84,7 +88,9 @@ class Hub:
         self._look_up()
 
     def _ask(self) -> None:
+        self._woken = self._woken_later = False  # before anything is looked at: what comes from now on wakes again
         self._asked = True
+        self._turned = self._loop.time()
         self._look_up()
 
     def _look_up(self) -> None:
@@ -100,8 +106,26 @@ class Hub:
 
     def wake(self) -> None:
         """Makes the hub look at its inboxes and rings."""
+        if self._woken:
+            return
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is left to be woken
             self._loop.call_soon_threadsafe(self._ask)
+        self._woken = True  # last: a signal handler that raises before leaves it to the next call
+
+    def wake_later(self) -> None:
+        """Makes the hub look at once if it has not done so for `Options.drain_interval`, and else when that is over.
+
+        So small windows are sorted together: each turn takes the interpreter's lock from the program.
+        """
+        if self._woken or self._woken_later:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is left to be woken
+            self._loop.call_soon_threadsafe(self._ask_later)
+        self._woken_later = True  # last, as in `wake`
+
+    def _ask_later(self) -> None:
+        interval = min((pipeline.options.drain_interval for pipeline in self._pipelines), default=0.0)
+        self._loop.call_at(self._turned + interval, self._ask)
 
     def call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Runs a coroutine function on the loop and waits for it; not from the loop itself."""

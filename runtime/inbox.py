@@ -35,9 +35,17 @@ class Inbox(Generic[T]):
     A signal handler may record, and so put, while its thread is inside a put.
     """
 
-    def __init__(self, max_bytes: int, wake: Callable[[], object]) -> None:
+    def __init__(
+        self, max_bytes: int, wake: Callable[[], object], wake_later: Callable[[], object] = lambda: None
+    ) -> None:
+        """
+        Args:
+            max_bytes: limit of what waits in it.
+            wake: makes the consumer look at once.
+            wake_later: makes it look soon, with whatever else comes until then.
+        """
         self._max = max_bytes
-        self._wake = wake
+        self._wake, self._wake_later = wake, wake_later
         self._items: deque[tuple[T, int]] = deque()
         self._lock = locks.reentrant()
         self._closed = False
@@ -45,8 +53,14 @@ class Inbox(Generic[T]):
         """Bytes that the consumer has taken and not handled: they count as waiting here. Set by the consumer."""
         self._put = self._taken = self._bytes = self._peak = self._refused = 0
 
-    def put(self, item: T, nbytes: int = 0) -> bool:
+    def put(self, item: T, nbytes: int = 0, *, later: bool = False) -> bool:
         """Adds an item of `nbytes`; items of 0 bytes (messages) always fit.
+
+        Args:
+            item: what is added.
+            nbytes: how much of the limit it takes.
+            later: it is enough if the consumer looks at it soon. Waking a thread costs the caller a system call, and, while
+                it computes, a hand-over of the interpreter's lock.
 
         Returns:
             False if it did not fit. It was counted, and is not in the inbox.
@@ -66,7 +80,10 @@ class Inbox(Generic[T]):
             if self._bytes > self._peak:
                 self._peak = self._bytes
             self._items.append((item, nbytes))
-        self._wake()
+        if later:
+            self._wake_later()
+        else:
+            self._wake()
         return True
 
     @property

@@ -75,6 +75,7 @@ class Pipeline:
         backends: list[Producer],
         actions: WindowActions,
         wake: Callable[[], object],
+        wake_later: Callable[[], object],
         keep_last: FlightRecorder | None = None,
         session: Path | None = None,
         budget: OverheadBudget | None = None,
@@ -92,7 +93,7 @@ class Pipeline:
         self.run_facts = run
         self.faults = Faults(f"profiler {run.name!r}")
         self.options = options
-        self.inbox: Inbox[Message] = Inbox(options.inbox_bytes, wake)
+        self.inbox: Inbox[Message] = Inbox(options.inbox_bytes, wake, wake_later)
         self.delivered = Delivered(self.inbox)
         self.sources = [source_of(backend, self.inbox, options) for backend in backends]
         self.fanout = Fanout(exporters, run, options.queue_bytes, Shedding.of(options))

@@ -192,7 +192,7 @@ class Profiler(Reporting):
         keep_last, session = self.keep_last, source.directory
         self.output.announce(session, self._serial, run, 0 if keep_last is None else keep_last.steps)
         self._hub = hub.acquire(source)
-        wake = self._hub.wake
+        wake, wake_later = self._hub.wake, self._hub.wake_later
 
         def make() -> Pipeline:
             self._accounts = RecorderAccounts(source)
@@ -204,6 +204,7 @@ class Profiler(Reporting):
                 self._backends,
                 self.output,
                 wake,
+                wake_later,
                 keep_last=keep_last,
                 session=session,
                 budget=self._budget,

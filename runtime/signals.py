@@ -14,6 +14,7 @@ or `SIG_DFL`: so it is looked now and then whose they are (`look`).
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # what it answers is not looked up in enumerations, which takes 3 us
 import functools
 import os
 import signal
@@ -93,7 +94,7 @@ def uninterrupted(method: Callable[Concatenate[Self, P], R]) -> Callable[Concate
 def _held(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     if not _on_main_thread():
         return function(*args, **kwargs)
-    interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    interrupts: bool = _signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return _core.hold_signals(interrupts, function, *args, **kwargs)
 
 

@@ -63,13 +63,13 @@ class InboxSink:
         return len(kept)
 
     def watermark(self, at: int) -> None:
-        self._inbox.put(Watermark(self._source, self._time("watermark", at)))
+        self._inbox.put(Watermark(self._source, self._time("watermark", at)), later=True)
 
     def dropped(self, count: int, reason: str, at: int) -> None:
         lost = whole(count, f"what {self._source!r} has dropped", least=0)
         if not isinstance(reason, str):
             raise TypeError(f"the reason why {self._source!r} has dropped events must be a str, got {reason!r}")
-        self._inbox.put(Dropped(self._source, reason, lost, self._time("dropped", at)))
+        self._inbox.put(Dropped(self._source, reason, lost, self._time("dropped", at)), later=True)
 
     def run_soon(self, work: object) -> None:
         if not callable(work):

@@ -171,7 +171,7 @@ class Stepping(_core.StepCounter):
                 self._tell_pause(clock.now())
             else:
                 if self._pause_told and self._pipeline is not None:
-                    self._pipeline.inbox.put(Resumed(clock.now()))
+                    self._pipeline.inbox.put(Resumed(clock.now()), later=True)
                 self._want(self._action.records)
                 self._pause_told = False
             self._paused = paused
@@ -183,7 +183,7 @@ class Stepping(_core.StepCounter):
         assert self._pipeline is not None
         self._pause_told = self._pause_told or not self._pipeline.crowded
         if self._pause_told:
-            self._pipeline.inbox.put(Paused(at))
+            self._pipeline.inbox.put(Paused(at), later=True)
         else:
             self._pauses_untold += 1
 
@@ -369,7 +369,9 @@ class Stepping(_core.StepCounter):
             return ProfilerAction.NONE, NEVER
         try:
             action = checked_action(schedule(step), step)
-            return action, schedule.next_change(step) if isinstance(schedule, PlannedSchedule) else step + 1
+            # Ours by their classes: to ask whether an object is of a protocol costs more than the rest of the change.
+            planned = isinstance(schedule, Schedule | Always | Never) or isinstance(schedule, PlannedSchedule)
+            return action, schedule.next_change(step) if planned else step + 1
         except BaseException as error:
             if isinstance(schedule, Schedule | Always | Never) or interrupts(error):
                 raise
@@ -417,7 +419,7 @@ class Stepping(_core.StepCounter):
                 self._want(not self._pauses)
                 left_out = self._windows_left_out - self._left_out_told
                 mark = StepMark(at, self._step, track, parent)
-                pipeline.inbox.put(WindowBegins(mark, left_out, self._window_begins()))
+                pipeline.inbox.put(WindowBegins(mark, left_out, self._window_begins()), later=True)
                 self._left_out_told = self._windows_left_out
                 if self._pauses and not self._pause_told:
                     self._tell_pause(at)
@@ -425,7 +427,9 @@ class Stepping(_core.StepCounter):
                 self._window_first = self._step
             finally:
                 self._let_go()
-        pipeline.inbox.put(ActionChanged(before, after, at))
+        if pipeline.sources:
+            follows = any(not source.backend.thread_bound for source in pipeline.sources)
+            pipeline.inbox.put(ActionChanged(before, after, at), later=not follows)
 
     def _end_window(
         self, before: ProfilerAction, after: ProfilerAction, at: int, *, complete: bool, reason: str, cut_short: bool
@@ -435,7 +439,8 @@ class Stepping(_core.StepCounter):
             complete, reason = False, f"the schedule went from RECORD to {after.name} without RECORD_AND_SAVE"
         self._want(after.records and not self._pauses)
         needs_last = before is ProfilerAction.RECORD_AND_SAVE and not isinstance(self.schedule, Always)
-        self._pipeline.inbox.put(self._window_ends(WindowEnds(at, complete, reason, cut_short, needs_last)))
+        ended = WindowEnds(at, complete, reason, cut_short, needs_last)
+        self._pipeline.inbox.put(self._window_ends(ended), later=True)
         if self._window_first is not None:
             self._recorded_steps += self._step - self._window_first
             self._window_first = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import anyio
 
@@ -59,6 +60,38 @@ async def test_many_may_wait_and_one_may_give_up() -> None:
             assert done == {1, 2, 3}
             reached = 5
             change.tell()
+
+
+class CountingLoop(asyncio.SelectorEventLoop):
+    """Counts how often another thread woke it."""
+
+    woken = 0
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        """As the base."""
+        self.woken += 1
+        return super().call_soon_threadsafe(callback, *args, context=context)
+
+
+def test_a_loop_that_has_not_looked_yet_is_woken_once() -> None:
+    """A hundred changes in a row wake a thread once: each time costs a system call and a switch of threads."""
+    change, loop = Change(), CountingLoop()
+    reached = 0
+
+    async def wait() -> int:
+        nonlocal reached
+        waiting = asyncio.ensure_future(change.wait_for(lambda: reached >= 100))
+        await asyncio.sleep(0)
+        before = loop.woken
+        for reached in range(1, 101):  # noqa: B007
+            change.tell()
+        await waiting
+        return loop.woken - before
+
+    try:
+        assert loop.run_until_complete(wait()) == 1
+    finally:
+        loop.close()
 
 
 def test_a_loop_that_has_ended_is_told_in_vain() -> None:

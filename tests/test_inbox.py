@@ -60,6 +60,16 @@ def test_each_put_wakes_the_consumer() -> None:
     assert len(wakes) == 2
 
 
+def test_what_may_wait_wakes_the_consumer_later() -> None:
+    """Begins and ends of windows are looked at together."""
+    wakes: list[str] = []
+    inbox: Inbox[int] = Inbox(10, lambda: wakes.append("now"), lambda: wakes.append("later"))
+    inbox.put(1, later=True)
+    inbox.put(2)
+    assert wakes == ["later", "now"]
+    assert inbox.take() == [1, 2]
+
+
 def test_puts_from_many_threads_and_a_close_in_between() -> None:
     """Each put is wholly before the close, and processed, or wholly after, and raises."""
     inbox: Inbox[int] = Inbox(1 << 20, lambda: None)
