@@ -14,16 +14,19 @@ or `SIG_DFL`: so it is looked now and then whose they are (`look`).
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # what it answers is not looked up in enumerations, which takes 3 us
 import functools
 import os
 import signal
 import threading
 from collections.abc import Callable, Collection
+from importlib import import_module
 from types import FrameType
 from typing import Concatenate, ParamSpec, TypeVar
 
 from stepscope.runtime import _core, locks
+
+_getsignal: Callable[[int], object] = vars(import_module("_signal"))["getsignal"]
+"""`signal.getsignal`, which looks the answer up in an enumeration: that takes as long as a third of a change of action."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -94,7 +97,7 @@ def uninterrupted(method: Callable[Concatenate[Self, P], R]) -> Callable[Concate
 def _held(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     if not _on_main_thread():
         return function(*args, **kwargs)
-    interrupts: bool = _signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    interrupts = _getsignal(signal.SIGINT) is signal.default_int_handler
     return _core.hold_signals(interrupts, function, *args, **kwargs)
 
 

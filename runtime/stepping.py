@@ -370,8 +370,9 @@ class Stepping(_core.StepCounter):
         try:
             action = checked_action(schedule(step), step)
             # Ours by their classes: to ask whether an object is of a protocol costs more than the rest of the change.
-            planned = isinstance(schedule, Schedule | Always | Never) or isinstance(schedule, PlannedSchedule)
-            return action, schedule.next_change(step) if planned else step + 1
+            if isinstance(schedule, Schedule | Always | Never) or isinstance(schedule, PlannedSchedule):
+                return action, schedule.next_change(step)
+            return action, step + 1
         except BaseException as error:
             if isinstance(schedule, Schedule | Always | Never) or interrupts(error):
                 raise
