@@ -233,8 +233,8 @@ class StepCounter:
     def _let_go(self) -> None:
         """Takes that back, if it has."""
 
-    def _mark(self) -> tuple[int, int, int]:
-        """Marks the begin of step `_step`: (time in ns, track, open span)."""
+    def _mark(self, at: int, /) -> tuple[int, int, int]:
+        """Marks the begin of step `_step` at a time in ns, 0 for now: (time in ns, track, open span)."""
 
 # consumers
 class Aggregates:

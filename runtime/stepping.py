@@ -407,7 +407,11 @@ class Stepping(_core.StepCounter):
         begins = after.records and (ends or not before.records)
         if ends:
             self._end_window(before, after, at, complete=complete, reason=reason, cut_short=cut_short)
-        self._let_go()
+        # A window that follows another begins where that ends: no event of another thread falls between the two. Backends
+        # of this thread take their time between them, and are in neither.
+        follows = ends and begins and not any(source.backend.thread_bound for source in pipeline.sources)
+        if not follows:
+            self._let_go()
         if before is after and not ends:
             return
         for source in pipeline.sources:
@@ -416,7 +420,7 @@ class Stepping(_core.StepCounter):
         if begins and self._state != "closed":
             try:
                 self._hold()
-                at, track, parent = self._mark()
+                at, track, parent = self._mark(at if follows else 0)
                 self._want(not self._pauses)
                 left_out = self._windows_left_out - self._left_out_told
                 mark = StepMark(at, self._step, track, parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import signal
 import threading
@@ -492,3 +493,20 @@ def test_what_was_recorded_is_flushed(tmp_path: Path) -> None:
         finally:
             over.set()
             others.join()
+
+
+def test_windows_that_follow_each_other_leave_nothing_out(output_dir: Path) -> None:
+    """What is recorded while one ends and the next begins is in the next: a schedule, a finalizer or another thread may do that."""
+
+    def two_steps_a_window(step: int) -> sc.ProfilerAction:
+        with sc.span("schedule"):
+            pass
+        return sc.ProfilerAction.RECORD_AND_SAVE if step % 2 else sc.ProfilerAction.RECORD
+
+    memory = MemoryExporter()
+    with sc.trace(output_dir=output_dir, exporters=[memory], schedule=two_steps_a_window) as profiler:
+        for _ in range(10):
+            profiler.step()
+    borders = [(window.start_ns, window.end_ns) for window in memory.windows]
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(borders[:-1]))
+    assert memory.names().count("schedule") == 10

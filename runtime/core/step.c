@@ -69,15 +69,17 @@ static PyObject *step_step(StepCounter *self, PyObject *unused) {
     return NULL;
 }
 
-static PyObject *step_mark(StepCounter *self, PyObject *unused) {
-    Event mark = write_mark(self, clock_now());
+static PyObject *step_mark(StepCounter *self, PyObject *at) {
+    long long now = PyLong_AsLongLong(at);
+    if (now == -1 && PyErr_Occurred()) return NULL;
+    Event mark = write_mark(self, now ? now : clock_now());
     return PyErr_Occurred() ? NULL : Py_BuildValue("(LIK)", (long long)mark.ts, mark.track, (unsigned long long)mark.parent);
 }
 
 static PyMethodDef methods[] = {
     {"_hold", (PyCFunction)step_hold, METH_NOARGS, NULL},
     {"_let_go", (PyCFunction)step_let_go, METH_NOARGS, NULL},
-    {"_mark", (PyCFunction)step_mark, METH_NOARGS, NULL},
+    {"_mark", (PyCFunction)step_mark, METH_O, NULL},
     {"step", (PyCFunction)step_step, METH_NOARGS,
      "step()\n--\n\nEnds the current step and begins the next. Never blocks and never raises; call it once per step,\n"
      "from any thread (from the thread of `start()` if a backend is bound to it)."},
