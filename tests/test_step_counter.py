@@ -65,7 +65,7 @@ def test_marks_do_not_depend_on_recording() -> None:
     with recording() as log:
         log.record(False)
         steps.step()
-        at, track, parent = steps._mark()  # pyright: ignore[reportPrivateUsage]
+        at, track, parent = steps._mark(0)  # pyright: ignore[reportPrivateUsage]
     first, second = log.rows
     assert (first.step, second.step) == (1, 1)
     assert (second.ts, second.track, second.parent) == (at, track, parent)
@@ -156,7 +156,7 @@ def test_without_a_session() -> None:
         steps._next_change, steps._live = 1 << 60, True
         for _ in range(5):
             steps.step()
-        tell([steps._step, steps._mark()[1:], _core.drain(1024)[0].hex()])
+        tell([steps._step, steps._mark(0)[1:], _core.drain(1024)[0].hex()])
         os._exit(0)
         """
     )
