@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import Future
@@ -31,10 +32,16 @@ from stepscope.runtime.windows import RECORDER
 
 T = TypeVar("T")
 
+LOOP_MODULES = ("stepscope.runtime.", "asyncio.", "anyio.")
+"""Modules whose functions call the parts' on the loop."""
 SETTLE = 0.001
 """Seconds until the hub looks again while a change of action is on its way to it."""
 AFTER_FAULT = 0.1
 """Seconds until it looks again after a fault of ours."""
+ANSWER_S = 0.05
+"""Seconds that the loop has to answer; else it is blocked."""
+BEGIN_CLOSING_S = 0.05
+"""Seconds that each backend has for closing at least, however late it is."""
 IDLE = 5.0
 """Seconds between two looks while nothing is recorded: processes may join and end then, too."""
 
@@ -73,6 +80,7 @@ class Hub:
 
     async def _start(self) -> tuple[asyncio.Event, anyio.Lock]:
         self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
         register_loop(self._loop)
         self._look()
         self._loop.add_reader(self._recorder.wake_fd, self._called)
@@ -159,6 +167,22 @@ class Hub:
             self._loop.call_soon_threadsafe(start)
         return opened
 
+    def blocked_in(self) -> str:
+        """The function of a backend that the loop is inside of and does not return from, with its file and line; else empty.
+
+        Takes `ANSWER_S` seconds.
+        """
+        answered: Promise[None] = Promise()
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(answered.give, None)
+        if answered.wait(ANSWER_S):
+            return ""
+        frame = sys._current_frames().get(self._thread_id)
+        called = None
+        while frame is not None and not str(frame.f_globals.get("__name__")).startswith(LOOP_MODULES):
+            called, frame = frame, frame.f_back
+        return "" if called is None else f"{called.f_code.co_name}() at {called.f_code.co_filename}:{called.f_lineno}"
+
     def on_loop(self) -> bool:
         """Whether the caller runs on the hub's loop."""
         try:
@@ -207,11 +231,11 @@ class Hub:
         """Closes a pipeline: sources, last windows, exporters, all within `seconds`."""
         deadline = anyio.current_time() + seconds
         pipeline.backlog.end()
-        with anyio.CancelScope(deadline=deadline - seconds / 2):
-            with self._no_patience():
-                await self.drain(final=True)  # what the sources have yet to be told
-            with self._contained("close_sources"):
-                await pipeline.close_sources()
+        with anyio.CancelScope(deadline=deadline - seconds * 3 / 4), self._no_patience():
+            await self.drain(final=True)  # what the sources have yet to be told
+        with self._contained("close_sources"):
+            # Also when the loop was blocked until now: each has a moment to begin.
+            await pipeline.close_sources(max(deadline - seconds / 2, anyio.current_time() + BEGIN_CLOSING_S))
         with anyio.CancelScope(deadline=deadline - seconds / 4) as scope:
             await self._pass_all(pipeline)
         if scope.cancelled_caught:  # by an exporter that is behind; the others are to have everything

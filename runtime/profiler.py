@@ -278,11 +278,17 @@ class Profiler(Reporting):
         """
         if self._pipeline is None or self._state in ("closed", "inert") or not self._may_wait():
             return False
+        seconds = self.options.close_timeout if timeout is None else timeout
         done: Promise[bool] = Promise()
         try:
             self._pipeline.inbox.put(Flush(clock.now(), done))
-            return done.result(self.options.close_timeout if timeout is None else timeout)
-        except (TimeoutError, ClosedError):
+            return done.result(seconds)
+        except TimeoutError:
+            blocked = "" if self._hub is None or seconds <= 0 else self._hub.blocked_in()
+            if blocked:
+                log.warning("flush() of profiler %r gave up: the runtime's loop is blocked in %s", self.name, blocked)
+            return False
+        except ClosedError:
             return False
 
     def _may_wait(self) -> bool:
