@@ -22,6 +22,7 @@ from stepscope.runtime.delivering import delivering
 from stepscope.runtime.ending import call_after_signal, call_before_close
 from stepscope.runtime.errors import ClosedError, ProfilerStateError
 from stepscope.runtime.flight.settings import FlightRecorder
+from stepscope.runtime.greenlets import refusal, replaced_note, threads_replaced_by
 from stepscope.runtime.join import leave
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.messages import Flush, WindowEnds
@@ -124,7 +125,8 @@ class Profiler(Reporting):
         there it becomes inert, and says so in the log.
 
         Raises:
-            ProfilerStateError: if it runs already or was closed.
+            ProfilerStateError: if it runs already or was closed; and if gevent or eventlet has replaced the threads of the
+                standard library.
             OutputError: if the run's directory or the session's cannot be made.
             BackendError: if a backend has not opened after `Options.start_timeout` seconds: which. A later call goes on.
         """
@@ -134,6 +136,9 @@ class Profiler(Reporting):
     def _check_start(self) -> None:
         if self._state in ("starting", "running", "closed"):
             raise ProfilerStateError(f"start() of profiler {self.name!r}: it is {self._state} already")
+        library = threads_replaced_by()
+        if library:
+            raise ProfilerStateError(f"start() of profiler {self.name!r}: {refusal(library)}")
 
     def _start(self) -> None:
         if self._pipeline is None and not leave():
@@ -312,6 +317,8 @@ class Profiler(Reporting):
         if self._state == "inert":
             return
         self._close_from_now()
+        if self._state != "new" and (library := threads_replaced_by()):
+            log.error("profiler %r: %s", self.name, replaced_note(library))
         may_wait = self._may_wait()
         if not self._call(self._shut, patience=self._patience(self._closes_by, half=True)) and may_wait:
             self._shut_around()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.runtime import _core, asyncio_tasks
+from stepscope.runtime import _core, asyncio_tasks, greenlets
 from stepscope.runtime.detail import EVERYTHING
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks
@@ -118,6 +118,7 @@ class Recorder:
             workers=self.workers.statistics(),
             removed=self._removed(),
             unwatched=asyncio_tasks.unwatched.copy(),
+            greenlets=greenlets.recorded,
             **rings,
         )
 

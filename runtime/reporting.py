@@ -12,6 +12,7 @@ from stepscope.runtime.closing import Closing
 from stepscope.runtime.diagnostics import explain
 from stepscope.runtime.error_text import error_text
 from stepscope.runtime.flight.settings import FlightRecorder
+from stepscope.runtime.greenlets import replaced_note, threads_replaced_by
 from stepscope.runtime.kept_errors import error_notes, kept_errors, schedule_errors
 from stepscope.runtime.output import Output
 from stepscope.runtime.recorder_accounts import RecorderAccounts
@@ -97,6 +98,7 @@ class Reporting(Saving):
         if self._state in ("stopped", "closed"):
             notes += self._explain()
         if self._pipeline is not None:
+            notes += (replaced_note(library),) if (library := threads_replaced_by()) else ()
             notes += tuple(self._pipeline.notes)
             notes += tuple(error_notes(self._pipeline))
             notes += self._flight_notes(self._pipeline)
