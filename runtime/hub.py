@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import anyio
-import anyio.from_thread
 
 from stepscope.runtime import _core, signals
 from stepscope.runtime.change import Change
@@ -24,6 +23,7 @@ from stepscope.runtime.loop_thread import loop_name
 from stepscope.runtime.meter import register_loop
 from stepscope.runtime.outlet import PATIENCE
 from stepscope.runtime.pipeline import Pipeline
+from stepscope.runtime.portal import portal
 from stepscope.runtime.promise import Promise
 from stepscope.runtime.recorder import Recorder
 from stepscope.runtime.source import Source
@@ -68,9 +68,7 @@ class Hub:
         """Profilers that begin to close: nobody is waited for then."""
         self._stack = ExitStack()
         self.loop_name = loop_name()
-        self._portal = self._stack.enter_context(
-            anyio.from_thread.start_blocking_portal("asyncio", {"loop_factory": lasting_loop}, name="stepscope")
-        )
+        self._portal = self._stack.enter_context(portal("stepscope", lasting_loop))
         self._wake, self._draining = self._portal.call(self._start)
         self._stopping = False
         self.opening = ""
