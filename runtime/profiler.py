@@ -32,7 +32,7 @@ from stepscope.runtime.output import Output
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.promise import Promise
-from stepscope.runtime.recorder import close_recorder, recorder
+from stepscope.runtime.recorder import close_recorder, closed_for_good, recorder
 from stepscope.runtime.recorder_accounts import RecorderAccounts
 from stepscope.runtime.recovery.sweep import end_sweep
 from stepscope.runtime.reporting import Reporting
@@ -125,8 +125,8 @@ class Profiler(Reporting):
         there it becomes inert, and says so in the log.
 
         Raises:
-            ProfilerStateError: if it runs already or was closed; and if gevent or eventlet has replaced the threads of the
-                standard library.
+            ProfilerStateError: if it runs already or was closed; if gevent or eventlet has replaced the threads of the
+                standard library; and if the process is ending.
             OutputError: if the run's directory or the session's cannot be made.
             BackendError: if a backend has not opened after `Options.start_timeout` seconds: which. A later call goes on.
         """
@@ -136,6 +136,11 @@ class Profiler(Reporting):
     def _check_start(self) -> None:
         if self._state in ("starting", "running", "closed"):
             raise ProfilerStateError(f"start() of profiler {self.name!r}: it is {self._state} already")
+        if closed_for_good():
+            raise ProfilerStateError(
+                f"start() of profiler {self.name!r}: the process is ending, and can record nothing any more. Functions of atexit "
+                "are called in reverse order: register the one that starts a profiler after `import stepscope`"
+            )
         library = threads_replaced_by()
         if library:
             raise ProfilerStateError(f"start() of profiler {self.name!r}: {refusal(library)}")
@@ -182,6 +187,9 @@ class Profiler(Reporting):
     def _open(self) -> None:
         self.output.make()
         source = self._recorder = recorder(self.options)
+        self._without_effect = source.without_effect(self.options)
+        if self._without_effect:
+            log.warning("profiler %r: %s", self.name, self._without_effect)
         self._anchor = clock.ClockAnchor.read()
         run = Run.here(
             name=self.name,

@@ -36,6 +36,8 @@ class Reporting(Saving):
         self._accounts: RecorderAccounts | None = None
         self._anchor: clock.ClockAnchor | None = None
         self._ending: Closing | None = None
+        self._without_effect = ""
+        """What the options ask of rings in vain."""
 
     @property
     def control(self) -> Controller | None:
@@ -97,6 +99,7 @@ class Reporting(Saving):
             return (*notes, f"inert: {self._inert_because}")
         if self._state in ("stopped", "closed"):
             notes += self._explain()
+        notes += (self._without_effect,) if self._without_effect else ()
         if self._pipeline is not None:
             notes += (replaced_note(library),) if (library := threads_replaced_by()) else ()
             notes += tuple(self._pipeline.notes)
