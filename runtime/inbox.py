@@ -103,4 +103,6 @@ class Inbox(Generic[T]):
     def statistics(self) -> InboxStatistics:
         """Accounts so far."""
         with self._lock:
-            return InboxStatistics(self._put, self._taken, len(self._items), self.waiting_bytes, self._peak, self._refused)
+            return InboxStatistics(
+                self._put, self._taken, len(self._items), self.waiting_bytes, self._peak, self._refused
+            )

@@ -1,4 +1,4 @@
-"""Tasks and what they start: what is watched while a profiler is open."""
+"""Tasks and what they start: what is watched while a profiler is open; and which task or greenlet runs in a thread."""
 
 from __future__ import annotations
 

@@ -114,3 +114,25 @@ def test_who_blocks_the_loop_is_named_to_other_profilers(tmp_path: Path, caplog:
     finally:
         blocking.free.set()
         bad.close()
+
+
+def test_a_blocking_aclose_is_named(tmp_path: Path) -> None:
+    """It blocks the loop at the deadline for closing: that is given up, and the note says where the loop is."""
+    free = threading.Event()
+
+    class Blocking(Closing):
+        async def aclose(self) -> None:
+            """Blocks, where it should wait."""
+            free.wait(HANGS_S)
+
+    with sc.trace(
+        output_dir=tmp_path, backends=[Blocking("blocking")], options=sc.Options(close_timeout=0.3)
+    ) as profiler:
+        profiler.step()
+    try:
+        assert any("blocked in aclose() at" in note for note in profiler.diagnostics()), profiler.diagnostics()
+    finally:
+        free.set()
+    while any(thread.name == "stepscope" for thread in threading.enumerate()):
+        time.sleep(0.01)
+    assert not profiler.statistics().given_up

@@ -291,7 +291,11 @@ def test_options_of_rings_that_have_no_effect(tmp_path: Path) -> None:
         second.step()
     first.close()
     (note,) = [note for note in second.diagnostics() if note.startswith("without effect")]
-    for text in (f"Options.ring_bytes={1 << 20} (it is ", "block_seconds=0.25 (it is ", f"session_dir={str(tmp_path)!r}"):
+    for text in (
+        f"Options.ring_bytes={1 << 20} (it is ",
+        "block_seconds=0.25 (it is ",
+        f"session_dir={str(tmp_path)!r}",
+    ):
         assert text in note
     assert "queue_bytes" not in note and "overflow" not in note and note in str(second.report())
     assert not any("without effect" in note for note in first.diagnostics())

@@ -283,7 +283,9 @@ def test_the_loops_factory_is_what_the_program_set(kind: str) -> None:
             assert await asyncio.create_task(wait(3)) == 3
         assert loop.get_task_factory() is factory
 
-    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:  # uvloop's has no eager tasks in Python 3.13.0
+    with asyncio.Runner(
+        loop_factory=asyncio.SelectorEventLoop
+    ) as runner:  # uvloop's has no eager tasks in Python 3.13.0
         runner.run(main())
 
 
