@@ -45,7 +45,9 @@ class CreateTask:
         if self.replaced is not None:
             return self.replaced(watched, **options)
         loop: Any = self._loop()
-        return type(loop).create_task(loop, watched, **options)
+        kind: Any = type(loop)
+        task: asyncio.Future[Any] = kind.create_task(loop, watched, **options)
+        return task
 
 
 def _attributes(loop: asyncio.AbstractEventLoop) -> dict[str, Any]:

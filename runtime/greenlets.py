@@ -8,7 +8,7 @@ import sys
 import weakref
 from typing import Any
 
-recorded = 0
+recorded: int = 0
 """Greenlets that have recorded something, in this process."""
 
 WITHOUT_THREADS = {

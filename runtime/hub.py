@@ -175,7 +175,7 @@ class Hub:
             self._loop.call_soon_threadsafe(answered.give, None)
         if answered.wait(ANSWER_S):
             return ""
-        frame = sys._current_frames().get(self._thread_id)
+        frame = sys._current_frames().get(self._thread_id)  # pyright: ignore[reportPrivateUsage]
         called = None
         while frame is not None and not str(frame.f_globals.get("__name__")).startswith(LOOP_MODULES):
             called, frame = frame, frame.f_back

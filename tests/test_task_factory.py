@@ -225,14 +225,17 @@ def _context() -> Any:
 async def test_a_factory_that_was_set_meanwhile_stays() -> None:
     """It is given coroutines that are watched, and stays when nothing is recorded any more."""
     loop = asyncio.get_running_loop()
-    with watching():
-        loop.set_task_factory(lambda loop, coroutine, **options: asyncio.Task(coroutine, loop=loop, **options))
-        theirs = loop.get_task_factory()
-        try:
+
+    def theirs(loop: Any, coroutine: Any, **options: Any) -> asyncio.Future[Any]:
+        return asyncio.Task(coroutine, loop=loop, **options)
+
+    try:
+        with watching():
+            loop.set_task_factory(theirs)
             assert watched(asyncio.create_task(wait(7)))
-        finally:
-            loop.set_task_factory(None)
-    assert theirs is not None
+        assert loop.get_task_factory() is theirs
+    finally:
+        loop.set_task_factory(None)
 
 
 async def test_who_replaced_the_loops_method() -> None:
@@ -254,7 +257,11 @@ async def test_who_replaced_the_loops_method() -> None:
     del loop.create_task
     tasks.watch()
     ours = loop.create_task
-    loop.create_task = later = lambda coroutine, **options: ours(coroutine, **options)
+
+    def later(coroutine: Any, **options: Any) -> Any:
+        return ours(coroutine, **options)
+
+    loop.create_task = later
     try:
         tasks.release()
         assert loop.create_task is later

@@ -25,7 +25,11 @@ def none(loop: Any) -> None:
 
 def own(loop: Any) -> None:
     """A factory of the program."""
-    loop.set_task_factory(lambda loop, coroutine, **options: Special(coroutine, loop=loop, **options))
+
+    def factory(loop: Any, coroutine: Any, **options: Any) -> asyncio.Future[Any]:
+        return Special(coroutine, loop=loop, **options)
+
+    loop.set_task_factory(factory)
 
 
 def eager(loop: Any) -> None:
