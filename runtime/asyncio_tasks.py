@@ -45,8 +45,7 @@ class CreateTask:
         if self.replaced is not None:
             return self.replaced(watched, **options)
         loop: Any = self._loop()
-        kind: Any = type(loop)
-        task: asyncio.Future[Any] = kind.create_task(loop, watched, **options)
+        task: asyncio.Future[Any] = loop.__class__.create_task(loop, watched, **options)
         return task
 
 
