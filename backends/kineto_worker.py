@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import queue
 import tempfile
 import time
+from _queue import SimpleQueue
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +54,7 @@ class KinetoWorker:
         self._sink = sink
         self._keeper = keeper
         self._tracks = KinetoTracks()
-        self._queue: queue.SimpleQueue[FinishedTrace | int | None] = queue.SimpleQueue()
+        self._queue: SimpleQueue[FinishedTrace | int | None] = SimpleQueue()
         self._closing = False
         self._abandoned = False
         self._working: Work[None] | None = None

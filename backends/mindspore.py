@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import queue
 import shutil
 import sys
 import tempfile
+from _queue import SimpleQueue
 from collections import Counter
 from collections.abc import Mapping
 from importlib import import_module
@@ -82,7 +82,7 @@ class MindSporeBackend:
         self._clock = ""
         self._error_ns = 0
         self._rows = MindSporeTracks()
-        self._queue: queue.SimpleQueue[_Recorded | int | None] = queue.SimpleQueue()
+        self._queue: SimpleQueue[_Recorded | int | None] = SimpleQueue()
         self._delivering: Work[None] | None = None
 
     def stream_only(self) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import anyio.from_thread
 from msgspec.structs import replace
 
 from stepscope.backends.base import Backend
@@ -25,6 +24,7 @@ from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.formats import exporter_for, replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.options import Options
+from stepscope.runtime.portal import run_on_own_loop
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import always
 from stepscope.runtime.window import Window
@@ -144,8 +144,7 @@ class AccelerateRun(Traced, Results):
             with JournalReader(journal.path) as reader:
                 await replay_into(reader, exporter_for(target, "kineto"), run_of(reader, target.parent))
 
-        with anyio.from_thread.start_blocking_portal(name="stepscope export") as portal:
-            portal.call(replay)
+        run_on_own_loop(replay)
 
     def metrics(self, prefix: str = "stepscope/") -> dict[str, float]:
         """Step times in ms so far, for `accelerator.log(...)`: `step_ms_mean`, `_p50`, `_p95`, `_max`, and `steps`.

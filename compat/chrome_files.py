@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gzip
 import os
-import queue
 import shutil
 import tempfile
 import threading
 import time
+from _queue import SimpleQueue
 from collections import Counter
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class ChromeFilesBackend:
         self._sink: Sink | None = None
         self._anchor = ClockAnchor(0, 0, 0)
         self._tracks = KinetoTracks()
-        self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._queue: SimpleQueue[Item] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._abandoned = False
         self._error_ns = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import weakref
 from collections.abc import Callable, Coroutine
@@ -20,32 +21,39 @@ unwatched: dict[str, int] = {}
 
 _unwatched_tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
-Factory = Callable[..., "asyncio.Future[Any]"]
-
 _AUTOMATIC = re.compile(r"Task-\d+|None")
 """Names that nobody gave. Python 3.13.0 names tasks that a factory makes "None" (`BaseEventLoop.create_task`)."""
 
 
-class TaskFactory:
-    """A loop's task factory while it is recorded: tasks are made as before, of coroutines that the core watches."""
+class CreateTask:
+    """Takes the place of a loop's `create_task` while that loop is recorded: it gives tasks coroutines that the core watches.
 
-    def __init__(self, inner: Factory | None) -> None:
-        self.inner = inner
-        """The factory that the loop had, which makes the tasks; `None` for `asyncio.Task`."""
+    The loop's task factory stays what it is: anyio starts tasks in another way where it is asyncio's eager one, and a program
+    may set another at any time.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.watching = True
+        self.replaced: Callable[..., asyncio.Future[Any]] | None = _attributes(loop).get("create_task")
+        """What somebody else had put there before; `None` for the method of the loop's class."""
+        self._loop = weakref.ref(loop)  # the loop refers to this
 
-    def __call__(
-        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
-    ) -> asyncio.Future[Any]:
+    def __call__(self, coroutine: Coroutine[Any, Any, Any], /, **options: Any) -> asyncio.Future[Any]:
         watched: Any = coroutine
         if self.watching and (type(coroutine) is CoroutineType or asyncio.iscoroutine(coroutine)):
             watched = _core.Coroutine(coroutine)
-        if self.inner is not None:
-            return self.inner(loop, watched, **options)
-        return asyncio.Task(watched, loop=loop, **options)
+        if self.replaced is not None:
+            return self.replaced(watched, **options)
+        loop: Any = self._loop()
+        task: asyncio.Future[Any] = loop.__class__.create_task(loop, watched, **options)
+        return task
 
 
-_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, TaskFactory] = weakref.WeakKeyDictionary()
+def _attributes(loop: asyncio.AbstractEventLoop) -> dict[str, Any]:
+    return getattr(loop, "__dict__", {})
+
+
+_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, CreateTask] = weakref.WeakKeyDictionary()
 
 
 def watch() -> None:
@@ -59,22 +67,24 @@ def watch() -> None:
         return
     if loop in _loops:
         return
-    factory: Any = TaskFactory(loop.get_task_factory())
-    _loops[loop] = factory
-    loop.set_task_factory(factory)
+    _loops[loop] = create_task = CreateTask(loop)
+    with contextlib.suppress(AttributeError):  # where it cannot be set, each task is watched from its first span on
+        setattr(loop, "create_task", create_task)  # noqa: B010 - its type cannot be written
     for task in asyncio.all_tasks(loop):
         _watch_task(task, loop)
 
 
 def release() -> None:
-    """Gives every loop back the factory that it had, unless it was given another since. Any thread."""
+    """Gives every loop back the `create_task` that it had, unless it was given another since. Any thread."""
     while _loops:
-        loop, factory = _loops.popitem()
-        factory.watching = False
-        installed: Any = loop.get_task_factory()
-        if installed is factory:
-            inner: Any = factory.inner
-            loop.set_task_factory(inner)
+        loop, create_task = _loops.popitem()
+        create_task.watching = False
+        if _attributes(loop).get("create_task") is not create_task:
+            continue
+        if create_task.replaced is None:
+            delattr(loop, "create_task")
+        else:
+            setattr(loop, "create_task", create_task.replaced)  # noqa: B010
 
 
 def _watch_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> _core.Coroutine | None:

@@ -108,7 +108,10 @@ class Closing:
         # Many windows are sorted and closed in one turn of the loop, which answers nobody meanwhile.
         if waited >= MANY and (answer.done() or (now.windows, now.offered) != (before.windows, before.offered)):
             return f"{human_count(waited, 'window')} waited, more than there was time for"
-        return "there was not enough time for all that waited" if answer.done() else "something blocks the loop"
+        if answer.done():
+            return "there was not enough time for all that waited"
+        blocked = self._hub.blocked_in()
+        return f"the runtime's loop is blocked in {blocked}" if blocked else "the runtime's loop does not answer"
 
     def _end(self, removal: Future[None]) -> None:
         """The pipeline is closed, or could not be."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import Future
@@ -12,7 +13,6 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import anyio
-import anyio.from_thread
 
 from stepscope.runtime import _core, signals
 from stepscope.runtime.change import Change
@@ -23,6 +23,7 @@ from stepscope.runtime.loop_thread import loop_name
 from stepscope.runtime.meter import register_loop
 from stepscope.runtime.outlet import PATIENCE
 from stepscope.runtime.pipeline import Pipeline
+from stepscope.runtime.portal import portal
 from stepscope.runtime.promise import Promise
 from stepscope.runtime.recorder import Recorder
 from stepscope.runtime.source import Source
@@ -31,10 +32,16 @@ from stepscope.runtime.windows import RECORDER
 
 T = TypeVar("T")
 
+LOOP_MODULES = ("stepscope.runtime.", "asyncio.", "anyio.")
+"""Modules whose functions call the parts' on the loop."""
 SETTLE = 0.001
 """Seconds until the hub looks again while a change of action is on its way to it."""
 AFTER_FAULT = 0.1
 """Seconds until it looks again after a fault of ours."""
+ANSWER_S = 0.05
+"""Seconds that the loop has to answer; else it is blocked."""
+BEGIN_CLOSING_S = 0.05
+"""Seconds that each backend has for closing at least, however late it is."""
 IDLE = 5.0
 """Seconds between two looks while nothing is recorded: processes may join and end then, too."""
 
@@ -65,9 +72,7 @@ class Hub:
         """Profilers that begin to close: nobody is waited for then."""
         self._stack = ExitStack()
         self.loop_name = loop_name()
-        self._portal = self._stack.enter_context(
-            anyio.from_thread.start_blocking_portal("asyncio", {"loop_factory": lasting_loop}, name="stepscope")
-        )
+        self._portal = self._stack.enter_context(portal("stepscope", lasting_loop))
         self._wake, self._draining = self._portal.call(self._start)
         self._stopping = False
         self.opening = ""
@@ -77,6 +82,7 @@ class Hub:
 
     async def _start(self) -> tuple[asyncio.Event, anyio.Lock]:
         self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
         register_loop(self._loop)
         self._look()
         self._loop.add_reader(self._recorder.wake_fd, self._called)
@@ -183,6 +189,22 @@ class Hub:
             self._loop.call_soon_threadsafe(start)
         return opened
 
+    def blocked_in(self) -> str:
+        """The function of a backend that the loop is inside of and does not return from, with its file and line; else empty.
+
+        Takes `ANSWER_S` seconds.
+        """
+        answered: Promise[None] = Promise()
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(answered.give, None)
+        if answered.wait(ANSWER_S):
+            return ""
+        frame = sys._current_frames().get(self._thread_id)  # pyright: ignore[reportPrivateUsage]
+        called = None
+        while frame is not None and not str(frame.f_globals.get("__name__")).startswith(LOOP_MODULES):
+            called, frame = frame, frame.f_back
+        return "" if called is None else f"{called.f_code.co_name}() at {called.f_code.co_filename}:{called.f_lineno}"
+
     def on_loop(self) -> bool:
         """Whether the caller runs on the hub's loop."""
         try:
@@ -231,11 +253,11 @@ class Hub:
         """Closes a pipeline: sources, last windows, exporters, all within `seconds`."""
         deadline = anyio.current_time() + seconds
         pipeline.backlog.end()
-        with anyio.CancelScope(deadline=deadline - seconds / 2):
-            with self._no_patience():
-                await self.drain(final=True)  # what the sources have yet to be told
-            with self._contained("close_sources"):
-                await pipeline.close_sources()
+        with anyio.CancelScope(deadline=deadline - seconds * 3 / 4), self._no_patience():
+            await self.drain(final=True)  # what the sources have yet to be told
+        with self._contained("close_sources"):
+            # Also when the loop was blocked until now: each has a moment to begin.
+            await pipeline.close_sources(max(deadline - seconds / 2, anyio.current_time() + BEGIN_CLOSING_S))
         with anyio.CancelScope(deadline=deadline - seconds / 4) as scope:
             await self._pass_all(pipeline)
         if scope.cancelled_caught:  # by an exporter that is behind; the others are to have everything

@@ -24,6 +24,7 @@ class InboxStatistics(msgspec.Struct, frozen=True):
     taken: int
     waiting: int
     waiting_bytes: int
+    """Bytes that are in it, or that the consumer has taken and not handled."""
     peak_bytes: int
     refused: int
     """Puts refused because the inbox was full."""
@@ -77,8 +78,8 @@ class Inbox(Generic[T]):
             # No call before the last: a signal handler that raises leaves an item that is counted, or none.
             self._put += 1
             self._bytes += nbytes
-            if self._bytes > self._peak:
-                self._peak = self._bytes
+            if self._bytes + self.held > self._peak:
+                self._peak = self._bytes + self.held
             self._items.append((item, nbytes))
         if later:
             self._wake_later()
@@ -119,4 +120,6 @@ class Inbox(Generic[T]):
     def statistics(self) -> InboxStatistics:
         """Accounts so far."""
         with self._lock:
-            return InboxStatistics(self._put, self._taken, len(self._items), self._bytes, self._peak, self._refused)
+            return InboxStatistics(
+                self._put, self._taken, len(self._items), self.waiting_bytes, self._peak, self._refused
+            )

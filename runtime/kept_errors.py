@@ -38,6 +38,7 @@ def error_notes(pipeline: Pipeline | None) -> Iterator[str]:
     if pipeline is None:
         return
     for source in pipeline.sources:
+        yield from source.blocked_notes
         if source.raised.count:
             count = human_count(source.raised.count, "time")
             yield f"backend {source.name!r} failed {count}, first in {source.raised.first}; raise_errors() raises it"

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import contextvars
 import importlib
-import queue
 import threading
 import time
+from _queue import SimpleQueue  # not from `queue`: gevent patches that, also in programs whose threads it leaves alone
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -124,7 +124,7 @@ class DaemonExecutor(ThreadPoolExecutor):
 
     def __init__(self) -> None:
         super().__init__(max_workers=1)
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._workers = self._idle = 0
         self.threads: list[threading.Thread] = []
         """Those that were started."""

@@ -61,10 +61,14 @@ class OwnThreads:
         self._seen: dict[int, int] = {}
         self._total = 0
 
-    def read(self) -> int:
+    def read(self, threads: list[threading.Thread]) -> int:
         """Processor time since the first reading, in ns. What a thread took after the last reading before it ended is
-        missing."""
-        alive = {thread.native_id for thread in threading.enumerate() if thread.native_id and _is_ours(thread)}
+        missing.
+
+        Args:
+            threads: those that are alive, `threading.enumerate()`. That waits for a lock of Python's.
+        """
+        alive = {thread.native_id for thread in threads if thread.native_id and _is_ours(thread)}
         first = not self._seen
         for native in alive:
             # The clock of another thread, as clock_gettime(2) has it. Unlike the one that pthread_getcpuclockid()

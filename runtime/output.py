@@ -11,8 +11,6 @@ import threading
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-import anyio
-import anyio.from_thread
 import msgspec
 
 from stepscope.runtime.aggregates import Aggregates
@@ -22,6 +20,7 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.launch import launch_directory, launch_name, own_directory
 from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.pipeline import Pipeline
+from stepscope.runtime.portal import run_on_own_loop
 from stepscope.runtime.presence import refuse_link
 from stepscope.runtime.processes import process_identity
 from stepscope.runtime.run import Run
@@ -224,8 +223,6 @@ class Output:
             with JournalReader(source) as reader:
                 await replay_into(reader, exporter, run_of(reader, directory), window)
 
-        # On a loop of its own, so that it can be called from callbacks and coroutines alike.
-        with anyio.from_thread.start_blocking_portal(name="stepscope export") as portal:
-            portal.call(replay)
+        run_on_own_loop(replay)
         written = getattr(exporter, "path", path)  # a journal does not overwrite another
         return written if isinstance(written, Path) else path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -250,8 +251,9 @@ class Overseer:
         return cost, expected
 
     def _read(self, now: int | None = None) -> _Reading:
+        threads = threading.enumerate()
         with self._lock:
-            total = self._threads.read()
+            total = self._threads.read(threads)
             self._background += (total - self._threads_seen) * self._share()
             self._threads_seen = total
             left_out = _core.left_out()

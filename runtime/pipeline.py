@@ -53,7 +53,7 @@ from stepscope.runtime.overseer import OVERHEAD, Overseer
 from stepscope.runtime.promise import Promise
 from stepscope.runtime.run import Run
 from stepscope.runtime.shedding import Shedding
-from stepscope.runtime.source import Producer
+from stepscope.runtime.source import Producer, Source
 from stepscope.runtime.statistics import PipelineStatistics
 from stepscope.runtime.window import Window, WindowActions
 from stepscope.runtime.window_tables import WindowTables
@@ -464,14 +464,21 @@ class Pipeline:
         for reason, lost in losses(events).items():
             self._windows.source_dropped(source, reason, lost, int(events["ts"][0]))
 
-    async def close_sources(self) -> None:
-        """Closes the backends; what they deliver now still counts. Whatever becomes of it, no window waits for them."""
-        try:
-            for source in self.sources:
-                await source.aclose()
-        finally:
-            for source in self.sources:
+    async def close_sources(self, deadline: float) -> None:
+        """Closes all backends at the same time, each by `deadline` (the loop's clock); what they deliver now still counts.
+
+        Whatever becomes of a backend, the others are closed, and no window waits for it any longer.
+        """
+
+        async def close(source: Source) -> None:
+            try:
+                await source.aclose(deadline)
+            finally:
                 self.inbox.put(SourceEnded(source.name))
+
+        async with anyio.create_task_group() as group:
+            for source in self.sources:
+                group.start_soon(close, source, name=f"stepscope close {source.name}")
 
     def ledger(self) -> Ledger:
         """Accounts of the run, as they are now."""

@@ -22,6 +22,7 @@ from stepscope.runtime.delivering import delivering
 from stepscope.runtime.ending import call_after_signal, call_before_close
 from stepscope.runtime.errors import ClosedError, ProfilerStateError
 from stepscope.runtime.flight.settings import FlightRecorder
+from stepscope.runtime.greenlets import refusal, replaced_note, threads_replaced_by
 from stepscope.runtime.join import leave
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.messages import Flush, WindowEnds
@@ -31,7 +32,7 @@ from stepscope.runtime.output import Output
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.promise import Promise
-from stepscope.runtime.recorder import close_recorder, recorder
+from stepscope.runtime.recorder import close_recorder, closed_for_good, recorder
 from stepscope.runtime.recorder_accounts import RecorderAccounts
 from stepscope.runtime.recovery.sweep import end_sweep
 from stepscope.runtime.reporting import Reporting
@@ -124,7 +125,8 @@ class Profiler(Reporting):
         there it becomes inert, and says so in the log.
 
         Raises:
-            ProfilerStateError: if it runs already or was closed.
+            ProfilerStateError: if it runs already or was closed; if gevent or eventlet has replaced the threads of the
+                standard library; and if the process is ending.
             OutputError: if the run's directory or the session's cannot be made.
             BackendError: if a backend has not opened after `Options.start_timeout` seconds: which. A later call goes on.
         """
@@ -134,6 +136,14 @@ class Profiler(Reporting):
     def _check_start(self) -> None:
         if self._state in ("starting", "running", "closed"):
             raise ProfilerStateError(f"start() of profiler {self.name!r}: it is {self._state} already")
+        if closed_for_good():
+            raise ProfilerStateError(
+                f"start() of profiler {self.name!r}: the process is ending, and can record nothing any more. Functions of atexit "
+                "are called in reverse order: register the one that starts a profiler after `import stepscope`"
+            )
+        library = threads_replaced_by()
+        if library:
+            raise ProfilerStateError(f"start() of profiler {self.name!r}: {refusal(library)}")
 
     def _start(self) -> None:
         if self._pipeline is None and not leave():
@@ -177,6 +187,9 @@ class Profiler(Reporting):
     def _open(self) -> None:
         self.output.make()
         source = self._recorder = recorder(self.options)
+        self._without_effect = source.without_effect(self.options)
+        if self._without_effect:
+            log.warning("profiler %r: %s", self.name, self._without_effect)
         self._anchor = clock.ClockAnchor.read()
         run = Run.here(
             name=self.name,
@@ -279,11 +292,17 @@ class Profiler(Reporting):
         """
         if self._pipeline is None or self._state in ("closed", "inert") or not self._may_wait():
             return False
+        seconds = self.options.close_timeout if timeout is None else timeout
         done: Promise[bool] = Promise()
         try:
             self._pipeline.inbox.put(Flush(clock.now(), done))
-            return done.result(self.options.close_timeout if timeout is None else timeout)
-        except (TimeoutError, ClosedError):
+            return done.result(seconds)
+        except TimeoutError:
+            blocked = "" if self._hub is None or seconds <= 0 else self._hub.blocked_in()
+            if blocked:
+                log.warning("flush() of profiler %r gave up: the runtime's loop is blocked in %s", self.name, blocked)
+            return False
+        except ClosedError:
             return False
 
     def _may_wait(self) -> bool:
@@ -307,6 +326,8 @@ class Profiler(Reporting):
         if self._state == "inert":
             return
         self._close_from_now()
+        if self._state != "new" and (library := threads_replaced_by()):
+            log.error("profiler %r: %s", self.name, replaced_note(library))
         may_wait = self._may_wait()
         if not self._call(self._shut, patience=self._patience(self._closes_by, half=True)) and may_wait:
             self._shut_around()

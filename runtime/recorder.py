@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.runtime import _core, asyncio_tasks
+from stepscope.runtime import _core, asyncio_tasks, greenlets
 from stepscope.runtime.detail import EVERYTHING
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks
@@ -37,6 +37,12 @@ DRAIN_LIMIT = 1 << 18
 """Events taken at a time: a block of 16 MiB at most."""
 
 
+OF_RINGS = (
+    "ring_slots", "ring_bytes", "worker_ring_bytes", "overflow", "block_seconds", "shed", "shed_never", "small_ns", "session_dir",
+)  # fmt: skip
+"""Options that the first profiler of a process decides on, as far as rings and the session are concerned."""
+
+
 class Recorder:
     """Records the events of this process. One per process, made by the first profiler, closed when Python exits."""
 
@@ -46,6 +52,7 @@ class Recorder:
         Raises:
             OutputError: if no directory for the session can be made.
         """
+        self._options = options
         self.directory = make_session(options, sweep_beside)
         _warn_of_disk(self.directory)
         try:
@@ -72,6 +79,22 @@ class Recorder:
             what: the kinds of events that it wants now, `EVENTS` and `OPERATORS`; the others count as left out.
         """
         _core.want(profiler, EVERYTHING if on else 0, what if on else 0)
+
+    def without_effect(self, options: Options) -> str:
+        """A sentence on what the options of a later profiler ask of rings in vain; empty if there is nothing."""
+        default = Options()
+        values = [(name, getattr(options, name), getattr(self._options, name)) for name in OF_RINGS]
+        different = [
+            f"Options.{name}={value!r} (it is {used!r})"
+            for name, value, used in values
+            if value not in (used, getattr(default, name))
+        ]
+        if not different:
+            return ""
+        return (
+            f"without effect on rings and session: {', '.join(different)}; the first profiler of a process decides on them: give "
+            "it these options, in a new process if it was made already"
+        )
 
     def heard(self) -> None:
         """`wake_fd` is not readable any more, until a ring calls for a drain again."""
@@ -118,6 +141,7 @@ class Recorder:
             workers=self.workers.statistics(),
             removed=self._removed(),
             unwatched=asyncio_tasks.unwatched.copy(),
+            greenlets=greenlets.recorded,
             **rings,
         )
 
@@ -173,6 +197,7 @@ def _warn_of_disk(directory: Path) -> None:
 
 
 _recorder: Recorder | None = None
+_closed = False
 _inherited: Path | None = None
 _making = threading.Lock()
 
@@ -196,15 +221,23 @@ def inherited() -> Path | None:
     return _inherited
 
 
+def closed_for_good() -> bool:
+    """Whether the process is ending, so that nothing can be recorded any more."""
+    return _closed
+
+
 def close_recorder() -> None:
     """Closes the process's recorder, if there is one. A later one cannot be opened."""
+    global _closed
+    _closed = True
     if _recorder is not None:
         _recorder.close()
 
 
 def _forget() -> None:
     """In a forked child: the parent's session is not ours. `_core` has let go of it already."""
-    global _recorder, _making, _inherited
+    global _recorder, _making, _inherited, _closed
+    _closed = False
     _inherited = None if _recorder is None else _recorder.directory
     if _recorder is not None:
         _recorder.spool.close()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from stepscope.runtime.table import human_count
 from stepscope.runtime.worker_accounts import WorkerStatistics
 
 
@@ -31,6 +32,9 @@ class RecorderStatistics(msgspec.Struct, frozen=True):
     unwatched: dict[str, int] = {}
     """Tasks whose suspended time counts as their own, by type: their coroutines cannot be watched."""
 
+    greenlets: int = 0
+    """Greenlets that recorded; their suspended time counts as their own."""
+
     removed: bool = False
     """Somebody has removed the session directory."""
 
@@ -40,7 +44,12 @@ class RecorderStatistics(msgspec.Struct, frozen=True):
             kinds = ", ".join(f"{count:,} of {kind}" for kind, count in self.unwatched.items())
             yield (
                 f"tasks not watched: {kinds}; the time in which they are suspended counts as their own. Derive the type "
-                "from asyncio.Task, or set the loop's task factory before the profiler starts"
+                "from asyncio.Task, or start the profiler before such tasks are made"
+            )
+        if self.greenlets:
+            yield (
+                f"{human_count(self.greenlets, 'greenlet')} recorded: each has a row of its own, and the time in which it is "
+                "suspended counts as the self time of its spans"
             )
 
         if self.removed:
@@ -61,6 +70,7 @@ class RecorderStatistics(msgspec.Struct, frozen=True):
             sampled=self.sampled - before.sampled,
             bytes=self.bytes - before.bytes,
             cut={what: count - before.cut.get(what, 0) for what, count in self.cut.items()},
+            greenlets=self.greenlets - before.greenlets,
             unwatched={
                 kind: more for kind, count in self.unwatched.items() if (more := count - before.unwatched.get(kind, 0))
             },

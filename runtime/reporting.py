@@ -12,6 +12,7 @@ from stepscope.runtime.closing import Closing
 from stepscope.runtime.diagnostics import explain
 from stepscope.runtime.error_text import error_text
 from stepscope.runtime.flight.settings import FlightRecorder
+from stepscope.runtime.greenlets import replaced_note, threads_replaced_by
 from stepscope.runtime.kept_errors import error_notes, kept_errors, schedule_errors
 from stepscope.runtime.output import Output
 from stepscope.runtime.recorder_accounts import RecorderAccounts
@@ -35,6 +36,8 @@ class Reporting(Saving):
         self._accounts: RecorderAccounts | None = None
         self._anchor: clock.ClockAnchor | None = None
         self._ending: Closing | None = None
+        self._without_effect = ""
+        """What the options ask of rings in vain."""
 
     @property
     def control(self) -> Controller | None:
@@ -96,7 +99,9 @@ class Reporting(Saving):
             return (*notes, f"inert: {self._inert_because}")
         if self._state in ("stopped", "closed"):
             notes += self._explain()
+        notes += (self._without_effect,) if self._without_effect else ()
         if self._pipeline is not None:
+            notes += (replaced_note(library),) if (library := threads_replaced_by()) else ()
             notes += tuple(self._pipeline.notes)
             notes += tuple(error_notes(self._pipeline))
             notes += self._flight_notes(self._pipeline)

@@ -7,6 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Protocol, cast
 
+import anyio
+
+from stepscope.runtime import clock
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.detail import Detail
 from stepscope.runtime.error_keeper import ErrorKeeper
@@ -22,6 +25,9 @@ from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.sink import BackendReport, Sink
 
 log = logging.getLogger("stepscope")
+
+LOOP_BLOCKED_S = 0.5
+"""Seconds in one call on the runtime's loop, from which on a backend is reported to block it."""
 
 
 class Producer(Protocol):
@@ -92,6 +98,8 @@ class Source:
         self.name = backend.name
         self.raised: ErrorKeeper[BaseException] = ErrorKeeper()
         self.open = False
+        self._blocked: dict[str, int] = {}
+        """The longest time, in ns, for which a call blocked the runtime's loop, by method; only those that are reported."""
         self._inbox = inbox
         self._told_of: tuple[ProfilerAction, int] | None = None
         """The latest change, and when it was: who was interrupted when it told of that tells again."""
@@ -150,20 +158,26 @@ class Source:
         self._guard("derive", call)
         return block
 
-    async def aclose(self) -> None:
-        """Closes the backend."""
+    async def aclose(self, deadline: float) -> None:
+        """Closes the backend. One that has not ended by `deadline` (the loop's clock) is cancelled, and has failed."""
         if not self.open:
             return
-        try:
-            await contain(self.backend.aclose, partial(self._take, "aclose"))
-        finally:
-            self.open = False  # not before: until then what it delivers is waited for
+        began = anyio.current_time()
+        with anyio.CancelScope(deadline=deadline) as scope:
+            try:
+                await contain(self.backend.aclose, partial(self._take, "aclose"))
+            finally:
+                self.open = False  # not before: until then what it delivers is waited for
+        if scope.cancelled_caught:
+            seconds = deadline - began
+            self._take("aclose", TimeoutError(f"it did not end within {seconds:.1f} s, and was cancelled"))
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> bool:
         """Runs a coroutine function of the backend; returns whether it came to its end."""
         return await contain(work, partial(self._take, "run_soon"))
 
     def _guard(self, what: str, call: Callable[[], None]) -> bool:
+        began = clock.now()
         try:
             call()
         except BaseException as error:
@@ -171,7 +185,30 @@ class Source:
                 raise
             self._take(what, error)
             return False
+        finally:
+            took = clock.now() - began
+            if took >= LOOP_BLOCKED_S * 1e9 and self._is_on_loop(what):
+                self._note_blocked(what, took)
         return True
+
+    def _is_on_loop(self, what: str) -> bool:
+        """Whether this method of the backend is called on the runtime's loop."""
+        return what == "derive" or (what != "report" and not self.backend.thread_bound)
+
+    def _note_blocked(self, what: str, took: int) -> None:
+        known = self._blocked
+        self._blocked = {**known, what: max(took, known.get(what, 0))}
+        if not known:
+            log.warning("%s", self.blocked_notes[0])
+
+    @property
+    def blocked_notes(self) -> tuple[str, ...]:
+        """A sentence for each method of the backend that blocked the runtime's loop; from any thread."""
+        return tuple(
+            f"backend {self.name!r} blocked the runtime's loop for {took / 1e9:.1f} s in {what}(): no profiler of this process "
+            "was drained, flushed or closed in that time; do what takes long on a thread"
+            for what, took in self._blocked.items()
+        )
 
     def _take(self, what: str, error: BaseException) -> None:
         # Whatever it had for a profiler that has ended, nobody wants any more.
@@ -192,7 +229,7 @@ class Source:
             report = self.backend.report()
 
         self._guard("report", call)
-        notes = tuple(kept.text for kept in self.raised.kept[:3])
+        notes = (*self.blocked_notes, *(kept.text for kept in self.raised.kept[:3]))
         if not notes:
             return report
         return BackendReport(

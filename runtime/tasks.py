@@ -1,10 +1,10 @@
-"""Tasks and what they start: what is watched while a profiler is open."""
+"""Tasks and what they start: what is watched while a profiler is open; and which task or greenlet runs in a thread."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from stepscope.runtime import _core, asyncio_tasks, executors, trio_tasks
+from stepscope.runtime import _core, asyncio_tasks, executors, greenlets, trio_tasks
 from stepscope.runtime.outside import interrupts
 
 
@@ -34,7 +34,7 @@ _names: set[str] = set()
 def _running() -> tuple[str, int, _core.Coroutine | None] | None | Literal[False]:
     """What the core is told of the task that runs in this thread; False: it cannot be had."""
     try:
-        found = asyncio_tasks.running() or trio_tasks.running()
+        found = asyncio_tasks.running() or trio_tasks.running() or greenlets.running()
     except Exception as error:  # a type of the program's own may lack anything; the core counts it
         if interrupts(error):
             raise

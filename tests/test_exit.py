@@ -324,3 +324,21 @@ def test_a_bound_backend_that_hangs_keeps_no_other_profiler_from_its_end(tmp_pat
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("before", [TRACE + "profiler.close()", "import stepscope"], ids=["traced before", "first"])
+def test_a_profiler_that_starts_when_all_is_over(before: str, tmp_path: Path) -> None:
+    """By a function that atexit calls after ours: it is refused, and nothing is left behind."""
+    script = (
+        "import atexit\n"
+        "def late():\n"
+        "    import stepscope as sc\n"
+        "    try:\n"
+        "        sc.trace(output_dir='late', options=sc.Options(session_dir='.')).start()\n"
+        "    except sc.ProfilerStateError as error:\n"
+        "        print(error)\n"
+        "atexit.register(late)\n" + before
+    )
+    done = run(script, tmp_path)
+    assert "start() of profiler 'stepscope': the process is ending" in done.stdout and not done.stderr
+    assert not (tmp_path / "late").exists() and not list(tmp_path.glob("stepscope-*"))

@@ -112,7 +112,7 @@ async def test_closing_is_completed_when_the_loop_goes_on(
     try:
         assert profiler.statistics().given_up and "dropped   not known" in str(profiler.report())
         (note,) = [note for note in profiler.diagnostics() if note.startswith("not delivered")]
-        assert "given up, because something blocks the loop" in note
+        assert "given up, because the runtime's loop is blocked in " in note
         assert (tmp_path / "session").exists() and not profiler.audit()
     finally:
         backend.free.set()

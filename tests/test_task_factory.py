@@ -223,23 +223,98 @@ def _context() -> Any:
 
 
 async def test_a_factory_that_was_set_meanwhile_stays() -> None:
-    """Ours under it goes on making tasks, but watches nothing any more."""
+    """It is given coroutines that are watched, and stays when nothing is recorded any more."""
     loop = asyncio.get_running_loop()
-    tasks.watch()
-    ours: Any = loop.get_task_factory()
-    assert ours is not None
 
-    def theirs(loop: Any, coroutine: Any, **options: Any) -> Any:
-        return ours(loop, coroutine, **options)
+    def theirs(loop: Any, coroutine: Any, **options: Any) -> asyncio.Future[Any]:
+        return asyncio.Task(coroutine, loop=loop, **options)
 
-    loop.set_task_factory(theirs)
     try:
-        tasks.release()
+        with watching():
+            loop.set_task_factory(theirs)
+            assert watched(asyncio.create_task(wait(7)))
         assert loop.get_task_factory() is theirs
-        task = asyncio.create_task(wait(7))
-        assert type(task.get_coro()) is CoroutineType and await task == 7
     finally:
         loop.set_task_factory(None)
+
+
+async def test_who_replaced_the_loops_method() -> None:
+    """Before us: it is put back. After us: it stays, and ours under it watches nothing any more."""
+    loop: Any = asyncio.get_running_loop()
+    made: list[str] = []
+    method = loop.create_task
+
+    def theirs(coroutine: Any, **options: Any) -> Any:
+        made.append("theirs")
+        return method(coroutine, **options)
+
+    loop.create_task = theirs
+    with watching():
+        assert loop.create_task is not theirs
+        task = asyncio.create_task(wait(8), name="named")
+        assert watched(task) and await task == 8 and task.get_name() == "named" and made == ["theirs"]
+    assert loop.create_task is theirs
+    del loop.create_task
+    tasks.watch()
+    ours = loop.create_task
+
+    def later(coroutine: Any, **options: Any) -> Any:
+        return ours(coroutine, **options)
+
+    loop.create_task = later
+    try:
+        tasks.release()
+        assert loop.create_task is later
+        task = asyncio.create_task(wait(9))
+        assert type(task.get_coro()) is CoroutineType and await task == 9
+    finally:
+        del loop.create_task
+
+
+@pytest.mark.parametrize("kind", ["none", "own", "eager"])
+def test_the_loops_factory_is_what_the_program_set(kind: str) -> None:
+    """Also while it is recorded: libraries look at it."""
+    if kind == "eager" and sys.version_info < (3, 12):
+        pytest.skip("eager tasks came with Python 3.12")
+
+    def own(loop: Any, coroutine: Any, **options: Any) -> asyncio.Future[Any]:
+        return asyncio.Task(coroutine, loop=loop, **options)
+
+    factory: Any = {"none": None, "own": own, "eager": getattr(asyncio, "eager_task_factory", None)}[kind]
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(factory)
+        with watching():
+            assert loop.get_task_factory() is factory
+            assert await asyncio.create_task(wait(3)) == 3
+        assert loop.get_task_factory() is factory
+
+    with asyncio.Runner(
+        loop_factory=asyncio.SelectorEventLoop
+    ) as runner:  # uvloop's has no eager tasks in Python 3.13.0
+        runner.run(main())
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
+def test_a_loop_that_is_watched_ends_with_its_last_reference(loop_factory: Any) -> None:
+    """What takes the place of its method does not keep it."""
+    loop = loop_factory()
+
+    async def main() -> None:
+        tasks.watch()
+        await asyncio.create_task(wait())
+
+    gc.disable()
+    try:
+        loop.run_until_complete(main())
+        loop.close()
+        reference = weakref.ref(loop)
+        del loop
+        assert reference() is None
+    finally:
+        gc.enable()
+        tasks.release()
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
@@ -251,8 +326,7 @@ def test_a_profiler_watches_while_it_is_open(loop_factory: Any, output_dir: Path
         async with sc.trace(output_dir=output_dir / "a"):
             async with sc.trace(output_dir=output_dir / "b"):
                 assert watched(asyncio.create_task(wait()))
-            assert loop.get_task_factory() is not None
-        assert loop.get_task_factory() is None
+        assert "create_task" not in vars(loop)
         assert type(asyncio.create_task(wait()).get_coro()) is CoroutineType
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:

@@ -130,3 +130,38 @@ def test_tasks_with_a_name_each_run_out_of_rows_slowly() -> None:
         tell([len(found), found[-1].name, len(log.events(Kind.SPAN, "work")), _core.strings_since(0)[0] < 18_000])
     """)
     assert outcome == [(1 << 14) + 1, "task", 16_500, True]
+
+
+def test_tasks_when_the_table_of_rows_is_full() -> None:
+    """They share the last row, and go on; each that is released is released once, so that looking for a row ends."""
+    (outcome,) = run_program("""
+        import asyncio
+        from stepscope.runtime import tasks
+        names = {_core.intern(f"n{number}"): number for number in range(3000)}
+        async def hold(gate, ready):
+            with span("held"):
+                ready.append(1)
+                await gate.wait()
+        async def together(numbers):
+            gate, ready = asyncio.Event(), []
+            made = [asyncio.create_task(hold(gate, ready), name=f"n{number}") for number in numbers]
+            while len(ready) < len(made):
+                await asyncio.sleep(0)
+            gate.set()
+            await asyncio.gather(*made)
+        async def main():
+            tasks.watch()
+            with span("main"):
+                number = 0
+                while _core.track(4, 1, number, "filler", 0) < _core.MAX_TRACKS - 1:
+                    number += 1
+                await together(range(10, 14))
+                # Of other names, whose rows are looked for where those of the first are: tracks have 1024 lists.
+                for number in range(10, 14):
+                    other = names.get(_core.intern(f"n{number}") + 1024)
+                    await together([other] * 2)
+        asyncio.run(main())
+        log.take()
+        tell(len(log.events(Kind.SPAN, "held")))
+    """)
+    assert outcome == 4 + 8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import threading
+from _queue import SimpleQueue
 from collections.abc import Callable
 from typing import Any
 
@@ -73,7 +73,7 @@ class _Turn:
     """The calls from one `finish` to the next."""
 
     def __init__(self, call: Callable[[Any], None], before: _Turn | None) -> None:
-        self.waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.waiting: SimpleQueue[Any] = SimpleQueue()
         self.work: Work[None] = Work(self._run, name="stepscope on_trace_ready", elsewhere=True)
         self._call, self._before = call, before
         self._thread: threading.Thread | None = None

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import anyio.from_thread
 import msgspec
 
 from stepscope.compat.torch.cycle import Cycle
@@ -14,6 +13,7 @@ from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.formats import replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.portal import run_on_own_loop
 
 
 def export_window(cycle: Cycle, path: Path, facts: Mapping[str, Any]) -> None:
@@ -40,6 +40,4 @@ def export_window(cycle: Cycle, path: Path, facts: Mapping[str, Any]) -> None:
 
     if not cycle.journal.exists():
         raise ProfilerStateError(f"the events of window {cycle.window.index} were in {cycle.journal}, which is gone")
-    # On a loop of its own, so that it can be called from callbacks and coroutines alike.
-    with anyio.from_thread.start_blocking_portal(name="stepscope export") as portal:
-        portal.call(replay)
+    run_on_own_loop(replay)

@@ -271,12 +271,14 @@ static PyObject *attached_statistics(Process *p, PyObject *unused) {
     for (uint32_t i = 0; i < p->count; i++) {
         Attached *a = p->rings[i];
         uint64_t lost = atomic_load(&a->ring.lost), serial = atomic_load(&a->copy.serial);
-        uint64_t made = a->broken ? serial : atomic_load(&a->shared->produced);
+        uint64_t made = a->broken ? serial : atomic_load(&a->shared->produced), seen = atomic_load(&a->copy.sampled_seen);
+        uint64_t left_out = a->broken ? seen : atomic_load(&a->shared->sampled);
         if (made < serial) made = serial;
-        produced += made;
-        dropped += lost;
+        if (left_out < seen) left_out = seen;
+        produced += made + left_out;
+        dropped += lost + seen;
         drained += serial - lost;
-        waiting += made - serial;
+        waiting += made - serial + left_out - seen;
         threads += !a->broken && a->shared->alive == 1;
     }
     return Py_BuildValue("{sIsIsIsKsKsKsKsK}", "rings", p->count, "broken", p->broken, "threads", threads, "produced", produced,

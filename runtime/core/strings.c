@@ -231,13 +231,17 @@ int strings_open(const char *directory) {
     file = fd;
     uint32_t n = atomic_load(&added);
     /* There may be a million, which is no number of system calls. */
-    FILE *all = n ? fdopen(dup(fd), "a") : NULL;
+    int copy = n ? dup(fd) : -1;
+    FILE *all = copy < 0 ? NULL : fdopen(copy, "a");
+    if (copy >= 0 && !all) close(copy);
     for (uint32_t i = 0; i < n; i++) {
         const String *s = strings_get(order[i]);
         uint32_t head[2] = {order[i], s->len};
         if (all) fwrite(head, sizeof head, 1, all), fwrite(s->text, 1, s->len, all);
     }
-    if (n && (!all || ferror(all) | fclose(all))) count_one(&g_counts.strings_full);
+    bool failed = n && (!all || ferror(all));
+    if (all && fclose(all)) failed = true;
+    if (failed) count_one(&g_counts.strings_full);
     pthread_mutex_unlock(&lock);
     return 0;
 }

@@ -50,7 +50,9 @@ uint32_t track_new(uint32_t kind, int64_t pid, int64_t tid, uint32_t name, uint3
 }
 
 /* Tracks that nobody uses any more, in lists by name and parent: a server makes millions of tasks, of few names, some
- * hundred at a time. */
+ * hundred at a time. One that is leased is IN_USE, and in no list: when the table is full, several share the last, and the
+ * first of them to end releases it. */
+#define IN_USE UINT32_MAX
 static uint32_t vacant[BUCKETS], *next_vacant, leased;
 
 static uint32_t *bucket(uint32_t name, uint32_t parent) { return &vacant[(name * 31 + parent) % BUCKETS]; }
@@ -71,11 +73,14 @@ uint32_t track_lease(uint32_t kind, uint32_t name, uint32_t parent, uint32_t exc
     pthread_mutex_lock(&lock);
     uint32_t id = take_vacant(name, parent, except);
     if (!id && kind == TRACK_TASK && leased >= MAX_NAMED_TASKS) id = take_vacant(name = any, parent = process, except);
+    bool shared = false;
     if (!id) {
-        int64_t number = LEASED_NUMBERS + (int64_t)atomic_load_explicit(&count, memory_order_relaxed) + 1;
-        id = add(kind, track_get(parent)->pid, number, name, parent);
+        uint32_t before = atomic_load_explicit(&count, memory_order_relaxed);
+        id = add(kind, track_get(parent)->pid, LEASED_NUMBERS + (int64_t)before + 1, name, parent);
+        shared = id == before;
         leased++;
     }
+    if (next_vacant && !shared) next_vacant[id] = IN_USE;
     pthread_mutex_unlock(&lock);
     return id;
 }
@@ -83,7 +88,7 @@ uint32_t track_lease(uint32_t kind, uint32_t name, uint32_t parent, uint32_t exc
 void track_release(uint32_t id) {
     const Track *t = track_get(id);
     pthread_mutex_lock(&lock);
-    if (next_vacant && t->tid >= LEASED_NUMBERS) {
+    if (next_vacant && next_vacant[id] == IN_USE) {
         uint32_t *first = bucket(t->name, t->parent);
         next_vacant[id] = *first;
         *first = id;

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 import time
+from _queue import SimpleQueue
 from collections import deque
 from collections.abc import Sequence, Sized
 from itertools import islice
@@ -63,7 +63,7 @@ class Beside:
         self._make = trigger.evaluator
         self._seen = 0
         self._asked = 0.0
-        self._looks: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._looks: SimpleQueue[News | None] = SimpleQueue()
         self._waiting: deque[_Look] = deque()
         self._answers: deque[tuple[int, Answer]] = deque()
         self._taken = 0

@@ -1,0 +1,69 @@
+"""Greenlets, of gevent, eventlet and others: which one runs, so that each has open spans and a row of its own."""
+
+from __future__ import annotations
+
+import _thread
+import re
+import sys
+import weakref
+from typing import Any
+
+recorded: int = 0
+"""Greenlets that have recorded something, in this process."""
+
+WITHOUT_THREADS = {
+    "gevent": "gevent.monkey.patch_all(thread=False)",
+    "eventlet": "eventlet.monkey_patch(thread=False)",
+}
+"""How libraries that replace parts of the standard library leave its threads as they are."""
+
+_seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+_AUTOMATIC = re.compile(r"Greenlet-\d+|None|")
+"""Names that nobody gave."""
+
+
+def running() -> tuple[str, int, None] | None:
+    """Name and number of the greenlet that runs in this thread; `None` in a thread's main greenlet, which is the thread.
+
+    One without a name is called by its function: a row is used again by later greenlets of its name.
+    """
+    getcurrent: Any = getattr(sys.modules.get("greenlet"), "getcurrent", None)
+    current = None if getcurrent is None else getcurrent()
+    if current is None or current.parent is None:
+        return None
+    if current not in _seen:
+        global recorded
+        recorded += 1
+        _seen.add(current)
+    name = str(getattr(current, "name", ""))
+    if _AUTOMATIC.fullmatch(name):
+        function = getattr(current, "_run", None)
+        name = getattr(function, "__qualname__", None) or type(current).__name__
+    return name, id(current), None
+
+
+def threads_replaced_by() -> str:
+    """The library that has replaced the standard library's threads by greenlets (monkey patching); empty if none has.
+
+    Those of the runtime would run in greenlets of the program's thread then, and block it.
+    """
+    library = str(getattr(_thread.start_new_thread, "__module__", "")).partition(".")[0]
+    return library if library in WITHOUT_THREADS else ""
+
+
+def refusal(library: str) -> str:
+    """Why a profiler cannot start where a library has replaced the threads, and what to do."""
+    return (
+        f"{library} has replaced the threads of the standard library by greenlets, in which a profiler would block the "
+        f"program. Call {WITHOUT_THREADS[library]}; or start the profiler in a parent process without greenlets, and call "
+        "stepscope.join() in this one"
+    )
+
+
+def replaced_note(library: str) -> str:
+    """A sentence on a profiler that was open when a library replaced the threads."""
+    return (
+        f"{library} has replaced the threads of the standard library by greenlets while this profiler was open: exporters may "
+        f"not end, and `stepscope recover` brings back what they have not written. Call {WITHOUT_THREADS[library]}"
+    )
