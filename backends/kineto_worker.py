@@ -41,6 +41,8 @@ class FinishedTrace(msgspec.Struct, frozen=True):
     brackets: tuple[tuple[int, int], ...]
     """Times right before and after each marker began, to check the mapping of the clocks by."""
     flops: bool
+    since: int
+    """When it began, in ns of our clock."""
 
 
 Keeper = Callable[[FinishedTrace], None]

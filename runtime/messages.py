@@ -43,6 +43,15 @@ class Dropped(msgspec.Struct, frozen=True):
     at: int
 
 
+class Missing(msgspec.Struct, frozen=True):
+    """A backend has nothing of a time in which it was to record."""
+
+    source: str
+    why: str
+    start: int
+    end: int
+
+
 class SourceEnded(msgspec.Struct, frozen=True):
     """A backend has delivered its last."""
 
@@ -121,6 +130,7 @@ Message: TypeAlias = (
     Delivery
     | Watermark
     | Dropped
+    | Missing
     | SourceEnded
     | WindowBegins
     | WindowEnds

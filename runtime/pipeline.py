@@ -36,6 +36,7 @@ from stepscope.runtime.messages import (
     Dropped,
     Flush,
     Message,
+    Missing,
     Paused,
     Resumed,
     SourceEnded,
@@ -273,6 +274,8 @@ class Pipeline:
                 self._windows.watermark(message.source, message.at)
             case Dropped():
                 self._windows.source_dropped(message.source, message.reason, message.count, message.at)
+            case Missing():
+                self._windows.source_missing(message.source, message.why, (message.start, message.end))
             case SourceEnded():
                 self._windows.remove_source(message.source)
             case WindowBegins():
@@ -371,6 +374,7 @@ class Pipeline:
         notes = [*window.notes, window.reason] if window.reason else list(window.notes)
         if not window.complete:
             notes.append(f"incomplete: the window ended after {len(steps)} steps, before its planned end")
+        notes += window.missing_notes()
         sources = window.ledger()
         if not window.events:
             listeners = self._attendance.listeners(window, sources)
@@ -387,7 +391,7 @@ class Pipeline:
             start_ns=start,
             end_ns=end,
             steps=steps,
-            complete=window.complete,
+            complete=window.complete and not window.lacking,
             diagnostics=tuple(notes),
             ledger=Ledger(sources, self.fanout.outputs(window.index), _core.counts()),
             metadata={**self.run_facts.metadata(), **window.facts, **self.overseer.facts(window.interval)},
@@ -449,7 +453,7 @@ class Pipeline:
         for message in (*self.delivered.take(), *messages):
             if isinstance(message, Delivery):
                 self.drop_closed(message.source, message.events)
-            elif isinstance(message, Dropped):
+            elif isinstance(message, Dropped | Missing):
                 self._handle(message)
 
     @contained(None)

@@ -13,7 +13,7 @@ from stepscope.runtime.error_keeper import ErrorKeeper
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, EventBatch, check_block
 from stepscope.runtime.inbox import Inbox
-from stepscope.runtime.messages import Delivery, Dropped, Message, Spawn, Watermark
+from stepscope.runtime.messages import Delivery, Dropped, Message, Missing, Spawn, Watermark
 from stepscope.runtime.number import whole
 from stepscope.runtime.options import Options
 from stepscope.runtime.outside import contain, interrupts
@@ -70,6 +70,11 @@ class InboxSink:
         if not isinstance(reason, str):
             raise TypeError(f"the reason why {self._source!r} has dropped events must be a str, got {reason!r}")
         self._inbox.put(Dropped(self._source, reason, lost, self._time("dropped", at)))
+
+    def missing(self, start: int, end: int, why: str) -> None:
+        if not isinstance(why, str):
+            raise TypeError(f"the reason why events of {self._source!r} are missing must be a str, got {why!r}")
+        self._inbox.put(Missing(self._source, why, self._time("missing", start), self._time("missing", end)))
 
     def run_soon(self, work: object) -> None:
         if not callable(work):

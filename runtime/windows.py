@@ -54,6 +54,8 @@ class WindowsStatistics(msgspec.Struct, frozen=True):
     watermarks: dict[str, int]
     kept: dict[str, int] = {}
     """Events that the flight recorder keeps and has not saved."""
+    missing: dict[str, dict[str, int]] = {}
+    """Per source and reason: ns of which the source has nothing, although it was to record."""
     left_out: int = 0
     """Events of the recorder that this profiler did not want at the level of detail of their step, and does not see."""
 
@@ -94,6 +96,7 @@ class Windows:
         self._late: Counter[str] = Counter()
         self._superseded: Counter[str] = Counter()
         self._dropped: dict[str, Counter[str]] = {}
+        self._missing: dict[str, Counter[str]] = {}
         self.detail = DetailFilter()
         """Leaves out what lowered detail leaves out; that is neither seen nor lost."""
 
@@ -174,6 +177,13 @@ class Windows:
             if window.interval[0] <= at < window.interval[1]:
                 window.count_dropped(source, reason, count)
                 break
+
+    def source_missing(self, source: str, why: str, interval: Interval) -> None:
+        """A source has nothing of a time in which it was to record."""
+        start, end = interval
+        self._missing.setdefault(source, Counter())[why] += end - start
+        for window in self._open:
+            window.count_missing(source, why, start, end)
 
     # events
 
@@ -291,6 +301,7 @@ class Windows:
             late = [source for source, at in self._watermarks.items() if at < end]
             if late:
                 self._by_linger += 1
+                window.late = late
                 waited = f"closed after {self._linger / 1e9:g} s without waiting longer for {', '.join(sorted(late))}"
                 window.reason = f"{window.reason}; {waited}" if window.reason else waited
             batches = self._release(window, EventBatch(RECORDER, window.index, window.take_open(open_spans), b""))
@@ -359,6 +370,7 @@ class Windows:
             superseded=dict(self._superseded),
             # Copied first: the loop goes on meanwhile, in another thread.
             dropped={source: dict(reasons) for source, reasons in list(self._dropped.items())},
+            missing={source: dict(times) for source, times in list(self._missing.items())},
             taken=self._taken + sum(window.taken for window in list(self._open)),
             released=self._released,
             withheld=self._withheld + sum(window.withheld for window in list(self._open)),
