@@ -13,9 +13,9 @@ from stepscope.backends.kineto_result import SharedResult
 from stepscope.backends.kineto_worker import FinishedTrace
 from stepscope.backends.torch_settings import TorchSettings
 from stepscope.backends.torch_slot import PROGRAM, slot
-from stepscope.backends.torch_symbols import free_without_gil
 from stepscope.runtime import clock
 from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.threads import start as start_thread
 
 _DEVICES = ("CUDA", "XPU", "MTIA", "HPU")
 ELSEWHERE = "another profiler of this process records with kineto on another thread, and a process has one recording"
@@ -37,8 +37,8 @@ class Member(Protocol):
         """Gets a stretch of the recording; those of one member do not overlap."""
         ...
 
-    def lose(self, start: int, end: int, why: str, count: int) -> None:
-        """A stretch of the recording is lost, with `count` events as far as they could be counted."""
+    def lose(self, start: int, end: int, why: str) -> None:
+        """A stretch of the recording is lost, or a part of it."""
         ...
 
     def lack(self, at: int, why: str) -> None:
@@ -230,7 +230,8 @@ class KinetoSession:
         """Ends a recording that was lost to another thread, if there is one and that has ended."""
         if self._stuck is not None and not slot.kineto_taken:
             profile, self._stuck = self._stuck, None
-            _end_robbed(profile)
+            _hold_kineto()
+            _refusal("stop", lambda: profile.__exit__(None, None, None))
         return self._stuck is None
 
     def _union(self) -> TorchSettings:
@@ -314,31 +315,35 @@ class KinetoSession:
             self._mark()
         anchors = self._anchor, ClockAnchor.read()
         brackets = tuple(self._brackets)
-        result, problem, count = self._end()
+        robbed, device = self._robbed, self.records_device
+        result, problem = self._end()
         shared = SharedResult(result, len(self._members))
         for member in self._members:
             if result is None:
-                member.lose(since, at, problem, count)
+                member.lose(since, at, problem)
             else:
+                if robbed and device:
+                    member.lose(since, at, f"{ROBBED}, which has what the device did")
                 member.take(FinishedTrace(shared, at, anchors, brackets, member.wants.with_flops, since))
 
-    def _end(self) -> tuple[Any, str, int]:
-        """Stops torch's profiler: what it recorded, or why there is nothing, and how many events that would be."""
+    def _end(self) -> tuple[Any, str]:
+        """Stops torch's profiler: what it recorded, or why there is nothing."""
         profile, self._profile = self._profile, None
         robbed = self._robbed
         self._recording = self.records_device = self._robbed = False
         if not _is_on():
-            return None, TAKEN, 0
+            return None, TAKEN
         if robbed:
             if slot.kineto_taken:  # ending ours now would end that recording, and crash the program at its end
                 self._stuck = profile
-                return None, ROBBED, 0
-            return None, ROBBED, _end_robbed(profile)
+                import_module("torch.autograd.profiler")._toggle_collection_dynamic(False, {_cpu()})
+                return None, ROBBED
+            _hold_kineto()
         problem = _refusal("stop", lambda: profile.__exit__(None, None, None))
         result = profile.kineto_results
         if not problem and not self._is_whole(result):
             problem = TAKEN
-        return (None if problem else result), problem, 0
+        return (None if problem else result), problem
 
     def _is_whole(self, result: Any) -> bool:
         """Whether a result is of the recording that we began. torch crashes where an empty one is used."""
@@ -422,23 +427,21 @@ def _is_on() -> bool:
     return slot.taken and (kind is None or str(kind()).endswith("KINETO"))
 
 
-def _end_robbed(profile: Any) -> int:
-    """Ends a profile whose recording kineto has thrown away for another one, which has ended.
+def _hold_kineto() -> None:
+    """Lets kineto record something, so that a profile which has lost kineto to another one can be ended.
 
-    torch crashes when it stops kineto where that has nothing, so kineto is prepared once more before.
-
-    Returns:
-        How many events it had.
+    torch crashes when it stops kineto where that records nothing. Operators are not lost: torch itself keeps them until
+    the end. The profile that is begun here ends with its thread.
     """
 
-    def end() -> None:
-        profile._prepare_trace()
-        profile.__exit__(None, None, None)
+    def hold() -> None:
+        profile: Any = import_module("torch.autograd.profiler").profile(use_kineto=True)
+        _refusal("start", profile._prepare_trace) or _refusal("start", profile._start_trace)
 
-    problem = _refusal("stop", end)
-    result = profile.kineto_results
-    if problem or result is None:
-        return 0
-    count = len(result.events())
-    free_without_gil(result)
-    return count
+    thread = threading.Thread(target=hold, name="stepscope-kineto-holder", daemon=True)
+    start_thread(thread)
+    thread.join()
+
+
+def _cpu() -> Any:
+    return import_module("torch").profiler.ProfilerActivity.CPU

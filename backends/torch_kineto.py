@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 
 from stepscope.backends.kineto_session import session
 from stepscope.backends.kineto_worker import FinishedTrace, Keeper, KinetoWorker
@@ -14,7 +13,6 @@ from stepscope.backends.torch_slot import slot
 from stepscope.runtime import clock
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.detail import FULL, Detail
-from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.sink import BackendReport, Sink
 
 
@@ -24,7 +22,6 @@ class KinetoMode:
     def __init__(self, settings: TorchSettings, sink: Sink, keeper: Keeper | None = None) -> None:
         """Args: what to record; where events go; who else gets each stretch of the recording as torch has it."""
         self._settings = settings
-        self._sink = sink
         self._worker = KinetoWorker(sink, keeper)
         self._gaps = Gaps(sink)
         self._since = 0
@@ -133,11 +130,8 @@ class KinetoMode:
         else:
             self._worker.put(trace)
 
-    def lose(self, start: int, end: int, why: str, count: int) -> None:
+    def lose(self, start: int, end: int, why: str) -> None:
         self._gaps.add(start, end, why)
-        if count:
-            with suppress(ClosedError):
-                self._sink.dropped(count, "source", start)
 
     def lack(self, at: int, why: str) -> None:
         self._gaps.begin(at, why)

@@ -376,11 +376,14 @@ class Pipeline:
             notes.append(f"incomplete: the window ended after {len(steps)} steps, before its planned end")
         notes += window.missing_notes()
         sources = window.ledger()
-        if not window.events:
+        if window.lacking and not window.events:
+            notes.append("empty: nothing but step marks was recorded")
+        elif not window.events:
             listeners = self._attendance.listeners(window, sources)
             why = f"were spans, operators or a backend active?{' ' if listeners else ''}{listeners}"
             notes.append(f"empty: nothing but step marks was recorded; {why}")
-        notes += self._attendance.notes(window, sources)
+        if not window.lacking:  # else it is known what kept the backend from recording
+            notes += self._attendance.notes(window, sources)
         self.overseer.refresh()
         notes += self.overseer.notes(window.interval)
         self.notes.extend(f"window {window.index}: {note}" for note in notes)
