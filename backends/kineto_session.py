@@ -13,8 +13,9 @@ from stepscope.backends.kineto_result import SharedResult
 from stepscope.backends.kineto_worker import FinishedTrace
 from stepscope.backends.torch_settings import TorchSettings
 from stepscope.backends.torch_slot import PROGRAM, slot
-from stepscope.runtime import clock
+from stepscope.runtime import _core, clock
 from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.meter import own_threads
 from stepscope.runtime.threads import start as start_thread
 
 _DEVICES = ("CUDA", "XPU", "MTIA", "HPU")
@@ -78,6 +79,7 @@ class KinetoSession:
         """A profile of ours in torch's slot whose recording is lost, and that could not be ended yet."""
         self._began_ns = (0, 0)
         """Wall time right before and after the recording began."""
+        self._own_threads: frozenset[int] = frozenset()
         self._anchor: ClockAnchor | None = None
         self._brackets: list[tuple[int, int]] = []
         self.records_device = False
@@ -291,6 +293,7 @@ class KinetoSession:
             self._profile = None
             return problem
         self._began_ns = before, time.time_ns()
+        self._own_threads = leave_out_own_threads() if self._wants.with_stack else frozenset[int]()
         self._pid = os.getpid()
         self._recording = True
         self._robbed = False
@@ -324,7 +327,8 @@ class KinetoSession:
             else:
                 if robbed and device:
                     member.lose(since, at, f"{ROBBED}, which has what the device did")
-                member.take(FinishedTrace(shared, at, anchors, brackets, member.wants.with_flops, since))
+                flops = member.wants.with_flops
+                member.take(FinishedTrace(shared, at, anchors, brackets, flops, since, self._own_threads))
 
     def _end(self) -> tuple[Any, str]:
         """Stops torch's profiler: what it recorded, or why there is nothing."""
@@ -396,6 +400,18 @@ def _await_births() -> None:
             return
         known = now
         time.sleep(0.002)
+
+
+def leave_out_own_threads() -> frozenset[int]:
+    """Has torch's tracer of Python functions, which has hooked into every thread, leave out those of the runtime.
+
+    Returns:
+        The numbers that the system has for them: the functions that they were in are recorded all the same.
+    """
+    threads = own_threads()
+    _core.unprofile_threads({thread.ident for thread in threads if thread.ident is not None})
+    # torch gives what a thread was inside of, and that has done nothing since, to a thread 0: ours are of that kind.
+    return frozenset([0, *(thread.native_id for thread in threads if thread.native_id is not None)])
 
 
 def _config(torch: Any, wants: TorchSettings) -> Any:

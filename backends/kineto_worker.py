@@ -43,6 +43,8 @@ class FinishedTrace(msgspec.Struct, frozen=True):
     flops: bool
     since: int
     """When it began, in ns of our clock."""
+    own_threads: frozenset[int]
+    """Threads of the runtime, by the system's numbers: what Python functions they ran is no part of the program."""
 
 
 Keeper = Callable[[FinishedTrace], None]
@@ -134,7 +136,7 @@ class KinetoWorker:
         parts: list[tuple[Block, bytes]] = []
         for events in file.slices():
             if converter is None:
-                converter = KinetoConverter(self._tracks, file.base_ns, mapping, flops)
+                converter = KinetoConverter(self._tracks, file.base_ns, mapping, flops, trace.own_threads)
             parts.append(converter.convert(events))
             if self._abandoned:
                 raise FormatError("the deadline for closing came first")

@@ -54,6 +54,16 @@ def register_loop(loop: AbstractEventLoop) -> None:
     _loops.add(loop)
 
 
+def own_threads() -> list[threading.Thread]:
+    """The threads that the runtime runs now."""
+    # anyio's worker threads have the loop that they work for.
+    return [
+        thread
+        for thread in threading.enumerate()
+        if thread.name.startswith("stepscope") or getattr(thread, "loop", None) in _loops
+    ]
+
+
 class OwnThreads:
     """Processor time of the threads that the runtime runs."""
 
@@ -64,7 +74,7 @@ class OwnThreads:
     def read(self) -> int:
         """Processor time since the first reading, in ns. What a thread took after the last reading before it ended is
         missing."""
-        alive = {thread.native_id for thread in threading.enumerate() if thread.native_id and _is_ours(thread)}
+        alive = {thread.native_id for thread in own_threads() if thread.native_id}
         first = not self._seen
         for native in alive:
             # The clock of another thread, as clock_gettime(2) has it. Unlike the one that pthread_getcpuclockid()
@@ -76,11 +86,6 @@ class OwnThreads:
         for native in self._seen.keys() - alive:
             del self._seen[native]
         return self._total
-
-
-def _is_ours(thread: threading.Thread) -> bool:
-    # anyio's worker threads have the loop that they work for.
-    return thread.name.startswith("stepscope") or getattr(thread, "loop", None) in _loops
 
 
 _COUNTED = [int(Kind.SPAN), int(Kind.STEP), int(Kind.GAP)]
