@@ -62,6 +62,7 @@ class CollectingSink:
         """Events of blocks for which there was no room."""
         self.passed: int | None = None
         """The highest watermark so far."""
+        self.advances = 0
         self.closed = False
 
     def deliver(self, events: Block, args: bytes = b"", *, watermark: int | None = None) -> int:
@@ -97,6 +98,10 @@ class CollectingSink:
         with self._changed:
             self.absences.append(Absence(start, end, why))
             self._changed.notify_all()
+
+    def advancing(self) -> None:
+        """Counts the statement that the work goes on."""
+        self.advances += 1
 
     def run_soon(self, work: object) -> None:
         """Runs a coroutine function, or keeps it."""

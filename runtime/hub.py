@@ -35,6 +35,8 @@ SETTLE = 0.001
 """Seconds until the hub looks again while a change of action is on its way to it."""
 AFTER_FAULT = 0.1
 """Seconds until it looks again after a fault of ours."""
+ADVANCING_S = 0.5
+"""How long closing waits for a source that said that it works on what it has yet to deliver, beyond its half of the time."""
 IDLE = 5.0
 """Seconds between two looks while nothing is recorded: processes may join and end then, too."""
 
@@ -207,16 +209,22 @@ class Hub:
         """Closes a pipeline: sources, last windows, exporters, all within `seconds`."""
         deadline = anyio.current_time() + seconds
         pipeline.backlog.end()
-        with anyio.CancelScope(deadline=deadline - seconds / 2):
+        with anyio.CancelScope(deadline=deadline - seconds / 2) as scope:
+
+            def wait_on() -> None:
+                until = min(anyio.current_time() + ADVANCING_S, deadline - seconds / 4)
+                scope.deadline = max(scope.deadline, until)
+
+            pipeline.source_advances = wait_on
             with self._no_patience():
                 await self.drain(final=True)  # what the sources have yet to be told
             with self._contained("close_sources"):
                 await pipeline.close_sources()
-        with anyio.CancelScope(deadline=deadline - seconds / 4) as scope:
+        with anyio.CancelScope(deadline=deadline - seconds / 8) as scope:
             await self._pass_all(pipeline)
         if scope.cancelled_caught:  # by an exporter that is behind; the others are to have everything
             pipeline.backlog.hurry()
-            with anyio.CancelScope(deadline=deadline - seconds / 8) as scope:
+            with anyio.CancelScope(deadline=deadline - seconds / 16) as scope:
                 for _ in range(2):
                     await self.drain(final=True)
                     await self._passed.wait_for(lambda: pipeline.backlog.through)

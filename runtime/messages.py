@@ -52,6 +52,12 @@ class Missing(msgspec.Struct, frozen=True):
     end: int
 
 
+class Advancing(msgspec.Struct, frozen=True):
+    """A backend works on what it has yet to deliver."""
+
+    source: str
+
+
 class SourceEnded(msgspec.Struct, frozen=True):
     """A backend has delivered its last."""
 
@@ -131,6 +137,7 @@ Message: TypeAlias = (
     | Watermark
     | Dropped
     | Missing
+    | Advancing
     | SourceEnded
     | WindowBegins
     | WindowEnds

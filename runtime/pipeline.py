@@ -31,6 +31,7 @@ from stepscope.runtime.inbox import Inbox
 from stepscope.runtime.ledger import Ledger, events_in, losses
 from stepscope.runtime.messages import (
     ActionChanged,
+    Advancing,
     Delivery,
     DetailChanged,
     Dropped,
@@ -62,6 +63,9 @@ from stepscope.runtime.windows import RECORDER, Ending, Windows
 
 CROWDED = 1000
 """Messages that wait to be handled, or windows that wait to be closed, from which on no further window begins."""
+
+HELD_UP_NS = 1_000_000_000
+"""Time between two looks at windows that is longer than this does not count as waiting for sources: nobody could deliver."""
 
 
 class Pipeline:
@@ -121,6 +125,9 @@ class Pipeline:
         self._scope = anyio.CancelScope()
         self.notes: deque[str] = deque(maxlen=16)
         """What there was to say of windows, the latest."""
+        self.source_advances: Callable[[], None] = lambda: None
+        """Called when a source works on what it has yet to deliver."""
+        self._looked = clock.now()
         self._flushes: list[Flush] = []
         self._drained = self._routed = self._unrouted = self._loop_ns = 0
 
@@ -228,7 +235,12 @@ class Pipeline:
     @contained(False)
     def closable(self) -> bool:
         """Whether a window waits for nothing but its open spans."""
-        return self._windows.closable(clock.now())
+        now = clock.now()
+        held_up = now - self._looked - HELD_UP_NS
+        if held_up > 0:  # as by torch, which keeps the interpreter's lock while it ends a recording
+            self._windows.excuse(self._looked, held_up)
+        self._looked = now
+        return self._windows.closable(now)
 
     @contained(None)
     def close_windows(self, open_spans: Block) -> None:
@@ -276,6 +288,9 @@ class Pipeline:
                 self._windows.source_dropped(message.source, message.reason, message.count, message.at)
             case Missing():
                 self._windows.source_missing(message.source, message.why, (message.start, message.end))
+            case Advancing():
+                self._windows.source_advances(message.source, clock.now())
+                self.source_advances()
             case SourceEnded():
                 self._windows.remove_source(message.source)
             case WindowBegins():

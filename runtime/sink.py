@@ -71,6 +71,11 @@ class Sink(Protocol):
         """
         ...
 
+    def advancing(self) -> None:
+        """States that the source works on what it has yet to deliver: windows that wait for it have `Options.linger`
+        anew, and closing gives it up to three quarters of `Options.close_timeout` rather than half."""
+        ...
+
     def run_soon(self, work: object) -> None:
         """Schedules a coroutine function without arguments on the runtime's loop."""
         ...

@@ -13,7 +13,7 @@ from stepscope.runtime.error_keeper import ErrorKeeper
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, EventBatch, check_block
 from stepscope.runtime.inbox import Inbox
-from stepscope.runtime.messages import Delivery, Dropped, Message, Missing, Spawn, Watermark
+from stepscope.runtime.messages import Advancing, Delivery, Dropped, Message, Missing, Spawn, Watermark
 from stepscope.runtime.number import whole
 from stepscope.runtime.options import Options
 from stepscope.runtime.outside import contain, interrupts
@@ -75,6 +75,9 @@ class InboxSink:
         if not isinstance(why, str):
             raise TypeError(f"the reason why events of {self._source!r} are missing must be a str, got {why!r}")
         self._inbox.put(Missing(self._source, why, self._time("missing", start), self._time("missing", end)))
+
+    def advancing(self) -> None:
+        self._inbox.put(Advancing(self._source))
 
     def run_soon(self, work: object) -> None:
         if not callable(work):

@@ -97,6 +97,7 @@ class Windows:
         self._superseded: Counter[str] = Counter()
         self._dropped: dict[str, Counter[str]] = {}
         self._missing: dict[str, Counter[str]] = {}
+        self._advanced: dict[str, int] = {}
         self.detail = DetailFilter()
         """Leaves out what lowered detail leaves out; that is neither seen nor lost."""
 
@@ -177,6 +178,19 @@ class Windows:
             if window.interval[0] <= at < window.interval[1]:
                 window.count_dropped(source, reason, count)
                 break
+
+    def source_advances(self, source: str, now: int) -> None:
+        """A source works on what it has yet to deliver: windows wait for it as if they had just ended."""
+        if source in self._watermarks:
+            self._advanced[source] = now
+
+    def excuse(self, since: int, duration: int) -> None:
+        """Time in which nothing could be delivered does not count as waiting, for what was waited for at `since`."""
+        for window in self._open:
+            if window.waiting_since is not None and window.waiting_since <= since:
+                window.waiting_since += duration
+        for source, at in self._advanced.items():
+            self._advanced[source] = at + duration if at <= since else at
 
     def source_missing(self, source: str, why: str, interval: Interval) -> None:
         """A source has nothing of a time in which it was to record."""
@@ -284,7 +298,9 @@ class Windows:
     def _ready(self, window: OpenWindow, now: int) -> bool:
         if window.end is None or window.waiting_since is None or self._watermarks.get(RECORDER, 0) < window.end:
             return False
-        return min(self._watermarks.values()) >= window.end or now - window.waiting_since >= self._linger
+        late = [source for source, at in self._watermarks.items() if at < window.end]
+        since = max([window.waiting_since, *(self._advanced.get(source, 0) for source in late)])
+        return not late or now - since >= self._linger
 
     def finish(self, open_spans: Block) -> list[tuple[OpenWindow, list[EventBatch]]]:
         """Closes the windows that `closable` found. `open_spans` were read after it, and before the latest blocks.
@@ -302,7 +318,7 @@ class Windows:
             if late:
                 self._by_linger += 1
                 window.late = late
-                waited = f"closed after {self._linger / 1e9:g} s without waiting longer for {', '.join(sorted(late))}"
+                waited = f"closed after {self._linger / 1e9:g} s without waiting longer for {', '.join(sorted(late))}; raise Options.linger"
                 window.reason = f"{window.reason}; {waited}" if window.reason else waited
             batches = self._release(window, EventBatch(RECORDER, window.index, window.take_open(open_spans), b""))
             trimmed = window.trim()
