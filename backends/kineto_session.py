@@ -163,8 +163,10 @@ class KinetoSession:
             self._profile = self._stuck = None
             try:
                 if not slot.taken:  # else that would end what this thread has in its slot
+                    profiler: Any = import_module("torch.autograd.profiler")
                     with slot.ours():
-                        import_module("torch").autograd._disable_profiler()
+                        profiler._disable_profiler()
+                    profiler._run_on_profiler_stop()
             except RuntimeError as error:
                 return f"torch's profiler did not end: {first_line(error)}"
             finally:

@@ -10,6 +10,7 @@ import msgspec
 
 from stepscope.backends.kineto_session import session
 from stepscope.backends.kineto_worker import Keeper
+from stepscope.backends.torch_groups import groups
 from stepscope.backends.torch_kineto import KinetoMode
 from stepscope.backends.torch_settings import SWITCHES, TorchSettings, read_activities
 from stepscope.backends.torch_stream import StreamMode
@@ -149,6 +150,8 @@ class TorchBackend:
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         if self._mode is None:
             return
+        if before.records != after.records or before is ProfilerAction.RECORD_AND_SAVE:
+            groups.take(at)
         self._mode.transition(before, after, at)
 
     def set_detail(self, detail: Detail) -> None:
@@ -201,7 +204,8 @@ class TorchBackend:
 
     def report(self) -> BackendReport:
         report = BackendReport() if self._mode is None else self._mode.report()
-        return msgspec.structs.replace(report, notes=(*self._notes, *report.notes))
+        notes = (*self._notes, groups.problem) if groups.problem else self._notes
+        return msgspec.structs.replace(report, notes=(*notes, *report.notes))
 
 
 def _has_device(torch: Any) -> bool:

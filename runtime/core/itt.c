@@ -100,6 +100,7 @@ static bool claim_region(Task *task) {
     return mine;
 }
 
+/* Ends the region of another thread, if there is one. */
 static bool end_elsewhere(Thread *t, const Scratch *s, int64_t end) {
     Open open;
     pthread_mutex_lock(&regions_lock);
