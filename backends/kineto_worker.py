@@ -102,8 +102,7 @@ class KinetoWorker:
                 self._sink.missing(trace.since, trace.until, f"not all of torch's recording {TOO_LATE}")
             self._abandoned = True
             with anyio.move_on_after(LAST_S, shield=True):
-                while not self._working.over:
-                    await anyio.sleep(0.01)
+                await anyio.to_thread.run_sync(self._working.wait, abandon_on_cancel=True)
             raise
         finally:
             self._abandoned = True
@@ -162,7 +161,9 @@ class KinetoWorker:
         try:
             self._sink.dropped(count, reason, max(trace.since, trace.until - 1))
         except ClosedError:
-            self.problems[f"{count:,} events of torch had not been converted when the profiler was closed; raise Options.close_timeout"] += 1
+            self.problems[
+                f"{count:,} events of torch had not been converted when the profiler was closed; raise Options.close_timeout"
+            ] += 1
 
     def _save(self, trace: FinishedTrace, path: Path) -> bool:
         """Has torch write the trace, which takes some µs for an event, and looks at the file grow."""

@@ -52,6 +52,7 @@ class Gaps:
     def notes(self) -> list[str]:
         """A sentence for each reason."""
         return [
-            f"operators of {self._missing_ns[why] / 1e6:,.3f} ms are missing: {why}" + (f" ({n} times)" if n > 1 else "")
+            f"operators of {self._missing_ns[why] / 1e6:,.3f} ms are missing: {why}"
+            + (f" ({n} times)" if n > 1 else "")
             for why, n in self._times.items()
         ]

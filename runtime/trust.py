@@ -78,7 +78,9 @@ class TrustReport(Documented, frozen=True, kw_only=True):
             dropped |= {f"at {output.name} ({reason})": count for reason, count in output.ledger.dropped.items()}
         lost = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
         missing = [
-            f"{source}: {human_time(ns)}, {why}" for source, times in windows.missing.items() for why, ns in times.items()
+            f"{source}: {human_time(ns)}, {why}"
+            for source, times in windows.missing.items()
+            for why, ns in times.items()
         ]
         nothing = "nothing that was counted; see what is missing" if missing else "nothing"
         yield f"dropped   {lost or ('not known' if stats.given_up else nothing)}"

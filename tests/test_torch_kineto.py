@@ -108,7 +108,15 @@ async def test_every_event_is_that_of_torchs_own_export(tmp_path: Path, asked: d
     sink = CollectingSink()
     worker = KinetoWorker(sink)
     worker.put(
-        FinishedTrace(SharedResult(Saved()), until=anchor.monotonic_ns, anchors=(anchor,), brackets=(), flops=False, since=0, own_threads=frozenset())
+        FinishedTrace(
+            SharedResult(Saved()),
+            until=anchor.monotonic_ns,
+            anchors=(anchor,),
+            brackets=(),
+            flops=False,
+            since=0,
+            own_threads=frozenset(),
+        )
     )
     await worker.aclose()
     assert list(worker.problems) == ["exporting a trace stopped all Python threads for that time"]
@@ -291,7 +299,17 @@ async def test_a_trace_that_is_lost_is_told() -> None:
 
     sink = CollectingSink()
     worker = KinetoWorker(sink)
-    worker.put(FinishedTrace(SharedResult(Broken()), until=7, anchors=(ClockAnchor.read(),), brackets=(), flops=False, since=0, own_threads=frozenset()))
+    worker.put(
+        FinishedTrace(
+            SharedResult(Broken()),
+            until=7,
+            anchors=(ClockAnchor.read(),),
+            brackets=(),
+            flops=False,
+            since=0,
+            own_threads=frozenset(),
+        )
+    )
     worker.put(9)
     await worker.aclose()
     assert worker.problems["a trace was lost: no space left"] == 1
@@ -312,7 +330,17 @@ async def test_events_of_a_lost_trace_are_counted_piece_by_piece(monkeypatch: py
     monkeypatch.setattr(kineto_worker, "_PIECE", 7)
     sink = CollectingSink()
     worker = KinetoWorker(sink)
-    worker.put(FinishedTrace(SharedResult(Torn()), until=7, anchors=(ClockAnchor.read(),), brackets=(), flops=False, since=0, own_threads=frozenset()))
+    worker.put(
+        FinishedTrace(
+            SharedResult(Torn()),
+            until=7,
+            anchors=(ClockAnchor.read(),),
+            brackets=(),
+            flops=False,
+            since=0,
+            own_threads=frozenset(),
+        )
+    )
     await worker.aclose()
     assert [loss.count for loss in sink.losses] == [20]
 
