@@ -40,7 +40,7 @@ def test_what_is_not_converted_in_time_is_missing(tmp_path: Path) -> None:
         closed.wait(30)
         trace.result.release()
 
-    profiler, memory = record(tmp_path, 2, keep, close_timeout=2.0)
+    profiler, memory = record(tmp_path, 2, keep, close_timeout=4.0)
     closed.set()
     assert [window.complete for window in memory.windows] == [False, False]
     report = str(profiler.report())

@@ -27,7 +27,7 @@ KINETO = [*SAME, "elsewhere", "elsewhere_long", "elsewhere_before"]
 def told(mode: str) -> dict[str, Any]:
     """What the program tells of all cases, which it runs in a process of its own, as torch may crash."""
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, PROGRAM, mode, directory, *(KINETO if mode == "kineto" else SAME)]
+        command = [sys.executable, str(PROGRAM), mode, directory, *(KINETO if mode == "kineto" else SAME)]
         where = environment(PYTHONPATH=str(ROOT))
         ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=where)
     assert ended.returncode == 0, (ended.returncode, ended.stderr[-4000:])
