@@ -21,7 +21,7 @@ from stepscope.backends.torch import TorchBackend
 from stepscope.backends.torch_kineto import KinetoMode
 from stepscope.backends.torch_settings import TorchSettings
 from stepscope.backends.torch_symbols import free_without_gil, save_without_gil
-from stepscope.runtime import clock, strings
+from stepscope.runtime import clock, strings, tracks
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.clock import ClockAnchor, ClockMapping
 from stepscope.runtime.events import Kind
@@ -356,3 +356,32 @@ def test_quotes_in_names_are_mended(tmp_path: Path) -> None:
     names = record(tmp_path, work, TorchBackend("kineto")).names(kind=Kind.SPAN)
     assert [name for name in names if name in ('say "hi"', '"', "after")] == ['say "hi"', '"', "after"]
     assert names.count("aten::tanh") == 3
+
+
+def test_stacks_leave_out_the_threads_of_the_runtime(tmp_path: Path) -> None:
+    """Python functions are those of the program's threads: our own, which work meanwhile, are none of it."""
+    go = threading.Event()
+
+    def other() -> None:
+        while not go.wait(0.01):
+            pass
+
+    thread = threading.Thread(target=other, name="the program's")
+    thread.start()
+    memory = sc.MemoryExporter()
+    try:
+        with sc.trace(
+            backends=[TorchBackend("kineto", with_stack=True)],
+            exporters=[memory],
+            output_dir=tmp_path,
+            options=sc.Options(journal=False, close_timeout=60.0),
+        ):
+            add()
+            thread.join(0.2)  # it goes on meanwhile
+    finally:
+        go.set()
+        thread.join()
+    events = memory.events(kind=Kind.SPAN)
+    frames = events[[strings.text(int(category)) == "python_function" for category in events["category"]]]
+    found = {track.tid for row in set(frames["track"].tolist()) if (track := tracks.get(row)) is not None}
+    assert found == {threading.main_thread().native_id, thread.native_id}
