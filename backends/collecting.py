@@ -33,6 +33,14 @@ class Loss(msgspec.Struct, frozen=True):
     at: int
 
 
+class Absence(msgspec.Struct, frozen=True):
+    """One call of `Sink.missing`."""
+
+    start: int
+    end: int
+    why: str
+
+
 class CollectingSink:
     """Keeps every block, in the order of arrival. Any thread may call it.
 
@@ -48,11 +56,13 @@ class CollectingSink:
         self._changed = threading.Condition()
         self.deliveries: list[Delivery] = []
         self.losses: list[Loss] = []
+        self.absences: list[Absence] = []
         self.work: list[object] = []
         self.refused = 0
         """Events of blocks for which there was no room."""
         self.passed: int | None = None
         """The highest watermark so far."""
+        self.advances = 0
         self.closed = False
 
     def deliver(self, events: Block, args: bytes = b"", *, watermark: int | None = None) -> int:
@@ -82,6 +92,16 @@ class CollectingSink:
         with self._changed:
             self.losses.append(Loss(count, reason, at))
             self._changed.notify_all()
+
+    def missing(self, start: int, end: int, why: str) -> None:
+        """Keeps the statement that nothing was recorded for a time."""
+        with self._changed:
+            self.absences.append(Absence(start, end, why))
+            self._changed.notify_all()
+
+    def advancing(self) -> None:
+        """Counts the statement that the work goes on."""
+        self.advances += 1
 
     def run_soon(self, work: object) -> None:
         """Runs a coroutine function, or keeps it."""

@@ -34,18 +34,27 @@ assert _SPAN.size == _VALUE.size == EVENT_DTYPE.itemsize
 class KinetoConverter:
     """Converts the events of one trace, in slices."""
 
-    def __init__(self, tracks: KinetoTracks, base_ns: int, clock: ClockMapping, flops: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        tracks: KinetoTracks,
+        base_ns: int,
+        clock: ClockMapping,
+        flops: Mapping[int, int],
+        own_threads: frozenset[int] = frozenset(),
+    ) -> None:
         """
         Args:
             tracks: where events are drawn; kept from one trace to the next.
             base_ns: what the events' times count from, in ns of kineto's clock.
             clock: maps kineto's clock to ours.
             flops: floating-point operations by `External id`, for operators that have them.
+            own_threads: threads whose Python functions are left out.
         """
         self._tracks = tracks
         self._base_ns = base_ns
         self._clock = clock
         self._flops = flops
+        self._own_threads = own_threads
         self._trace = next(_traces) << 32
         self.markers: list[int] = []
         """When, by our clock, the operators named `MARKER` began."""
@@ -74,6 +83,8 @@ class KinetoConverter:
                 return
             if event.name.startswith("ProfilerStep#") and event.cat in _STEPS:
                 return  # our own steps are marked by the runtime
+            if event.cat == "python_function" and event.tid in self._own_threads:
+                return
             number = next(_span_ids)
             if self._flops and (flops := self._flops.get(args.get("External id", 0))):
                 args["FLOPs"] = flops

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from importlib import import_module
@@ -11,11 +12,18 @@ from stepscope.backends.kineto_blocks import MARKER
 from stepscope.backends.kineto_result import SharedResult
 from stepscope.backends.kineto_worker import FinishedTrace
 from stepscope.backends.torch_settings import TorchSettings
-from stepscope.runtime import clock
+from stepscope.backends.torch_slot import PROGRAM, slot
+from stepscope.runtime import _core, clock
 from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.meter import own_threads
+from stepscope.runtime.threads import start as start_thread
 
 _DEVICES = ("CUDA", "XPU", "MTIA", "HPU")
-ELSEWHERE = "a window has no operators: another profiler of this process records with kineto on another thread"
+ELSEWHERE = "another profiler of this process records with kineto on another thread, and a process has one recording"
+ROBBED = "the program's own torch profiler recorded on another thread, and a process has one recording of kineto"
+TAKEN = "somebody else ended our recording, or took torch's profiler from it"
+_SLACK_NS = 1_000_000
+"""By how much the begin of a recording may lie outside of the call that began it: some versions of torch round it."""
 
 
 class Member(Protocol):
@@ -30,8 +38,16 @@ class Member(Protocol):
         """Gets a stretch of the recording; those of one member do not overlap."""
         ...
 
-    def lose(self, problem: str) -> None:
-        """The recording has ended, and could not be begun again."""
+    def lose(self, start: int, end: int, why: str) -> None:
+        """A stretch of the recording is lost, or a part of it."""
+        ...
+
+    def lack(self, at: int, why: str) -> None:
+        """From this time on nothing is recorded."""
+        ...
+
+    def resume(self, at: int) -> None:
+        """From this time on it is recorded again."""
         ...
 
 
@@ -42,17 +58,28 @@ class KinetoSession:
     broken off where one leaves, or wants more than is recorded, and begun again for those that stay; each gets every
     stretch. What runs in torch across such a break is missing for those that stay.
 
-    All calls but `forget` come from the thread that records.
+    A profiler of torch that the program starts goes first. On this thread the recording is broken off for it, and goes
+    on after it. On another thread it takes kineto from us, which cannot be ended from there: the stretch is lost.
+
+    All calls but `forget`, `vacate` and `reoccupy` come from the thread that records.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._pid = os.getpid()
         self._thread = 0
         self._warm: list[Member] = []
         self._members: list[Member] = []
         self._profile: Any = None
         self._wants = TorchSettings()
         self._recording = False
+        self._robbed = False
+        """Whether kineto has been taken for a recording on another thread since ours began."""
+        self._stuck: Any = None
+        """A profile of ours in torch's slot whose recording is lost, and that could not be ended yet."""
+        self._began_ns = (0, 0)
+        """Wall time right before and after the recording began."""
+        self._own_threads: frozenset[int] = frozenset()
         self._anchor: ClockAnchor | None = None
         self._brackets: list[tuple[int, int]] = []
         self.records_device = False
@@ -68,29 +95,31 @@ class KinetoSession:
         with self._lock:
             if not self._mine():
                 return ELSEWHERE
-            problem = "" if self._profile is not None else self._make(member.wants)
+            problem = "" if self._profile is not None or self._occupied() else self._make(member.wants)
             if not problem:
                 self._warm.append(member)
             self._settle()
             return problem
 
     def enter(self, member: Member) -> str:
-        """Records for a member from now on. Returns what kept it from that, empty for nothing."""
+        """Records for a member from now on, or as soon as torch's slot is free. Returns what keeps it from both."""
         with self._lock:
             if not self._mine():
                 return ELSEWHERE
             if member in self._warm:
                 self._warm.remove(member)
-            wants = member.wants
-            if self._recording and not self._wants.covers(wants):
-                self._stretch(clock.now())
-            problem = "" if self._recording else self._begin(wants)
-            if problem and self._members:
-                self._begin_again()
-            if not problem:
+            problem = ""
+            if self._recording and self._wants.covers(member.wants):
                 self._members.append(member)
-                if not self._wants.covers(wants):  # torch was warmed up for less
-                    problem = self._again(clock.now())
+            else:
+                if self._recording:
+                    self._stretch(clock.now())
+                self._members.append(member)
+                problem = self._begin()
+                if problem:
+                    self._members.remove(member)
+                    if self._members:
+                        self._begin_again()
             self._settle()
             return problem
 
@@ -99,7 +128,8 @@ class KinetoSession:
         with self._lock:
             if member not in self._members:
                 return
-            self._stretch(at)
+            if self._recording:
+                self._stretch(at)
             self._members.remove(member)
             if self._members:
                 self._begin_again()
@@ -111,8 +141,9 @@ class KinetoSession:
             if member not in self._warm:
                 return
             self._warm.remove(member)
-            if not self._warm and not self._recording and self._profile is not None and not self._begin(self._wants):
-                self._end()
+            if not self._warm and not self._recording and self._profile is not None and not self._occupied():
+                if not self._start():
+                    self._end()
             self._settle()
 
     def forget(self, member: Member) -> str:
@@ -128,15 +159,47 @@ class KinetoSession:
             self._members.remove(member)
             if self._members:
                 return ""
-            self._recording = self.records_device = False
-            self._profile = None
+            self._recording = self.records_device = self._robbed = False
+            self._profile = self._stuck = None
             try:
-                import_module("torch").autograd._disable_profiler()
+                if not slot.taken:  # else that would end what this thread has in its slot
+                    profiler: Any = import_module("torch.autograd.profiler")
+                    with slot.ours():
+                        profiler._disable_profiler()
+                    profiler._run_on_profiler_stop()
             except RuntimeError as error:
                 return f"torch's profiler did not end: {first_line(error)}"
             finally:
                 self._settle()
             return ""
+
+    # Occupant
+
+    def vacate(self, kineto: bool) -> None:
+        """Breaks off for a profiler of the program."""
+        if os.getpid() != self._pid:
+            return  # torch's state is the parent's
+        with self._lock:
+            if self._thread == threading.get_ident():
+                if self._recording:
+                    now = clock.now()
+                    self._stretch(now)
+                    for member in self._members:
+                        member.lack(now, PROGRAM)
+                self._free()
+            if kineto:
+                if self._recording:
+                    self._robbed = True
+                else:
+                    self._profile = None  # what was prepared is replaced
+
+    def reoccupy(self) -> None:
+        """Goes on for those that wait."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._members and not self._recording and self._thread == threading.get_ident():
+                self._begin_again()
 
     def toggle(self, enable: bool, activities: frozenset[str]) -> bool:
         """Switches kinds of activities off and on again, for everybody who shares the recording; False elsewhere."""
@@ -149,13 +212,34 @@ class KinetoSession:
         return True
 
     def _mine(self) -> bool:
+        if self._stuck is not None and self._thread not in (0, threading.get_ident()):
+            if any(thread.ident == self._thread for thread in threading.enumerate()):
+                return False
+            self._stuck = None  # it ended with its thread
         return self._thread in (0, threading.get_ident()) or not (self._warm or self._members)
 
     def _settle(self) -> None:
-        self._thread = threading.get_ident() if self._warm or self._members else 0
+        used = self._warm or self._members or self._stuck is not None
+        self._thread = threading.get_ident() if used else 0
 
-    def _union(self, *more: TorchSettings) -> TorchSettings:
-        wants = [*(member.wants for member in self._members), *more]
+    def _occupied(self) -> str:
+        """Why torch's slot, or kineto, cannot be had now; empty if it can."""
+        if not self._free() or slot.kineto_taken:
+            return PROGRAM
+        if slot.emits:
+            return "another profile on this thread records operators live, and torch has room for one"
+        return PROGRAM if slot.taken else ""
+
+    def _free(self) -> bool:
+        """Ends a recording that was lost to another thread, if there is one and that has ended."""
+        if self._stuck is not None and not slot.kineto_taken:
+            profile, self._stuck = self._stuck, None
+            _hold_kineto()
+            _refusal("stop", lambda: profile.__exit__(None, None, None))
+        return self._stuck is None
+
+    def _union(self) -> TorchSettings:
+        wants = [member.wants for member in self._members]
         union = wants[0]
         for other in wants[1:]:
             union = union.together(other)
@@ -178,59 +262,99 @@ class KinetoSession:
             experimental_config=_config(torch, wants),
             **arguments,
         )
-        problem = _refusal(torch, "prepare", profile._prepare_trace)
+        problem = _refusal("prepare", profile._prepare_trace)
         if not problem:
             self._profile, self._wants = profile, wants
         return problem
 
-    def _begin(self, wants: TorchSettings) -> str:
-        problem = "" if self._profile is not None else self._make(self._union(wants))
+    def _begin(self) -> str:
+        """Records for all members, or as soon as the slot is free. Returns why torch does not, empty if it does."""
+        why = self._occupied()
+        if why:
+            now = clock.now()
+            for member in self._members:
+                member.lack(now, why)
+            return ""
+        wants = self._union()
+        if self._profile is not None and not self._wants.covers(wants):
+            self._profile = None  # torch was warmed up for less
+        problem = ("" if self._profile is not None else self._make(wants)) or self._start()
+        if not problem:
+            now = clock.now()
+            for member in self._members:
+                member.resume(now)
+        return problem
+
+    def _start(self) -> str:
         profile: Any = self._profile
-        if self._wants.with_stack and not problem:
+        if self._wants.with_stack:
             _await_births()
-        problem = problem or _refusal(import_module("torch"), "start", profile._start_trace)
+        before = time.time_ns()
+        problem = _refusal("start", profile._start_trace)
         if problem:
             self._profile = None
             return problem
+        self._began_ns = before, time.time_ns()
+        self._own_threads = leave_out_own_threads() if self._wants.with_stack else frozenset[int]()
+        self._pid = os.getpid()
         self._recording = True
+        self._robbed = False
         self.records_device = profile.use_device is not None
         self._brackets = []
         self._mark()
         self._anchor = ClockAnchor.read()
         return ""
 
-    def _again(self, at: int) -> str:
-        self._stretch(at)
-        return self._begin_again()
-
-    def _begin_again(self) -> str:
-        problem = self._begin(self._union())
+    def _begin_again(self) -> None:
+        problem = self._begin()
         if problem:
-            members, self._members = self._members, []
-            for member in members:
-                member.lose(problem)
-        return problem
+            now = clock.now()
+            for member in self._members:
+                member.lack(now, problem)
 
     def _stretch(self, at: int) -> None:
         """Ends the recording, and gives everybody what it holds."""
         assert self._anchor is not None
-        self._mark()
+        since = self._anchor.monotonic_ns
+        if not self._robbed:
+            self._mark()
         anchors = self._anchor, ClockAnchor.read()
         brackets = tuple(self._brackets)
+        robbed, device = self._robbed, self.records_device
         result, problem = self._end()
         shared = SharedResult(result, len(self._members))
         for member in self._members:
             if result is None:
-                member.lose(problem)
+                member.lose(since, at, problem)
             else:
-                member.take(FinishedTrace(shared, at, anchors, brackets, member.wants.with_flops))
+                if robbed and device:
+                    member.lose(since, at, f"{ROBBED}, which has what the device did")
+                flops = member.wants.with_flops
+                member.take(FinishedTrace(shared, at, anchors, brackets, flops, since, self._own_threads))
 
     def _end(self) -> tuple[Any, str]:
         """Stops torch's profiler: what it recorded, or why there is nothing."""
         profile, self._profile = self._profile, None
-        self._recording = self.records_device = False
-        problem = _refusal(import_module("torch"), "stop", lambda: profile.__exit__(None, None, None))
-        return (None if problem else profile.kineto_results), problem
+        robbed = self._robbed
+        self._recording = self.records_device = self._robbed = False
+        if not _is_on():
+            return None, TAKEN
+        if robbed:
+            if slot.kineto_taken:  # ending ours now would end that recording, and crash the program at its end
+                self._stuck = profile
+                import_module("torch.autograd.profiler")._toggle_collection_dynamic(False, {_cpu()})
+                return None, ROBBED
+            _hold_kineto()
+        problem = _refusal("stop", lambda: profile.__exit__(None, None, None))
+        result = profile.kineto_results
+        if not problem and not self._is_whole(result):
+            problem = TAKEN
+        return (None if problem else result), problem
+
+    def _is_whole(self, result: Any) -> bool:
+        """Whether a result is of the recording that we began. torch crashes where an empty one is used."""
+        before, after = self._began_ns
+        return result is not None and before - _SLACK_NS <= result.trace_start_ns() <= after + _SLACK_NS
 
     def _mark(self) -> None:
         """An operator whose begin is known by our clock, to check kineto's clock by."""
@@ -248,6 +372,7 @@ class KinetoSession:
 
 session = KinetoSession()
 """That of this process."""
+slot.occupants.append(session)
 
 
 def find_device(torch: Any, wants: TorchSettings) -> str | None:
@@ -279,6 +404,18 @@ def _await_births() -> None:
         time.sleep(0.002)
 
 
+def leave_out_own_threads() -> frozenset[int]:
+    """Has torch's tracer of Python functions, which has hooked into every thread, leave out those of the runtime.
+
+    Returns:
+        The numbers that the system has for them: the functions that they were in are recorded all the same.
+    """
+    threads = own_threads()
+    _core.unprofile_threads({thread.ident for thread in threads if thread.ident is not None})
+    # torch gives what a thread was inside of, and that has done nothing since, to a thread 0: ours are of that kind.
+    return frozenset([0, *(thread.native_id for thread in threads if thread.native_id is not None)])
+
+
 def _config(torch: Any, wants: TorchSettings) -> Any:
     """The user's, or the one that stops fastest: without torch's own post-processing, where nothing needs it."""
     if wants.experimental_config is not None:
@@ -292,12 +429,37 @@ def _config(torch: Any, wants: TorchSettings) -> Any:
         return make()
 
 
-def _refusal(torch: Any, what: str, call: Any) -> str:
+def _refusal(what: str, call: Any) -> str:
     """Makes a call of torch's profiler; why torch refused, empty if it did not."""
     try:
-        if what != "stop" and torch.autograd._profiler_enabled():
-            raise RuntimeError("another profiler of torch is active on this thread")
-        call()
+        with slot.ours():
+            call()
     except (RuntimeError, AssertionError, ValueError) as error:
-        return f"a window has no operators, torch's profiler did not {what}: {first_line(error)}"
+        return f"torch's profiler did not {what}: {first_line(error)}"
     return ""
+
+
+def _is_on() -> bool:
+    """Whether the slot of this thread has a recording of kineto."""
+    kind = getattr(import_module("torch")._C._autograd, "_profiler_type", None)  # torch 2.0 and later
+    return slot.taken and (kind is None or str(kind()).endswith("KINETO"))
+
+
+def _hold_kineto() -> None:
+    """Lets kineto record something, so that a profile which has lost kineto to another one can be ended.
+
+    torch crashes when it stops kineto where that records nothing. Operators are not lost: torch itself keeps them until
+    the end. The profile that is begun here ends with its thread.
+    """
+
+    def hold() -> None:
+        profile: Any = import_module("torch.autograd.profiler").profile(use_kineto=True)
+        _refusal("start", profile._prepare_trace) or _refusal("start", profile._start_trace)
+
+    thread = threading.Thread(target=hold, name="stepscope-kineto-holder", daemon=True)
+    start_thread(thread)
+    thread.join()
+
+
+def _cpu() -> Any:
+    return import_module("torch").profiler.ProfilerActivity.CPU

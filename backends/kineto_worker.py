@@ -6,10 +6,12 @@ import os
 import tempfile
 import time
 from _queue import SimpleQueue
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import anyio
 import anyio.to_thread
 import msgspec
 
@@ -18,13 +20,19 @@ from stepscope.backends.kineto_file import KinetoFile
 from stepscope.backends.kineto_result import SharedResult
 from stepscope.backends.kineto_tracks import KinetoTracks
 from stepscope.runtime.clock import ClockAnchor, ClockMapping
-from stepscope.runtime.errors import ClosedError, FormatError
+from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, join_blocks
 from stepscope.runtime.sink import Sink
 from stepscope.runtime.threads import Work
 
 BLOCK = 1 << 15
 """Events delivered at a time, about."""
+LAST_S = 0.15
+"""How long closing that was cancelled waits for what is converted to be delivered."""
+TELL_S = 0.1
+"""Between two statements that the work advances."""
+TOO_LATE = "had been converted when the profiler was closed; raise Options.close_timeout"
+NOT_BEGUN = "was not looked into when the profiler was closed, so that nobody knows how many events it had"
 _PIECE = 1 << 20
 """Bytes of a file that are looked at in one go."""
 
@@ -41,6 +49,10 @@ class FinishedTrace(msgspec.Struct, frozen=True):
     brackets: tuple[tuple[int, int], ...]
     """Times right before and after each marker began, to check the mapping of the clocks by."""
     flops: bool
+    since: int
+    """When it began, in ns of our clock."""
+    own_threads: frozenset[int]
+    """Threads of the runtime, by the system's numbers: what Python functions they ran is no part of the program."""
 
 
 Keeper = Callable[[FinishedTrace], None]
@@ -55,9 +67,11 @@ class KinetoWorker:
         self._keeper = keeper
         self._tracks = KinetoTracks()
         self._queue: SimpleQueue[FinishedTrace | int | None] = SimpleQueue()
+        self._unfinished: deque[FinishedTrace] = deque()
         self._closing = False
         self._abandoned = False
         self._working: Work[None] | None = None
+        self._told = 0.0
         self.problems: Counter[str] = Counter()
         """What went wrong, and how often."""
         self.clock_error_ns = 0
@@ -71,29 +85,50 @@ class KinetoWorker:
                 return
             self._working = Work(self._run, name="stepscope-kineto", elsewhere=True)
         self._working.begin()
+        if isinstance(item, FinishedTrace):
+            self._unfinished.append(item)
         self._queue.put(item)
 
     async def aclose(self) -> None:
-        """Finishes what is waiting; gives up what is left when cancelled."""
+        """Finishes what is waiting. When cancelled it delivers what is converted, and counts what is left as dropped."""
         if self._working is None or self._closing:
             return
         self._closing = True
         self._queue.put(None)
         try:
             await anyio.to_thread.run_sync(self._working.result, abandon_on_cancel=True)
+        except anyio.get_cancelled_exc_class():
+            for trace in list(self._unfinished):
+                self._sink.missing(trace.since, trace.until, f"not all of torch's recording {TOO_LATE}")
+            self._abandoned = True
+            with anyio.move_on_after(LAST_S, shield=True):
+                await anyio.to_thread.run_sync(self._working.wait, abandon_on_cancel=True)
+            raise
         finally:
             self._abandoned = True
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None and not self._abandoned:
+        while (item := self._queue.get()) is not None:
             try:
                 if isinstance(item, FinishedTrace):
-                    self._finish(item)
+                    if self._abandoned:
+                        item.result.release()
+                        self.problems[f"a recording of torch {NOT_BEGUN}"] += 1
+                    else:
+                        self._finish(item)
+                    self._unfinished.popleft()
                     item = item.until
                 self._sink.watermark(item)
             except ClosedError:
                 self.problems["the profiler was closed before a trace was delivered"] += 1
-                return
+
+    def _advance(self) -> None:
+        """The work goes on: windows that wait for it, and closing, wait on."""
+        now = time.monotonic()
+        if now - self._told > TELL_S:
+            self._told = now
+            with suppress(ClosedError):
+                self._sink.advancing()
 
     def _finish(self, trace: FinishedTrace) -> None:
         path: Path | None = None
@@ -102,7 +137,7 @@ class KinetoWorker:
             handle, name = tempfile.mkstemp(prefix="stepscope-kineto-", suffix=".json")
             os.close(handle)
             path = Path(name)
-            if not trace.result.save(name):
+            if not self._save(trace, path):
                 self.problems["exporting a trace stopped all Python threads for that time"] += 1
             flops = trace.result.flops() if trace.flops else {}
             self._let_go(trace)
@@ -112,13 +147,36 @@ class KinetoWorker:
             raise
         except Exception as error:
             self.problems[f"a trace was lost: {error}"] += 1
-            lost = 0 if path is None else _events_in(path)
-            self._sink.dropped(lost, "source", trace.until)
+            self._sink.missing(trace.since, trace.until, f"torch's recording was lost: {error}")
+            self._drop(0 if path is None else _events_in(path), "source", trace)
         finally:
             if not released:
                 trace.result.release()
             if path is not None:
                 path.unlink(missing_ok=True)
+
+    def _drop(self, count: int, reason: str, trace: FinishedTrace) -> None:
+        if not count:
+            return
+        try:
+            self._sink.dropped(count, reason, max(trace.since, trace.until - 1))
+        except ClosedError:
+            self.problems[
+                f"{count:,} events of torch had not been converted when the profiler was closed; raise Options.close_timeout"
+            ] += 1
+
+    def _save(self, trace: FinishedTrace, path: Path) -> bool:
+        """Has torch write the trace, which takes some µs for an event, and looks at the file grow."""
+        saving = Work(trace.result.save, str(path), name="stepscope-kineto-save", elsewhere=True).begin()
+        written = -1
+        while not saving.over:
+            with suppress(TimeoutError):
+                saving.result(TELL_S)
+            size = sum(file.stat().st_size for file in (path, Path(f"{path}.tmp")) if file.exists())
+            if size != written:
+                written = size
+                self._advance()
+        return saving.result()
 
     def _let_go(self, trace: FinishedTrace) -> None:
         if self._keeper is None:
@@ -130,20 +188,25 @@ class KinetoWorker:
         mapping = ClockMapping.fit([(a.wall_ns, a.monotonic_ns, a.error_ns) for a in trace.anchors])
         converter: KinetoConverter | None = None
         parts: list[tuple[Block, bytes]] = []
+        read = 0
         for events in file.slices():
-            if converter is None:
-                converter = KinetoConverter(self._tracks, file.base_ns, mapping, flops)
-            parts.append(converter.convert(events))
             if self._abandoned:
-                raise FormatError("the deadline for closing came first")
+                self._drop(_events_in(file.path) - read, "closed", trace)
+                break
+            if converter is None:
+                converter = KinetoConverter(self._tracks, file.base_ns, mapping, flops, trace.own_threads)
+            parts.append(converter.convert(events))
+            read += len(events)
+            self._advance()
             time.sleep(0)  # whoever waits for the GIL gets it
         if converter is None:
             return
         if converter.unknown:
             self.problems["events of kineto that are of no known kind were left out"] += converter.unknown
         if file.skipped:
-            self._sink.dropped(file.skipped, "source", trace.until)
-        self._check_clock(mapping, converter.markers, trace.brackets)
+            self._drop(file.skipped, "source", trace)
+        if not self._abandoned:
+            self._check_clock(mapping, converter.markers, trace.brackets)
         self._send(parts)
 
     def _send(self, parts: list[tuple[Block, bytes]]) -> None:

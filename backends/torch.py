@@ -10,6 +10,7 @@ import msgspec
 
 from stepscope.backends.kineto_session import session
 from stepscope.backends.kineto_worker import Keeper
+from stepscope.backends.torch_groups import groups
 from stepscope.backends.torch_kineto import KinetoMode
 from stepscope.backends.torch_settings import SWITCHES, TorchSettings, read_activities
 from stepscope.backends.torch_stream import StreamMode
@@ -28,7 +29,8 @@ class TorchBackend:
     In stream mode each operator is recorded as it ends, at about a quarter of a µs, and a window's end costs nothing.
     In kineto mode torch.profiler's engine records, with shapes, memory, stacks, FLOPs and devices; then a window's end
     costs the training thread some µs per operator, which the report states. What torch cannot do in the state that
-    it is in (another profiler of torch is active, say) costs a window its operators, and is said in the report.
+    it is in (out of memory, say) costs a window its operators, and is said in the report. A profiler of torch that
+    the program starts has torch's slot; operators are recorded again when it has ended.
     Backends on one thread share torch's engine: each gets all that it asks for, however their windows overlap.
     """
 
@@ -149,6 +151,8 @@ class TorchBackend:
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         if self._mode is None:
             return
+        if before.records != after.records or before is ProfilerAction.RECORD_AND_SAVE:
+            groups.take(at)
         self._mode.transition(before, after, at)
 
     def set_detail(self, detail: Detail) -> None:
@@ -201,7 +205,8 @@ class TorchBackend:
 
     def report(self) -> BackendReport:
         report = BackendReport() if self._mode is None else self._mode.report()
-        return msgspec.structs.replace(report, notes=(*self._notes, *report.notes))
+        notes = (*self._notes, groups.problem) if groups.problem else self._notes
+        return msgspec.structs.replace(report, notes=(*notes, *report.notes))
 
 
 def _has_device(torch: Any) -> bool:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 from stepscope.backends.kineto_session import session
 from stepscope.backends.kineto_worker import FinishedTrace, Keeper, KinetoWorker
+from stepscope.backends.torch_gaps import Gaps
 from stepscope.backends.torch_settings import TorchSettings
+from stepscope.backends.torch_slot import slot
 from stepscope.runtime import clock
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.detail import FULL, Detail
@@ -21,7 +23,11 @@ class KinetoMode:
         """Args: what to record; where events go; who else gets each stretch of the recording as torch has it."""
         self._settings = settings
         self._worker = KinetoWorker(sink, keeper)
+        self._gaps = Gaps(sink)
+        self._since = 0
         self._warm = self._recording = self._closed = self._throws_away = False
+        slot.watch()
+        self._watching = True
         self._problems: Counter[str] = Counter()
         self._cost_ns = 0
         self._detail = FULL
@@ -31,7 +37,7 @@ class KinetoMode:
     @property
     def recording(self) -> bool:
         """Whether kineto records now."""
-        return self._recording
+        return self._recording and not self._gaps.open
 
     def set_detail(self, detail: Detail) -> None:
         """For windows that are prepared from now on: without what costs most, or none at all."""
@@ -54,7 +60,9 @@ class KinetoMode:
         if after is ProfilerAction.WARMUP and not self._warm:
             self._warm = self._allowed() and self._done(session.prepare(self))
         elif after.records and not self._recording:
-            self._start()
+            self._start(at)
+        elif after.records:
+            session.reoccupy()
         elif after is ProfilerAction.NONE and self._warm:
             self._warm = False
             session.cool(self)
@@ -72,20 +80,32 @@ class KinetoMode:
             self._throws_away = True
             self._recording = False
             session.leave(self, clock.now())
+            self._gaps.end(clock.now())
+        if self._closed:
+            self._unwatch()
 
     def orphaned(self) -> None:
         """The thread that records has ended. A session that is left to itself crashes torch when the process exits, so it
         is ended from here; what it recorded cannot be had."""
-        if not self._recording:
-            return
-        self._recording = False
-        self._problems["the last window was lost: the thread that recorded it has ended"] += 1
-        self._done(session.forget(self))
+        if self._recording:
+            self._recording = False
+            self._gaps.end(self._since)
+            self._gaps.add(self._since, clock.now(), "the thread that recorded it has ended")
+            self._done(session.forget(self))
+        if self._closed:
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        if self._watching:
+            self._watching = False
+            slot.unwatch()
 
     async def aclose(self) -> None:
         self._closed = True
         if self._recording:
-            self._problems["the last window was lost: recording was not ended on the thread that began it"] += 1
+            self._gaps.add(self._since, clock.now(), "recording was not ended on the thread that began it")
+        else:
+            self._unwatch()
         await self._worker.aclose()
 
     def report(self) -> BackendReport:
@@ -95,7 +115,7 @@ class KinetoMode:
             clock=f"CLOCK_REALTIME as kineto has it, mapped by two readings per window; {self._worker.clock_error_ns} ns "
             "off at most where it was checked",
             training_thread_ns=self._cost_ns,
-            notes=tuple(text if n == 1 else f"{text} ({n} times)" for text, n in problems.items()),
+            notes=(*self._gaps.notes(), *(text if n == 1 else f"{text} ({n} times)" for text, n in problems.items())),
         )
 
     # Member
@@ -110,20 +130,32 @@ class KinetoMode:
         else:
             self._worker.put(trace)
 
-    def lose(self, problem: str) -> None:
-        self._recording = False
-        self._done(problem)
+    def lose(self, start: int, end: int, why: str) -> None:
+        self._gaps.add(start, end, why)
+
+    def lack(self, at: int, why: str) -> None:
+        self._gaps.begin(at, why)
+
+    def resume(self, at: int) -> None:
+        self._gaps.end(at)
 
     def _wanted(self) -> TorchSettings:
         return self._settings.chosen(self._chosen) if self._detail.backends else self._settings.reduced()
 
-    def _start(self) -> None:
-        self._recording = (self._warm or self._allowed()) and self._done(session.enter(self))
+    def _start(self, at: int) -> None:
+        allowed = self._warm or self._allowed()
         self._warm = False
+        if not allowed:
+            return
+        self._recording, self._since = True, at
+        problem = session.enter(self)
+        if problem:
+            self._gaps.begin(at, problem)
 
     def _stop(self, at: int) -> None:
         self._recording = False
         session.leave(self, at)
+        self._gaps.end(at)
         self._worker.put(at)
 
     def _allowed(self) -> bool:

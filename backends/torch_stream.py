@@ -8,8 +8,11 @@ from importlib import import_module
 from typing import Any
 
 from stepscope.backends import torch_arm
+from stepscope.backends.kineto_session import session
+from stepscope.backends.torch_gaps import Gaps
 from stepscope.backends.torch_links import ForwardBackwardLinker
 from stepscope.backends.torch_settings import SWITCHES
+from stepscope.backends.torch_slot import PROGRAM, slot
 from stepscope.backends.torch_symbols import enable_numbers
 from stepscope.runtime import _core, clock, tracks
 from stepscope.runtime.action import ProfilerAction
@@ -24,19 +27,92 @@ KEPT_TRACKS = 1024
 _FOREVER = (1 << 63) - 1
 
 
-class _Emitting(threading.local):
-    """torch's `emit_itt()` on this thread, which does not nest, shared by all backends that want it."""
+class _Emission(threading.local):
+    """torch's `emit_itt()` on this thread, which does not nest, shared by all modes that want it."""
 
-    context: Any = None
-    users: int = 0
+    def __init__(self) -> None:
+        self.context: Any = None
+        self.users: list[StreamMode] = []
+
+    def add(self, user: StreamMode) -> None:
+        """A mode wants operators from now on."""
+        self.users.append(user)
+        if self.context is None:
+            self._start()
+
+    def remove(self, user: StreamMode) -> None:
+        """A mode wants no more operators."""
+        if user in self.users:  # else it was added on another thread
+            self.users.remove(user)
+        if not self.users:
+            self._stop()
+
+    def vacate(self, kineto: bool) -> None:
+        """Ends the emission for a profiler of the program."""
+        if self.context is not None:
+            self._stop()
+            self._lack(PROGRAM)
+
+    def reoccupy(self) -> None:
+        """Goes on for those that want operators."""
+        if self.users and self.context is None:
+            self._start()
+
+    def check(self) -> None:
+        """Notices that somebody took the slot by a way that is not watched."""
+        if self.context is not None and not _is_on(import_module("torch")):
+            self.context, slot.emits = None, False
+            self._lack("the program ended the recording of operators, or took torch's slot from it")
+
+    def _start(self) -> None:
+        torch: Any = import_module("torch")
+        context = torch.autograd.profiler.emit_itt()
+        if slot.taken:
+            self._lack(PROGRAM if not session.here else "another profile on this thread records with kineto")
+            return
+        try:
+            with slot.ours():
+                context.__enter__()
+        except RuntimeError as error:
+            self._lack(f"torch did not begin to emit operators: {error}".partition("\n")[0])
+            return
+        self.context, slot.emits = context, True
+        for user in self.users:
+            user.gaps.end(clock.now())
+
+    def _stop(self) -> None:
+        context, self.context, slot.emits = self.context, None, False
+        if context is None:
+            return
+        try:
+            with slot.ours():
+                if _is_on(import_module("torch")):
+                    context.__exit__(None, None, None)
+        except RuntimeError as error:
+            for user in self.users:
+                user.note(f"torch did not end the emission of operators: {error}".partition("\n")[0])
+
+    def _lack(self, why: str) -> None:
+        at = clock.now()
+        for user in self.users:
+            user.gaps.begin(at, why)
 
 
-_emitting = _Emitting()
+_emission = _Emission()
+slot.occupants.append(_emission)
+
+
+def _is_on(torch: Any) -> bool:
+    """Whether the slot of this thread still has our emission of operators."""
+    kind = getattr(torch._C._autograd, "_profiler_type", None)  # torch 2.0 and later
+    if not slot.taken:
+        return False
+    return kind is None or str(kind()).endswith("ITT")
 
 
 def emitting() -> bool:
     """Whether operators arrive live on the caller's thread now, which keeps kineto from recording there."""
-    return _emitting.users > 0
+    return slot.emits
 
 
 class StreamMode:
@@ -49,7 +125,8 @@ class StreamMode:
         """
         self._torch: Any = import_module("torch")
         check_armed(self._torch)
-        self._recording = self._closed = self._wanted = False
+        self._recording = self._closed = self._wanted = self._watching = False
+        self.gaps = Gaps(sink)
         self._operators = self._switched_on = True
         self._thread = threading.get_ident()  # of `open`, which is that of every transition
         self._cost_ns = 0
@@ -61,18 +138,23 @@ class StreamMode:
         missing = enable_numbers()
         self._cost_ns += clock.now() - began
         if missing:
-            self._note(f"forward and backward operators are not linked: {missing}")
+            self.note(f"forward and backward operators are not linked: {missing}")
+        slot.watch()
+        self._watching = True
         sink.watermark(_FOREVER)  # events arrive by the recorder, which has a watermark of its own
 
     @property
     def recording(self) -> bool:
         """Whether torch tells of operators now."""
-        return self._recording
+        return self._recording and not self.gaps.open
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         if after.records and not before.records:
             self._switched_on = True
         self._wanted = after.records and not self._closed
+        if self._recording:
+            _emission.check()
+            self.gaps.end(at, again=self._wanted)  # each window is told of its own
         self._settle()
 
     def set_detail(self, detail: Detail) -> None:
@@ -83,7 +165,7 @@ class StreamMode:
     def choose(self, chosen: Mapping[str, bool]) -> None:
         """Operators that arrive live have nothing more; a window that was asked for with more before that was known says so."""
         for what in (what for what, on in chosen.items() if on and what in SWITCHES):
-            self._note(f"a window has no {what}: operators arrive live; make the backend with mode='kineto'")
+            self.note(f"a window has no {what}: operators arrive live; make the backend with mode='kineto'")
 
     def toggle(self, enable: bool, activities: frozenset[str]) -> bool:
         """Switches operators off and on again, on the thread that records; False if nothing came of it."""
@@ -99,23 +181,26 @@ class StreamMode:
             return
         began = clock.now()
         if wanted:
-            self._begin()
+            self._recording = True
+            _emission.add(self)
         else:
             self.abandon()
         self._cost_ns += clock.now() - began
 
     def abandon(self) -> None:
         """Ends the emission of operators on this thread, if it was begun."""
-        if not self._recording:
-            return
-        self._recording = False
-        _emitting.users -= 1
-        if _emitting.users == 0:
-            context, _emitting.context = _emitting.context, None
-            try:
-                context.__exit__(None, None, None)
-            except RuntimeError as error:
-                self._note(f"torch did not end the emission of operators: {error}".partition("\n")[0])
+        if self._recording:
+            _emission.check()
+            self._recording = False
+            _emission.remove(self)
+            self.gaps.end(clock.now())
+        if self._closed:
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        if self._watching:
+            self._watching = False
+            slot.unwatch()
 
     def derive(self, batch: EventBatch) -> Block:
         """Links forward to backward operators; links stay within one window and one process."""
@@ -140,30 +225,19 @@ class StreamMode:
     async def aclose(self) -> None:
         self._closed = True
         if self._recording:
-            self._note("operators are still emitted on the thread that began to: recording was not ended there")
+            self.note("operators are still emitted on the thread that began to: recording was not ended there")
+        else:
+            self._unwatch()
 
     def report(self) -> BackendReport:
-        notes = list(self._notes)
+        notes = [*self._notes, *self.gaps.notes()]
         lost = _core.itt_statistics()["unbalanced"] - self._before
         if lost:
             notes.append(f"{lost} operators that began before recording did, or ended on another thread, are missing")
         return BackendReport(mode="stream", training_thread_ns=self._cost_ns, notes=tuple(notes))
 
-    def _begin(self) -> None:
-        if _emitting.users == 0:
-            context = self._torch.autograd.profiler.emit_itt()
-            try:
-                if self._torch.autograd._profiler_enabled():
-                    raise RuntimeError("another profiler of torch is active on this thread")
-                context.__enter__()
-            except RuntimeError as error:
-                self._note(f"a window has no operators: {error}".partition("\n")[0])
-                return
-            _emitting.context = context
-        _emitting.users += 1
-        self._recording = True
-
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Keeps a sentence for the report, once."""
         if text not in self._notes and len(self._notes) < 16:
             self._notes.append(text)
 

@@ -196,6 +196,13 @@ def unwatch_signals() -> bool:
     """Ends that, from any thread: the signals do what they do without a handler, unless the program has taken them.
     False, and nothing changes, if one has come that is to end the process."""
 
+def unprofile_threads(idents: set[int], /) -> bool:
+    """Takes the profile function that the calling thread has from the given threads, by `Thread.ident`, where it is theirs too.
+
+    Returns:
+        False if this version of Python has no way to do that.
+    """
+
 def start_thread(function: Callable[..., object], args: tuple[object, ...], /) -> int:
     """As `_thread.start_new_thread`, but as a thread that Python has not started: so also where it starts none any more.
 

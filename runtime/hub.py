@@ -257,12 +257,13 @@ class Hub:
             await self.drain(final=True)  # what the sources have yet to be told
         with self._contained("close_sources"):
             # Also when the loop was blocked until now: each has a moment to begin.
-            await pipeline.close_sources(max(deadline - seconds / 2, anyio.current_time() + BEGIN_CLOSING_S))
-        with anyio.CancelScope(deadline=deadline - seconds / 4) as scope:
+            half = max(deadline - seconds / 2, anyio.current_time() + BEGIN_CLOSING_S)
+            await pipeline.close_sources(half, advancing=deadline - seconds / 4)
+        with anyio.CancelScope(deadline=deadline - seconds / 8) as scope:
             await self._pass_all(pipeline)
         if scope.cancelled_caught:  # by an exporter that is behind; the others are to have everything
             pipeline.backlog.hurry()
-            with anyio.CancelScope(deadline=deadline - seconds / 8) as scope:
+            with anyio.CancelScope(deadline=deadline - seconds / 16) as scope:
                 for _ in range(2):
                     await self.drain(final=True)
                     await self._passed.wait_for(lambda: pipeline.backlog.through)

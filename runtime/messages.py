@@ -43,6 +43,21 @@ class Dropped(msgspec.Struct, frozen=True):
     at: int
 
 
+class Missing(msgspec.Struct, frozen=True):
+    """A backend has nothing of a time in which it was to record."""
+
+    source: str
+    why: str
+    start: int
+    end: int
+
+
+class Advancing(msgspec.Struct, frozen=True):
+    """A backend works on what it has yet to deliver."""
+
+    source: str
+
+
 class SourceEnded(msgspec.Struct, frozen=True):
     """A backend has delivered its last."""
 
@@ -121,6 +136,8 @@ Message: TypeAlias = (
     Delivery
     | Watermark
     | Dropped
+    | Missing
+    | Advancing
     | SourceEnded
     | WindowBegins
     | WindowEnds

@@ -54,6 +54,11 @@ def register_loop(loop: AbstractEventLoop) -> None:
     _loops.add(loop)
 
 
+def own_threads() -> list[threading.Thread]:
+    """The threads that the runtime runs now."""
+    return [thread for thread in threading.enumerate() if _is_ours(thread)]
+
+
 class OwnThreads:
     """Processor time of the threads that the runtime runs."""
 

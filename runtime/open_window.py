@@ -34,6 +34,9 @@ class OpenWindow:
         """What else there is to say of it."""
         self.facts: dict[str, Any] = {}
         """What its metadata say beside those of the run."""
+        self.late: list[str] = []
+        """Sources that had not delivered everything when it closed."""
+        self._missing: Counter[tuple[str, str]] = Counter()
         self.cut_short = self.needs_last = self.ready = False
         self.waiting_since: int | None = None
         """When the end became known, in ns."""
@@ -146,6 +149,25 @@ class OpenWindow:
         """Notes `count` events that were lost."""
         if count:
             self._dropped.setdefault(source, Counter())[reason] += count
+
+    def count_missing(self, source: str, why: str, start: int, end: int) -> None:
+        """Notes a time of which a source has nothing, as far as it lies in the window."""
+        first, last = self.interval
+        missing = min(end, last) - max(start, first)
+        if missing > 0:
+            self._missing[source, why] += missing
+
+    @property
+    def lacking(self) -> bool:
+        """Whether some source has not delivered all that it was to record."""
+        return bool(self._missing or self.late)
+
+    def missing_notes(self) -> list[str]:
+        """A sentence for each source and reason."""
+        return [
+            f"incomplete: {source!r} has nothing of {ns / 1e6:,.3f} ms of the window: {why}"
+            for (source, why), ns in self._missing.items()
+        ]
 
     def ledger(self) -> dict[str, SourceLedger]:
         """Accounts per source."""

@@ -54,7 +54,7 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     inbox_bytes: Annotated[int, msgspec.Meta(ge=1)] = 256 << 20
     """What backends may have waiting for the loop."""
     linger: Annotated[float, msgspec.Meta(ge=0)] = 5.0
-    """How long a window waits for backends that have not delivered past its end."""
+    """How long a window waits for backends that have not delivered past its end, and do not say that they advance."""
     queue_bytes: Annotated[int, msgspec.Meta(ge=1)] = 64 << 20
     """What may wait for one exporter; more is dropped for that exporter, and counted."""
     start_timeout: PositiveFloat = 30.0

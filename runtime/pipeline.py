@@ -31,11 +31,13 @@ from stepscope.runtime.inbox import Inbox
 from stepscope.runtime.ledger import Ledger, events_in, losses
 from stepscope.runtime.messages import (
     ActionChanged,
+    Advancing,
     Delivery,
     DetailChanged,
     Dropped,
     Flush,
     Message,
+    Missing,
     Paused,
     Resumed,
     SourceEnded,
@@ -59,8 +61,13 @@ from stepscope.runtime.window import Window, WindowActions
 from stepscope.runtime.window_tables import WindowTables
 from stepscope.runtime.windows import RECORDER, Ending, Windows
 
+ADVANCING_S = 0.5
+"""How long closing waits for a backend after that said that it works on what it has yet to deliver."""
 CROWDED = 1000
 """Messages that wait to be handled, or windows that wait to be closed, from which on no further window begins."""
+
+HELD_UP_NS = 1_000_000_000
+"""Time between two looks at windows that is longer than this does not count as waiting for sources: nobody could deliver."""
 
 
 class Pipeline:
@@ -118,9 +125,11 @@ class Pipeline:
         self._serial = serial
         self._tasks: anyio.abc.TaskGroup | None = None
         self._closing, self._ended = anyio.Event(), anyio.Event()
+        self._advancing_until = 0.0
         self._scope = anyio.CancelScope()
         self.notes: deque[str] = deque(maxlen=16)
         """What there was to say of windows, the latest."""
+        self._looked = clock.now()
         self._flushes: list[Flush] = []
         self._drained = self._routed = self._unrouted = self._loop_ns = 0
 
@@ -228,7 +237,12 @@ class Pipeline:
     @contained(False)
     def closable(self) -> bool:
         """Whether a window waits for nothing but its open spans."""
-        return self._windows.closable(clock.now())
+        now = clock.now()
+        held_up = now - self._looked - HELD_UP_NS
+        if held_up > 0:  # as by torch, which keeps the interpreter's lock while it ends a recording
+            self._windows.excuse(self._looked, held_up)
+        self._looked = now
+        return self._windows.closable(now)
 
     @contained(None)
     def close_windows(self, open_spans: Block) -> None:
@@ -274,6 +288,11 @@ class Pipeline:
                 self._windows.watermark(message.source, message.at)
             case Dropped():
                 self._windows.source_dropped(message.source, message.reason, message.count, message.at)
+            case Missing():
+                self._windows.source_missing(message.source, message.why, (message.start, message.end))
+            case Advancing():
+                self._windows.source_advances(message.source, clock.now())
+                self._wait_on(message.source)
             case SourceEnded():
                 self._windows.remove_source(message.source)
             case WindowBegins():
@@ -372,12 +391,16 @@ class Pipeline:
         notes = [*window.notes, window.reason] if window.reason else list(window.notes)
         if not window.complete:
             notes.append(f"incomplete: the window ended after {len(steps)} steps, before its planned end")
+        notes += window.missing_notes()
         sources = window.ledger()
-        if not window.events:
+        if window.lacking and not window.events:
+            notes.append("empty: nothing but step marks was recorded")
+        elif not window.events:
             listeners = self._attendance.listeners(window, sources)
             why = f"were spans, operators or a backend active?{' ' if listeners else ''}{listeners}"
             notes.append(f"empty: nothing but step marks was recorded; {why}")
-        notes += self._attendance.notes(window, sources)
+        if not window.lacking:  # else it is known what kept the backend from recording
+            notes += self._attendance.notes(window, sources)
         self.overseer.refresh()
         notes += self.overseer.notes(window.interval)
         self.notes.extend(f"window {window.index}: {note}" for note in notes)
@@ -388,7 +411,7 @@ class Pipeline:
             start_ns=start,
             end_ns=end,
             steps=steps,
-            complete=window.complete,
+            complete=window.complete and not window.lacking,
             diagnostics=tuple(notes),
             ledger=Ledger(sources, self.fanout.outputs(window.index), _core.counts()),
             metadata={**self.run_facts.metadata(), **window.facts, **self.overseer.facts(window.interval)},
@@ -450,7 +473,7 @@ class Pipeline:
         for message in (*self.delivered.take(), *messages):
             if isinstance(message, Delivery):
                 self.drop_closed(message.source, message.events)
-            elif isinstance(message, Dropped):
+            elif isinstance(message, Dropped | Missing):
                 self._handle(message)
 
     @contained(None)
@@ -464,11 +487,16 @@ class Pipeline:
         for reason, lost in losses(events).items():
             self._windows.source_dropped(source, reason, lost, int(events["ts"][0]))
 
-    async def close_sources(self, deadline: float) -> None:
-        """Closes all backends at the same time, each by `deadline` (the loop's clock); what they deliver now still counts.
+    async def close_sources(self, deadline: float, *, advancing: float) -> None:
+        """Closes all backends at the same time; what they deliver now still counts.
 
         Whatever becomes of a backend, the others are closed, and no window waits for it any longer.
+
+        Args:
+            deadline: when each must have ended, by the loop's clock.
+            advancing: the same for one that says that it works on what it has yet to deliver.
         """
+        self._advancing_until = advancing
 
         async def close(source: Source) -> None:
             try:
@@ -479,6 +507,13 @@ class Pipeline:
         async with anyio.create_task_group() as group:
             for source in self.sources:
                 group.start_soon(close, source, name=f"stepscope close {source.name}")
+
+    def _wait_on(self, name: str) -> None:
+        """A backend that closes has longer, as it says that it advances."""
+        until = min(anyio.current_time() + ADVANCING_S, self._advancing_until)
+        for source in self.sources:
+            if source.name == name:
+                source.wait_on(until)
 
     def ledger(self) -> Ledger:
         """Accounts of the run, as they are now."""

@@ -58,6 +58,24 @@ class Sink(Protocol):
         """
         ...
 
+    def missing(self, start: int, end: int, why: str) -> None:
+        """States that the source recorded nothing from `start` to `end` (ns, our clock), or that all of it is lost, and that
+        nobody knows how many events that is. A window that this time reaches into is incomplete, and says why.
+
+        Args:
+            why: completes the sentence "nothing was recorded: ...", and says what to do about it, if anything.
+
+        Raises:
+            TypeError: if a time is no number, or `why` no str.
+            ValueError: if a number does not fit 64 bits.
+        """
+        ...
+
+    def advancing(self) -> None:
+        """States that the source works on what it has yet to deliver: windows that wait for it have `Options.linger`
+        anew, and closing gives it up to three quarters of `Options.close_timeout` rather than half."""
+        ...
+
     def run_soon(self, work: object) -> None:
         """Schedules a coroutine function without arguments on the runtime's loop."""
         ...

@@ -16,7 +16,7 @@ from stepscope.runtime.error_keeper import ErrorKeeper
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, EventBatch, check_block
 from stepscope.runtime.inbox import Inbox
-from stepscope.runtime.messages import Delivery, Dropped, Message, Spawn, Watermark
+from stepscope.runtime.messages import Advancing, Delivery, Dropped, Message, Missing, Spawn, Watermark
 from stepscope.runtime.number import whole
 from stepscope.runtime.options import Options
 from stepscope.runtime.outside import contain, interrupts
@@ -77,6 +77,14 @@ class InboxSink:
             raise TypeError(f"the reason why {self._source!r} has dropped events must be a str, got {reason!r}")
         self._inbox.put(Dropped(self._source, reason, lost, self._time("dropped", at)), later=True)
 
+    def missing(self, start: int, end: int, why: str) -> None:
+        if not isinstance(why, str):
+            raise TypeError(f"the reason why events of {self._source!r} are missing must be a str, got {why!r}")
+        self._inbox.put(Missing(self._source, why, self._time("missing", start), self._time("missing", end)))
+
+    def advancing(self) -> None:
+        self._inbox.put(Advancing(self._source))
+
     def run_soon(self, work: object) -> None:
         if not callable(work):
             raise TypeError(f"run_soon takes a coroutine function without arguments, got {work!r}")
@@ -98,6 +106,7 @@ class Source:
         self.name = backend.name
         self.raised: ErrorKeeper[BaseException] = ErrorKeeper()
         self.open = False
+        self._closing: anyio.CancelScope | None = None
         self._blocked: dict[str, int] = {}
         """The longest time, in ns, for which a call blocked the runtime's loop, by method; only those that are reported."""
         self._inbox = inbox
@@ -163,14 +172,19 @@ class Source:
         if not self.open:
             return
         began = anyio.current_time()
-        with anyio.CancelScope(deadline=deadline) as scope:
+        with anyio.CancelScope(deadline=deadline) as self._closing:
             try:
                 await contain(self.backend.aclose, partial(self._take, "aclose"))
             finally:
                 self.open = False  # not before: until then what it delivers is waited for
-        if scope.cancelled_caught:
-            seconds = deadline - began
+        if self._closing.cancelled_caught:
+            seconds = self._closing.deadline - began
             self._take("aclose", TimeoutError(f"it did not end within {seconds:.1f} s, and was cancelled"))
+
+    def wait_on(self, until: float) -> None:
+        """The backend, if it closes, has time until then (the loop's clock)."""
+        if self._closing is not None:
+            self._closing.deadline = max(self._closing.deadline, until)
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> bool:
         """Runs a coroutine function of the backend; returns whether it came to its end."""

@@ -14,7 +14,7 @@ from stepscope.runtime.documented import Documented
 from stepscope.runtime.outcome import counted, remedy
 from stepscope.runtime.sink import BackendReport
 from stepscope.runtime.statistics import PipelineStatistics, ProfilerStatistics
-from stepscope.runtime.table import human_count
+from stepscope.runtime.table import human_count, human_time
 from stepscope.runtime.worker_accounts import WorkerStatistics
 
 SHOWN = 16
@@ -77,14 +77,21 @@ class TrustReport(Documented, frozen=True, kw_only=True):
         for output in pipeline.exporters:
             dropped |= {f"at {output.name} ({reason})": count for reason, count in output.ledger.dropped.items()}
         lost = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
-        yield f"dropped   {lost or ('not known' if stats.given_up else 'nothing')}"
+        missing = [
+            f"{source}: {human_time(ns)}, {why}"
+            for source, times in windows.missing.items()
+            for why, ns in times.items()
+        ]
+        nothing = "nothing that was counted; see what is missing" if missing else "nothing"
+        yield f"dropped   {lost or ('not known' if stats.given_up else nothing)}"
+        yield from (f"missing   {text}" for text in missing)
         if stats.given_up:
             unsorted = stats.recorder.waiting + pipeline.drained - pipeline.routed - pipeline.unrouted
             yield f"left      {human_count(unsorted, 'event')} that were not sorted into windows, and what outputs did not write"
         cut = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in stats.recorder.cut.items() if count)
         if cut:
             yield f"cut       {cut}"
-        yield f"accounts  {'; '.join(self.imbalances) or 'balanced'}"
+        yield f"accounts  {'; '.join(self.imbalances) or ('balanced, but for what is missing' if missing else 'balanced')}"
         yield from (f"process   {line}" for line in _processes(stats.recorder.workers))
         yield from (f"output    {line}" for line in self._outputs(pipeline))
         if pipeline.flight is not None:

@@ -47,7 +47,8 @@ class Window(Documented, frozen=True, kw_only=True, dict=True):
     steps: tuple[Step, ...]
     """Its steps, in order, with number and times."""
     complete: bool
-    """False if the run ended (or `stop()` was called) before the schedule's end of the window."""
+    """False if the run ended (or `stop()` was called) before the schedule's end of the window, or if a source recorded
+    nothing for a part of it, or delivered after it was closed. Events that were dropped are counted in `ledger`."""
     diagnostics: tuple[str, ...] = ()
     """Why the window is empty, partial or incomplete, in words."""
     ledger: Ledger = Ledger()

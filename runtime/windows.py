@@ -54,6 +54,8 @@ class WindowsStatistics(msgspec.Struct, frozen=True):
     watermarks: dict[str, int]
     kept: dict[str, int] = {}
     """Events that the flight recorder keeps and has not saved."""
+    missing: dict[str, dict[str, int]] = {}
+    """Per source and reason: ns of which the source has nothing, although it was to record."""
     left_out: int = 0
     """Events of the recorder that this profiler did not want at the level of detail of their step, and does not see."""
 
@@ -94,6 +96,8 @@ class Windows:
         self._late: Counter[str] = Counter()
         self._superseded: Counter[str] = Counter()
         self._dropped: dict[str, Counter[str]] = {}
+        self._missing: dict[str, Counter[str]] = {}
+        self._advanced: dict[str, int] = {}
         self.detail = DetailFilter()
         """Leaves out what lowered detail leaves out; that is neither seen nor lost."""
 
@@ -174,6 +178,26 @@ class Windows:
             if window.interval[0] <= at < window.interval[1]:
                 window.count_dropped(source, reason, count)
                 break
+
+    def source_advances(self, source: str, now: int) -> None:
+        """A source works on what it has yet to deliver: windows wait for it as if they had just ended."""
+        if source in self._watermarks:
+            self._advanced[source] = now
+
+    def excuse(self, since: int, duration: int) -> None:
+        """Time in which nothing could be delivered does not count as waiting, for what was waited for at `since`."""
+        for window in self._open:
+            if window.waiting_since is not None and window.waiting_since <= since:
+                window.waiting_since += duration
+        for source, at in self._advanced.items():
+            self._advanced[source] = at + duration if at <= since else at
+
+    def source_missing(self, source: str, why: str, interval: Interval) -> None:
+        """A source has nothing of a time in which it was to record."""
+        start, end = interval
+        self._missing.setdefault(source, Counter())[why] += end - start
+        for window in self._open:
+            window.count_missing(source, why, start, end)
 
     # events
 
@@ -274,7 +298,9 @@ class Windows:
     def _ready(self, window: OpenWindow, now: int) -> bool:
         if window.end is None or window.waiting_since is None or self._watermarks.get(RECORDER, 0) < window.end:
             return False
-        return min(self._watermarks.values()) >= window.end or now - window.waiting_since >= self._linger
+        late = [source for source, at in self._watermarks.items() if at < window.end]
+        since = max([window.waiting_since, *(self._advanced.get(source, 0) for source in late)])
+        return not late or now - since >= self._linger
 
     def finish(self, open_spans: Block) -> list[tuple[OpenWindow, list[EventBatch]]]:
         """Closes the windows that `closable` found. `open_spans` were read after it, and before the latest blocks.
@@ -291,7 +317,8 @@ class Windows:
             late = [source for source, at in self._watermarks.items() if at < end]
             if late:
                 self._by_linger += 1
-                waited = f"closed after {self._linger / 1e9:g} s without waiting longer for {', '.join(sorted(late))}"
+                window.late = late
+                waited = f"closed after {self._linger / 1e9:g} s without waiting longer for {', '.join(sorted(late))}; raise Options.linger"
                 window.reason = f"{window.reason}; {waited}" if window.reason else waited
             batches = self._release(window, EventBatch(RECORDER, window.index, window.take_open(open_spans), b""))
             trimmed = window.trim()
@@ -359,6 +386,7 @@ class Windows:
             superseded=dict(self._superseded),
             # Copied first: the loop goes on meanwhile, in another thread.
             dropped={source: dict(reasons) for source, reasons in list(self._dropped.items())},
+            missing={source: dict(times) for source, times in list(self._missing.items())},
             taken=self._taken + sum(window.taken for window in list(self._open)),
             released=self._released,
             withheld=self._withheld + sum(window.withheld for window in list(self._open)),

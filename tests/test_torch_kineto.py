@@ -21,7 +21,7 @@ from stepscope.backends.torch import TorchBackend
 from stepscope.backends.torch_kineto import KinetoMode
 from stepscope.backends.torch_settings import TorchSettings
 from stepscope.backends.torch_symbols import free_without_gil, save_without_gil
-from stepscope.runtime import clock, strings
+from stepscope.runtime import clock, strings, tracks
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.clock import ClockAnchor, ClockMapping
 from stepscope.runtime.events import Kind
@@ -108,7 +108,15 @@ async def test_every_event_is_that_of_torchs_own_export(tmp_path: Path, asked: d
     sink = CollectingSink()
     worker = KinetoWorker(sink)
     worker.put(
-        FinishedTrace(SharedResult(Saved()), until=anchor.monotonic_ns, anchors=(anchor,), brackets=(), flops=False)
+        FinishedTrace(
+            SharedResult(Saved()),
+            until=anchor.monotonic_ns,
+            anchors=(anchor,),
+            brackets=(),
+            flops=False,
+            since=0,
+            own_threads=frozenset(),
+        )
     )
     await worker.aclose()
     assert list(worker.problems) == ["exporting a trace stopped all Python threads for that time"]
@@ -222,7 +230,7 @@ def test_another_profiler_of_torch_is_left_alone(tmp_path: Path) -> None:
     memory = record(tmp_path, work, backend, schedule=schedule(wait=1, warmup=0, active=1, repeat=2))
     assert memory.names(0).count("aten::tanh") == 0
     assert memory.names(1).count("aten::tanh") == 1
-    assert "torch's profiler did not prepare: another profiler of torch is active" in " ".join(backend.report().notes)
+    assert "are missing: the program's own torch profiler was on" in " ".join(backend.report().notes)
 
 
 def test_torch_is_bound_to_the_thread_that_steps(tmp_path: Path) -> None:
@@ -291,7 +299,17 @@ async def test_a_trace_that_is_lost_is_told() -> None:
 
     sink = CollectingSink()
     worker = KinetoWorker(sink)
-    worker.put(FinishedTrace(SharedResult(Broken()), until=7, anchors=(ClockAnchor.read(),), brackets=(), flops=False))
+    worker.put(
+        FinishedTrace(
+            SharedResult(Broken()),
+            until=7,
+            anchors=(ClockAnchor.read(),),
+            brackets=(),
+            flops=False,
+            since=0,
+            own_threads=frozenset(),
+        )
+    )
     worker.put(9)
     await worker.aclose()
     assert worker.problems["a trace was lost: no space left"] == 1
@@ -312,7 +330,17 @@ async def test_events_of_a_lost_trace_are_counted_piece_by_piece(monkeypatch: py
     monkeypatch.setattr(kineto_worker, "_PIECE", 7)
     sink = CollectingSink()
     worker = KinetoWorker(sink)
-    worker.put(FinishedTrace(SharedResult(Torn()), until=7, anchors=(ClockAnchor.read(),), brackets=(), flops=False))
+    worker.put(
+        FinishedTrace(
+            SharedResult(Torn()),
+            until=7,
+            anchors=(ClockAnchor.read(),),
+            brackets=(),
+            flops=False,
+            since=0,
+            own_threads=frozenset(),
+        )
+    )
     await worker.aclose()
     assert [loss.count for loss in sink.losses] == [20]
 
@@ -328,3 +356,32 @@ def test_quotes_in_names_are_mended(tmp_path: Path) -> None:
     names = record(tmp_path, work, TorchBackend("kineto")).names(kind=Kind.SPAN)
     assert [name for name in names if name in ('say "hi"', '"', "after")] == ['say "hi"', '"', "after"]
     assert names.count("aten::tanh") == 3
+
+
+def test_stacks_leave_out_the_threads_of_the_runtime(tmp_path: Path) -> None:
+    """Python functions are those of the program's threads: our own, which work meanwhile, are none of it."""
+    go = threading.Event()
+
+    def other() -> None:
+        while not go.wait(0.01):
+            pass
+
+    thread = threading.Thread(target=other, name="the program's")
+    thread.start()
+    memory = sc.MemoryExporter()
+    try:
+        with sc.trace(
+            backends=[TorchBackend("kineto", with_stack=True)],
+            exporters=[memory],
+            output_dir=tmp_path,
+            options=sc.Options(journal=False, close_timeout=60.0),
+        ):
+            add()
+            thread.join(0.2)  # it goes on meanwhile
+    finally:
+        go.set()
+        thread.join()
+    events = memory.events(kind=Kind.SPAN)
+    frames = events[[strings.text(int(category)) == "python_function" for category in events["category"]]]
+    found = {track.tid for row in set(frames["track"].tolist()) if (track := tracks.get(row)) is not None}
+    assert found == {threading.main_thread().native_id, thread.native_id}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +155,7 @@ def test_another_profiler_of_torch_is_left_alone(tmp_path: Path) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as other:
         memory = record(tmp_path, lambda _: add(), backend)
     assert "aten::add" not in memory.names()
-    assert "another profiler of torch is active on this thread" in " ".join(backend.report().notes)
+    assert "are missing: the program's own torch profiler was on" in " ".join(backend.report().notes)
     assert "aten::add" in {event.key for event in other.key_averages()}
 
 
@@ -171,6 +173,63 @@ def test_two_profilers_share_the_stream(tmp_path: Path) -> None:
         assert outer.count(name) == 1
     assert inner[0].names(kind=Kind.SPAN).count("aten::tanh") == 1
     assert "aten::relu" not in inner[0].names() and "aten::sigmoid" not in inner[0].names()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_region_ends_where_it_ends(busy: bool, tmp_path: Path) -> None:
+    """One that ends with a future, on another thread, is not open any longer than that; so is a function that waits."""
+
+    def work(_: sc.Profiler) -> None:
+        region, future = torch.autograd.profiler.record_function("ends with a future"), torch.futures.Future()
+        with region:
+            region._call_end_callbacks_on_future(future)
+        with torch.profiler.record_function("around") if busy else nullcontext():
+            thread = threading.Thread(target=future.set_result, args=[0])
+            thread.start()
+            thread.join()
+        time.sleep(0.05)
+        with torch.profiler.record_function("later"):
+            add()
+
+    for _ in range(2):
+        spans = record(tmp_path, work, TorchBackend("stream")).events(kind=Kind.SPAN)
+        names = texts(spans)
+        assert names.count("ends with a future") == names.count("later") == 1
+        region, later = spans[names.index("ends with a future")], spans[names.index("later")]
+        assert region["ts"] + region["dur"] <= later["ts"]
+        assert later["parent"] != region["id"]
+
+
+def slow(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(8):
+        x = torch.mm(x, x).clamp(-1.0, 1.0)
+    return x
+
+
+def waits_for_slow(x: torch.Tensor) -> torch.Tensor:
+    future = torch.jit.fork(slow, x)
+    return torch.jit.wait(future) + 1
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+def test_a_function_that_waits_ends_where_it_ends(tmp_path: Path) -> None:
+    """A function of TorchScript that forks and waits goes on, and ends, on a thread of torch's pool."""
+    waits = torch.jit.script(waits_for_slow)
+    x = torch.randn(256, 256)
+    for _ in range(3):
+        waits(x)
+
+    def work(_: sc.Profiler) -> None:
+        waits(x)
+        time.sleep(0.01)
+        with torch.profiler.record_function("later"):
+            add()
+
+    spans = record(tmp_path / "run", work, TorchBackend("stream")).events(kind=Kind.SPAN)
+    names = texts(spans)
+    region, later = spans[names.index("waits_for_slow")], spans[names.index("later")]
+    assert region["ts"] + region["dur"] <= later["ts"]
+    assert names.count("waits_for_slow") == 1 and later["parent"] != region["id"]
 
 
 def test_auto_takes_the_mode_that_serves() -> None:

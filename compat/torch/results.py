@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from stepscope.backends.torch_groups import groups
 from stepscope.compat.torch.activities import has_torch
 from stepscope.compat.torch.averages import averages
 from stepscope.compat.torch.cycle import Asked, Cycle
@@ -194,25 +194,6 @@ def export_facts(cycle: Cycle, metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{flag: 1 for flag in flags if getattr(cycle.asked, flag)},
         "trace_id": cycle.trace_id,
-        **distributed_facts(),
+        **groups.of_window(cycle.window.end_ns),
         **metadata,
-    }
-
-
-def distributed_facts() -> dict[str, Any]:
-    """What torch.distributed knows of this process, for tools that tell ranks apart; empty if it was not set up."""
-    if not has_torch():
-        return {}
-    dist: Any = import_module("torch.distributed")
-    if not dist.is_available() or not dist.is_initialized():
-        return {}
-    groups = json.loads(json.dumps(dist.distributed_c10d._world.pg_config_info, default=str))
-    return {
-        "distributedInfo": {
-            "backend": dist.get_backend(),
-            "rank": dist.get_rank(),
-            "world_size": dist.get_world_size(),
-            "pg_count": dist.get_pg_count(),
-            "pg_config": groups,
-        }
     }

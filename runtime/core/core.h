@@ -313,6 +313,7 @@ PyObject *arguments_py_decode(PyObject *self, PyObject *args);
 
 /* native_thread.c */
 PyObject *native_thread_py_start(PyObject *self, PyObject *args);
+PyObject *native_thread_py_unprofile(PyObject *self, PyObject *idents);
 
 /* signals.c */
 void signals_after_fork(void);

@@ -39,11 +39,21 @@ typedef struct {
     uint32_t len, name;
     uint16_t category, kind;
 } Name;
-typedef struct { Open open; uint64_t number; uint16_t kind; } Task; /* open.stack NULL: begun while nothing recorded */
+/* open.stack NULL: begun while nothing recorded. A region, which is no operator, is in the list of those that are open. */
+typedef struct Task {
+    Open open;
+    uint64_t number;
+    uint16_t kind;
+    bool listed;
+    atomic_bool ended; /* on another thread */
+    struct Scratch *owner;
+    struct Task *before, *after;
+} Task;
 typedef struct Scratch {
     struct Scratch *next; /* of all there are, threads that ended included: static handles may outlive their thread */
     bool used;
-    uint32_t depth, deeper;
+    uint32_t deeper, unmarked; /* unmarked: tasks outside of others that began while nothing recorded */
+    atomic_uint depth;
     uint64_t tasks, misses, left_out, number; /* number: taken from the text of the handle made last, or NONE */
     Task open[TASKS];
     Name names[NAMES];
@@ -58,6 +68,67 @@ static atomic_int armed, domains;
 static uint32_t number_key;
 static uint16_t operator_category, annotation_category;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Regions that are open, the latest first. One may end on another thread than it began on, as a function of TorchScript
+ * does that waits for others, or a region that ends with a future. ITT does not say which task ends. So an end for which a
+ * thread has no task ends the region of another thread that began last, if possible one that nothing runs in. Should that
+ * be the wrong one, its own end will in turn find the one that is left. */
+static Task *regions;
+static pthread_mutex_t regions_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void list_region(Scratch *s, Task *task) {
+    pthread_mutex_lock(&regions_lock);
+    task->owner = s, task->before = NULL, task->after = regions, task->listed = true;
+    if (regions) regions->before = task;
+    regions = task;
+    pthread_mutex_unlock(&regions_lock);
+}
+
+static void unlist(Task *task) { /* with the lock held */
+    if (task->before) task->before->after = task->after;
+    else regions = task->after;
+    if (task->after) task->after->before = task->before;
+    task->listed = false;
+}
+
+/* False if another thread has ended it. */
+static bool claim_region(Task *task) {
+    pthread_mutex_lock(&regions_lock);
+    bool mine = task->listed;
+    if (mine) unlist(task);
+    pthread_mutex_unlock(&regions_lock);
+    return mine;
+}
+
+/* Ends the region of another thread, if there is one. */
+static bool end_elsewhere(Thread *t, const Scratch *s, int64_t end) {
+    Open open;
+    pthread_mutex_lock(&regions_lock);
+    Task *task = NULL;
+    for (Task *r = regions; r; r = r->after) {
+        if (r->owner == s) continue;
+        if (!task) task = r;
+        if (r->owner->open + atomic_load_explicit(&r->owner->depth, memory_order_relaxed) != r + 1) continue;
+        task = r;
+        break;
+    }
+    if (task) {
+        unlist(task);
+        open = task->open;
+        atomic_store_explicit(&task->ended, true, memory_order_release);
+    }
+    pthread_mutex_unlock(&regions_lock);
+    if (task) span_close(t, &open, end, 0, 0, 0, NULL, 0);
+    return task;
+}
+
+/* The number of open tasks, without those at the top that have ended on other threads. For the owner. */
+static uint32_t depth_of(Scratch *s) {
+    uint32_t depth = atomic_load_explicit(&s->depth, memory_order_relaxed), was = depth;
+    while (depth && atomic_load_explicit(&s->open[depth - 1].ended, memory_order_acquire)) depth--;
+    if (depth != was) atomic_store_explicit(&s->depth, depth, memory_order_relaxed);
+    return depth;
+}
 
 /* Sequence numbers, which tie a backward operator to its forward one, are not in what torch sends. They are read from
  * torch's own counters; backends/torch_symbols.py finds these and checks each against torch's Python interface. */
@@ -172,7 +243,7 @@ static Scratch *scratch_of(Thread *t) {
     Scratch *s = all;
     while (s && s->used) s = s->next;
     if (!s && (s = calloc(1, sizeof *s))) s->next = all, all = s;
-    if (s) s->used = true, s->depth = s->deeper = 0, s->number = NONE;
+    if (s) s->used = true, s->depth = 0, s->deeper = s->unmarked = 0, s->number = NONE;
     pthread_mutex_unlock(&lock);
     if (!s) count_one(&g_counts.rings_failed);
     return t->itt = s;
@@ -181,6 +252,10 @@ static Scratch *scratch_of(Thread *t) {
 void itt_thread_end(Thread *t) {
     Scratch *s = t->itt;
     if (!s) return;
+    pthread_mutex_lock(&regions_lock);
+    for (uint32_t i = 0; i < s->depth; i++)
+        if (s->open[i].listed) unlist(&s->open[i]);
+    pthread_mutex_unlock(&regions_lock);
     pthread_mutex_lock(&lock);
     s->used = false;
     pthread_mutex_unlock(&lock);
@@ -208,34 +283,50 @@ static void task_begin(const Domain *domain, Id id, Id parent, Handle *handle) {
     Scratch *s = t ? recorded ? scratch_of(t) : t->itt : NULL;
     if (s && !recorded) s->left_out += left_out(RECORD_OPERATORS);
     /* A task that is not recorded leaves a mark only inside others: an end that finds nothing belongs to such a one. */
-    if (!s || (!recorded && s->depth == 0)) return;
-    if (s->depth == TASKS) { s->deeper++; return; }
+    if (!s) return;
+    uint32_t depth = depth_of(s);
+    if (!recorded && depth == 0) { s->unmarked++; return; }
+    if (depth == TASKS) { s->deeper++; return; }
     Name *n = (Name *)handle;
     if (handle && handle->extra1 != OURS) {
         s->number = NONE;
         n = handle->text ? find(s, handle->text, strlen(handle->text), true) : NULL;
     }
-    Task *task = &s->open[s->depth++];
+    Task *task = &s->open[depth++];
+    atomic_store_explicit(&s->depth, depth, memory_order_relaxed);
     task->open.stack = NULL;
+    task->listed = false;
+    atomic_store_explicit(&task->ended, false, memory_order_relaxed);
     if (!recorded || !n || n == &nothing) return;
-    bool node = s->depth > 1 && task[-1].open.stack && task[-1].kind == ENGINE && runs(task[-1].open.name, n);
+    bool node = depth > 1 && task[-1].open.stack && task[-1].kind == ENGINE && runs(task[-1].open.name, n);
     task->kind = n->kind;
     task->number = s->number;
     if (task->number == NONE && atomic_load_explicit(&numbered, memory_order_acquire))
         task->number = node ? node_number() : n->kind == FORWARD ? forward_number() : NONE;
     s->tasks++;
     span_open(t, stack_without_gil(t), &task->open, n->name, node ? operator_category : n->category, FRAME_ITT);
+    if (!node && n->category == annotation_category) list_region(s, task);
 }
 
 static void task_end(const Domain *domain) {
     int64_t end = clock_now();
     Thread *t = thread_current();
     Scratch *s = t ? t->itt : NULL;
-    if (!s || (!s->depth && !s->deeper)) { /* begun before recording did, or on another thread */
-        if (recording(RECORD_OPERATORS)) count_one(&unbalanced);
-    } else if (s->deeper) s->deeper--;
-    else {
-        const Task *task = &s->open[--s->depth];
+    uint32_t depth = s ? depth_of(s) : 0;
+    Task *task = NULL;
+    if (s && !s->deeper && depth) {
+        task = &s->open[--depth];
+        atomic_store_explicit(&s->depth, depth, memory_order_relaxed);
+        if (task->listed && !claim_region(task)) { /* ended on another thread just now: this is the end of one further out */
+            task_end(domain);
+            return;
+        }
+    }
+    if (s && !task && s->deeper) s->deeper--;
+    else if (s && !task && s->unmarked) s->unmarked--;
+    else if (!task) { /* begun before recording did, or on another thread */
+        if (recording(RECORD_OPERATORS) && !(t && end_elsewhere(t, s, end))) count_one(&unbalanced);
+    } else {
         if (!task->open.stack) return;
         if (task->number <= UINT32_MAX) span_close(t, &task->open, end, 0, number_key, (uint32_t)task->number, NULL, 0);
         else if (task->number == NONE) span_close(t, &task->open, end, 0, 0, 0, NULL, 0);
@@ -264,7 +355,11 @@ uint64_t itt_left_out(void) {
     return sum;
 }
 
-static void after_fork(void) { pthread_mutex_init(&lock, NULL); }
+static void after_fork(void) {
+    pthread_mutex_init(&lock, NULL);
+    pthread_mutex_init(&regions_lock, NULL);
+    for (; regions; regions = regions->after) regions->listed = false; /* most are of threads that are not here */
+}
 
 EXPORT void __itt_api_init(Global *global, int groups) {
     static const unsigned char magic[8] = {0xed, 0xab, 0xab, 0xec, 0x0d, 0xee, 0xda, 0x30};

@@ -70,6 +70,7 @@ static PyMethodDef methods[] = {
     {"text", strings_py_text, METH_O, NULL},
     {"track", track_py_new, METH_VARARGS, NULL},
     {"tracks", track_py_since, METH_VARARGS, NULL},
+    {"unprofile_threads", native_thread_py_unprofile, METH_O, NULL},
     {"unspooled", spool_py_unspooled, METH_NOARGS, NULL},
     {"unwatch_signals", signals_py_unwatch, METH_NOARGS, NULL},
     {"want", wants_py_want, METH_VARARGS, NULL},

@@ -1,5 +1,6 @@
-/* Threads that run Python and that the interpreter has not started. */
+/* Threads that run Python: some that the interpreter has not started, and the profile functions of others. */
 #include "core.h"
+#include <dlfcn.h>
 
 typedef struct {
     PyObject *function, *args;
@@ -30,4 +31,25 @@ PyObject *native_thread_py_start(PyObject *self, PyObject *given) {
     Py_DECREF(args);
     free(call);
     return PyErr_Format(PyExc_RuntimeError, "can't start new thread");
+}
+
+/* Takes the calling thread's profile function from those of the given threads that have the same one. Only the interpreter
+ * can do that, by a function that some versions do not export. Each turn begins anew, as threads may end in between. */
+PyObject *native_thread_py_unprofile(PyObject *self, PyObject *idents) {
+    int (*set_profile)(PyThreadState *, Py_tracefunc, PyObject *);
+    *(void **)&set_profile = dlsym(RTLD_DEFAULT, "_PyEval_SetProfile");
+    PyThreadState *here = PyThreadState_Get();
+    if (!PyAnySet_Check(idents)) return PyErr_Format(PyExc_TypeError, "thread idents must be a set, got %.100s", Py_TYPE(idents)->tp_name);
+    if (!set_profile) Py_RETURN_FALSE;
+    for (PyThreadState *t = here->c_profilefunc ? PyInterpreterState_ThreadHead(PyInterpreterState_Get()) : NULL; t;) {
+        int given = 0;
+        if (t != here && t->c_profilefunc == here->c_profilefunc) {
+            PyObject *ident = PyLong_FromUnsignedLong(t->thread_id);
+            given = ident ? PySet_Contains(idents, ident) : -1;
+            Py_XDECREF(ident);
+            if (given < 0 || (given && set_profile(t, NULL, NULL) < 0)) return NULL;
+        }
+        t = given ? PyInterpreterState_ThreadHead(PyInterpreterState_Get()) : PyThreadState_Next(t);
+    }
+    Py_RETURN_TRUE;
 }

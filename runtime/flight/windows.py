@@ -13,7 +13,7 @@ from stepscope.runtime.flight.retention import KeptBlock, Retention
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.step_log import StepLog
 from stepscope.runtime.flight.trigger import StepTimes
-from stepscope.runtime.intervals import FOREVER, touching_any
+from stepscope.runtime.intervals import FOREVER, Interval, touching_any
 from stepscope.runtime.ledger import SourceLedger
 from stepscope.runtime.messages import WindowEnds
 from stepscope.runtime.open_window import STEPS, OpenWindow
@@ -54,6 +54,7 @@ class FlightWindows(Windows):
         self._urgent: list[EventBatch] = []
         self._pauses: deque[tuple[int, int | None]] = deque(maxlen=KEPT_PAUSES)
         self._losses: deque[_Loss] = deque(maxlen=KEPT_LOSSES)
+        self._absences: deque[tuple[str, str, Interval]] = deque(maxlen=KEPT_LOSSES)
         self._run_end: WindowEnds | None = None
         self._saved_until = 0
         self._saved_last = -1
@@ -107,6 +108,11 @@ class FlightWindows(Windows):
             last.count += count
         else:
             self._losses.append(_Loss(source, reason, count, at))
+
+    def source_missing(self, source: str, why: str, interval: Interval) -> None:
+        """A source has nothing of a time in which it was to record."""
+        super().source_missing(source, why, interval)
+        self._absences.append((source, why, interval))
 
     def take_marks(self, marks: Block) -> None:
         """Takes step marks ahead of the events between them; a window that ends with one of them ends now."""
@@ -230,6 +236,8 @@ class FlightWindows(Windows):
             self._pauses.popleft()
         while self._losses and self._losses[0].at < horizon:
             self._losses.popleft()
+        while self._absences and self._absences[0][2][1] < horizon:
+            self._absences.popleft()
 
     def end_keeping(self) -> list[EventBatch]:
         """Lets go of everything; what windows still waited for is given to them first."""
@@ -328,6 +336,8 @@ class FlightWindows(Windows):
         for loss in self._losses:
             if begin <= loss.at < stop:
                 window.count_dropped(loss.source, loss.reason, loss.count)
+        for source, why, (start, end) in self._absences:
+            window.count_missing(source, why, start, end)
 
     def _give(self, window: OpenWindow, kept: KeptBlock, events: Block, args: bytes) -> list[EventBatch]:
         """The part of a block that belongs to a window; its events count as accepted, each once."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 
 from stepscope.backends.torch import TorchBackend
 from stepscope.cli.torch_import import TorchImport
 from stepscope.runtime import clock
 from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.detail import FULL, Detail
 from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.sink import BackendReport, Sink
 
@@ -29,6 +31,8 @@ class LateTorch:
         self._sink: Sink | None = None
         self._thread = 0
         self._action = ProfilerAction.NONE
+        self._detail = FULL
+        self._chosen: dict[str, bool] = {}
 
     @property
     def one_thread(self) -> bool:
@@ -51,6 +55,27 @@ class LateTorch:
             self._backend.transition(before, after, at)
         elif self._sink is not None:
             self._sink.watermark(at)
+
+    def set_detail(self, detail: Detail) -> None:
+        """As for `TorchBackend`; kept for it until torch is there."""
+        self._detail = detail
+        if self._opened:
+            self._backend.set_detail(detail)
+
+    def can_choose(self, what: str, on: bool) -> str | None:
+        """As for `TorchBackend`."""
+        return self._backend.can_choose(what, on)
+
+    def choose(self, chosen: Mapping[str, bool]) -> None:
+        """As for `TorchBackend`; kept for it until torch is there."""
+        self._chosen = dict(chosen)
+        if self._opened:
+            self._backend.choose(chosen)
+
+    def orphaned(self) -> None:
+        """As for `TorchBackend`."""
+        if self._opened:
+            self._backend.orphaned()
 
     def derive(self, batch: EventBatch) -> Block | None:
         """What the backend makes of the recorder's events."""
@@ -79,5 +104,8 @@ class LateTorch:
             self._tried = True
             self._backend.open(self._sink)
             self._opened = True
+            self._backend.set_detail(self._detail)
+            if self._chosen:
+                self._backend.choose(self._chosen)
             if self._action is not ProfilerAction.NONE:
                 self._backend.transition(ProfilerAction.NONE, self._action, clock.now())

@@ -1,0 +1,58 @@
+"""Times in a recording of which torch's operators are missing."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.sink import Sink
+
+
+class Gaps:
+    """Collects them for the report, and tells the sink, which tells the windows. Not for several threads at once."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._pid = os.getpid()
+        self._since: int | None = None
+        self._why = ""
+        self._times: Counter[str] = Counter()
+        self._missing_ns: Counter[str] = Counter()
+
+    @property
+    def open(self) -> bool:
+        """Whether operators are missing now."""
+        return self._since is not None
+
+    def begin(self, at: int, why: str) -> None:
+        """From this time on nothing is recorded; the first reason stays until the gap ends."""
+        if self._since is None:
+            self._since, self._why = at, why
+
+    def end(self, at: int, *, again: bool = False) -> None:
+        """The gap ends, if there is one; with `again` the next one begins at once, for the window that follows."""
+        since, why = self._since, self._why
+        if since is None:
+            return
+        self._since = at if again else None
+        self.add(since, at, why)
+
+    def add(self, start: int, end: int, why: str) -> None:
+        """A time of which everything is missing."""
+        if end <= start or os.getpid() != self._pid:  # a forked child has no windows
+            return
+        self._times[why] += 1
+        self._missing_ns[why] += end - start
+        try:
+            self._sink.missing(start, end, why)
+        except ClosedError:
+            return  # the note is in the report all the same
+
+    def notes(self) -> list[str]:
+        """A sentence for each reason."""
+        return [
+            f"operators of {self._missing_ns[why] / 1e6:,.3f} ms are missing: {why}"
+            + (f" ({n} times)" if n > 1 else "")
+            for why, n in self._times.items()
+        ]

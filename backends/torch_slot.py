@@ -1,0 +1,172 @@
+"""torch's one profiler slot, which the program's own profilers of torch get first.
+
+A thread of torch has room for one profiler (kineto, ITT, NVTX), and a process for one recording of kineto. While one of
+our modes is open, torch's functions that start and end a profiler are wrapped: before the program calls one of them
+what we have in the slot is taken out, so that torch does what it would do without us; afterwards, if the slot is free
+again, we take it back. The modes count the time between as missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, Protocol
+
+from stepscope.runtime import locks
+
+PROGRAM = "the program's own torch profiler was on, and torch has room for one"
+"""Why operators of some time are missing."""
+
+_MODULES = ("torch.autograd.profiler", "torch.autograd", "torch._C._autograd", "torch.autograd.profiler_legacy")
+"""Where the program finds torch's functions. Each may have its own reference to them."""
+_FUNCTIONS = {
+    "_prepare_profiler": "prepare",
+    "_enable_profiler": "enable",
+    "_enable_profiler_legacy": "enable",
+    "_disable_profiler": "disable",
+    "_disable_profiler_legacy": "disable",
+    "_run_on_profiler_stop": "flag",
+}
+
+_SOMEWHERE = -1
+"""Stands for a thread that is not known."""
+
+
+class Occupant(Protocol):
+    """A part of ours that uses the slot."""
+
+    def vacate(self, kineto: bool) -> None:
+        """Leaves the slot of the calling thread. With `kineto` the program needs kineto itself, on whatever thread."""
+        ...
+
+    def reoccupy(self) -> None:
+        """The slot of the calling thread is free again, as far as the program is concerned."""
+        ...
+
+
+class _Calls(threading.local):
+    ours = 0
+    """Calls of ours that this thread is inside of."""
+    emits = False
+    """Whether the slot of this thread has our emission of operators."""
+
+
+class TorchSlot:
+    """Who uses torch's slot. Any method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self.occupants: list[Occupant] = []
+        self._calls = _Calls()
+        self._lock = locks.reentrant()
+        self._users = 0
+        self._wrapped: list[tuple[Any, str, Any, Any]] = []
+        self._kineto: set[int] = set()
+        """Threads on which the program has prepared or started kineto."""
+
+    def watch(self) -> None:
+        """Notices the program's profilers from now on; to be undone by `unwatch`."""
+        with self._lock:
+            self._users += 1
+            if self._users > 1:
+                return
+            self._kineto.clear()
+            flags = sys.modules.get("torch.autograd.profiler")
+            if getattr(flags, "_is_profiler_enabled", False):  # on which thread torch does not say
+                self._kineto.add(threading.get_ident() if self.taken else _SOMEWHERE)
+            for name in _MODULES:
+                module = sys.modules.get(name)
+                for function, what in _FUNCTIONS.items():
+                    original = getattr(module, function, None)
+                    if original is not None:
+                        wrapper = self._wrap(original, what)
+                        setattr(module, function, wrapper)
+                        self._wrapped.append((module, function, original, wrapper))
+
+    def unwatch(self) -> None:
+        """Puts torch's functions back, once nobody watches any more; not where somebody else has wrapped them since."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            for module, function, original, wrapper in self._wrapped:
+                if getattr(module, function, None) is wrapper:
+                    setattr(module, function, original)
+            self._wrapped.clear()
+
+    @contextmanager
+    def ours(self) -> Generator[None]:
+        """Calls of torch inside are our own."""
+        self._calls.ours += 1
+        try:
+            yield
+        finally:
+            self._calls.ours -= 1
+
+    @property
+    def emits(self) -> bool:
+        """Whether the slot of the calling thread has our emission of operators."""
+        return self._calls.emits
+
+    @emits.setter
+    def emits(self, on: bool) -> None:
+        self._calls.emits = on
+
+    @property
+    def taken(self) -> bool:
+        """Whether a profiler is in the slot of the calling thread."""
+        return bool(import_module("torch").autograd._profiler_enabled())
+
+    @property
+    def kineto_taken(self) -> bool:
+        """Whether the program uses kineto, on whatever thread that lives."""
+        with self._lock:
+            if self._kineto:
+                self._kineto &= {_SOMEWHERE, *(thread.ident or 0 for thread in threading.enumerate())}
+            return bool(self._kineto)
+
+    def _wrap(self, original: Callable[..., Any], what: str) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._calls.ours or not self._users:
+                return original(*args, **kwargs)
+            with self.ours():
+                return self._call_for_program(original, what, args, kwargs)
+
+        return call
+
+    def _call_for_program(
+        self, original: Callable[..., Any], what: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        me = threading.get_ident()
+        flags: Any = import_module("torch.autograd.profiler")
+        if what == "flag":  # torch says in a variable that no profiler is on: ours may be
+            enabled = self.taken
+            original(*args, **kwargs)
+            flags._set_is_profiler_enabled(enabled)
+            return None
+        activities = args[1] if len(args) > 1 else kwargs.get("activities", ())
+        kineto = what == "prepare" or (what == "enable" and bool(activities))
+        flag = flags._is_profiler_enabled
+        for occupant in self.occupants:
+            occupant.vacate(kineto)
+        flags._set_is_profiler_enabled(flag)
+        try:
+            result = original(*args, **kwargs)
+            with self._lock:
+                if kineto:
+                    self._kineto.add(me)
+                elif what == "disable":
+                    self._kineto -= {me, _SOMEWHERE}
+            return result
+        finally:
+            if not self.taken:
+                for occupant in self.occupants:
+                    occupant.reoccupy()
+
+
+slot = TorchSlot()
+"""That of this process."""
