@@ -196,6 +196,16 @@ def unwatch_signals() -> bool:
     """Ends that, from any thread: the signals do what they do without a handler, unless the program has taken them.
     False, and nothing changes, if one has come that is to end the process."""
 
+def without_signals(function: Callable[..., _T], /, *args: Any, **kwargs: Any) -> _T:
+    """Calls a function with all asynchronous signals blocked in this thread: threads that it starts inherit that."""
+
+def with_programs_mask(function: Callable[..., _T], /, *args: Any, **kwargs: Any) -> _T:
+    """Calls a function of the program. On a thread of ours it, and what it starts, blocks the signals that the program's main
+    thread blocks; on other threads nothing changes."""
+
+def runs_programs_code() -> bool:
+    """Whether this thread is one of ours inside of `with_programs_mask`."""
+
 def start_thread(function: Callable[..., object], args: tuple[object, ...], /) -> int:
     """As `_thread.start_new_thread`, but as a thread that Python has not started: so also where it starts none any more.
 

@@ -19,7 +19,7 @@ from stepscope.runtime.change import Change
 from stepscope.runtime.events import Block, Kind, join_blocks, without_ids
 from stepscope.runtime.faults import Faults
 from stepscope.runtime.lasting_loop import lasting_loop
-from stepscope.runtime.loop_thread import loop_name
+from stepscope.runtime.loop_thread import DaemonExecutor, loop_name
 from stepscope.runtime.meter import register_loop
 from stepscope.runtime.outlet import PATIENCE
 from stepscope.runtime.pipeline import Pipeline
@@ -74,6 +74,7 @@ class Hub:
     async def _start(self) -> tuple[asyncio.Event, anyio.Lock]:
         self._loop = asyncio.get_running_loop()
         register_loop(self._loop)
+        self._loop.set_default_executor(DaemonExecutor())
         self._look()
         self._loop.add_reader(self._recorder.wake_fd, self._called)
         return asyncio.Event(), anyio.Lock()

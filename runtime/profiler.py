@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
-import anyio.to_thread
+import anyio
 
 from stepscope.runtime import clock, hub, locks, signals, tasks
 from stepscope.runtime.action import ProfilerAction
@@ -52,6 +52,8 @@ log = logging.getLogger("stepscope")
 
 LATEST = 0.48
 """Seconds beyond `Options.close_timeout` after which `close` returns, whatever is not done."""
+CLOSED_LOOK_S = 0.002
+"""Seconds between two looks of `async with` at whether the profiler is closed."""
 
 
 class Profiler(Reporting):
@@ -397,12 +399,12 @@ class Profiler(Reporting):
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._tell_end(error)
         self._end_here()
+        # On a thread of ours: one of the program's pool may be busy for long, and would stay, able to take signals.
+        closing = Work(self.close, name="stepscope closing").begin()
         with anyio.CancelScope(shield=True):
-            try:
-                # By a limiter of its own: the program's may be taken by jobs that take long.
-                await anyio.to_thread.run_sync(self.close, limiter=anyio.CapacityLimiter(1))
-            except RuntimeError:  # there is no thread for it; what `close` itself has raised, it raises again
-                self.close()
+            while not closing.over:
+                await anyio.sleep(CLOSED_LOOK_S)
+        closing.result()
         signals.unwatch(_alive)
 
     @uninterrupted

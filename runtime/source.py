@@ -16,7 +16,8 @@ from stepscope.runtime.inbox import Inbox
 from stepscope.runtime.messages import Delivery, Dropped, Message, Spawn, Watermark
 from stepscope.runtime.number import whole
 from stepscope.runtime.options import Options
-from stepscope.runtime.outside import contain, interrupts
+from stepscope.runtime.part_errors import contain, from_signal_handler
+from stepscope.runtime.programs_code import is_programs, run, run_async
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.sink import BackendReport, Sink
@@ -83,8 +84,8 @@ class InboxSink:
 class Source:
     """Calls one backend and keeps what it raises: a backend that fails costs its own events only.
 
-    What ends the caller passes: what a signal handler raises in a call on the main thread, and the cancellation of who awaits
-    `aclose` or `run`.
+    What ends the caller passes: what a handler of the program, of a signal, raises in a call on the main thread, and the
+    cancellation of who awaits `aclose` or `run`.
     """
 
     def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options) -> None:
@@ -92,6 +93,7 @@ class Source:
         self.name = backend.name
         self.raised: ErrorKeeper[BaseException] = ErrorKeeper()
         self.open = False
+        self._programs = is_programs(backend)
         self._inbox = inbox
         self._told_of: tuple[ProfilerAction, int] | None = None
         """The latest change, and when it was: who was interrupted when it told of that tells again."""
@@ -155,19 +157,22 @@ class Source:
         if not self.open:
             return
         try:
-            await contain(self.backend.aclose, partial(self._take, "aclose"))
+            await self._contain(self.backend.aclose, "aclose")
         finally:
             self.open = False  # not before: until then what it delivers is waited for
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> bool:
         """Runs a coroutine function of the backend; returns whether it came to its end."""
-        return await contain(work, partial(self._take, "run_soon"))
+        return await self._contain(work, "run_soon")
+
+    async def _contain(self, call: Callable[[], Awaitable[None]], what: str) -> bool:
+        return await contain(partial(run_async, call) if self._programs else call, partial(self._take, what))
 
     def _guard(self, what: str, call: Callable[[], None]) -> bool:
         try:
-            call()
+            run(call) if self._programs else call()
         except BaseException as error:
-            if not self.raised.knows(error) and interrupts(error):
+            if not self.raised.knows(error) and from_signal_handler(error):
                 raise
             self._take(what, error)
             return False

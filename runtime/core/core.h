@@ -10,6 +10,7 @@
 #include <Python.h>
 #include <math.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -313,6 +314,13 @@ PyObject *arguments_py_decode(PyObject *self, PyObject *args);
 
 /* native_thread.c */
 PyObject *native_thread_py_start(PyObject *self, PyObject *args);
+
+/* signal_mask.c: the signals that threads block. */
+void mask_asynchronous(sigset_t *set);    /* what every thread of ours blocks */
+void mask_seen(void);                     /* for the main thread, which may have changed its mask */
+PyObject *mask_py_without_signals(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);
+PyObject *mask_py_with_programs(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);
+PyObject *mask_py_runs_programs_code(PyObject *self, PyObject *unused);
 
 /* signals.c */
 void signals_after_fork(void);

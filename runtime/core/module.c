@@ -56,6 +56,7 @@ static PyMethodDef methods[] = {
     {"signal_held", signals_py_held, METH_NOARGS, NULL},
     {"recording", control_py_recording, METH_NOARGS, NULL},
     {"ring_statistics", ring_py_statistics, METH_NOARGS, NULL},
+    {"runs_programs_code", mask_py_runs_programs_code, METH_NOARGS, NULL},
     {"set_decorator", span_py_set_decorator, METH_O, NULL},
     {"set_shedding", shed_py_set, METH_VARARGS, NULL},
     {"set_task_lookup", context_py_set_task_lookup, METH_O, NULL},
@@ -74,6 +75,8 @@ static PyMethodDef methods[] = {
     {"unwatch_signals", signals_py_unwatch, METH_NOARGS, NULL},
     {"want", wants_py_want, METH_VARARGS, NULL},
     {"watch_signal", signals_py_watch, METH_VARARGS, NULL},
+    {"with_programs_mask", FAST(mask_py_with_programs), METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"without_signals", FAST(mask_py_without_signals), METH_FASTCALL | METH_KEYWORDS, NULL},
     {NULL}};
 
 /* State is static, as the recorder is one per process: single-phase initialisation, no subinterpreters. */
