@@ -30,6 +30,20 @@ def open(directory: str, slots: int, rings: int, overflow: str, block_seconds: f
     another while there are fewer than `rings`. Returns the eventfd that rings signal."""
 
 def close() -> None: ...
+def detach_files() -> bool:
+    """Lets go of the files of the session, while nothing is recorded: they may be removed. The memory stays.
+
+    Returns:
+        Whether this process has a session of its own.
+    """
+
+def make_files(directory: str, /) -> None:
+    """After `detach_files`: goes on in files of another directory, from which a crash can be recovered.
+
+    Raises:
+        OSError: if they cannot be made; another directory may be tried.
+    """
+
 def set_shedding(order: tuple[tuple[str, ...], int, tuple[str, ...]], shares: tuple[float, ...], /) -> None:
     """What goes first when rings fill: `order` as in `shed_levels`, and the share of rings that each level may fill.
     For the session that is opened next."""

@@ -31,7 +31,7 @@ from stepscope.runtime.output import Output
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.promise import Promise
-from stepscope.runtime.recorder import close_recorder, recorder
+from stepscope.runtime.recorder import Recorder, close_recorder, recorder
 from stepscope.runtime.recorder_accounts import RecorderAccounts
 from stepscope.runtime.recovery.sweep import end_sweep
 from stepscope.runtime.reporting import Reporting
@@ -178,7 +178,15 @@ class Profiler(Reporting):
 
     def _open(self) -> None:
         self.output.make()
-        source = self._recorder = recorder(self.options)
+        source = recorder(self.options, self.output, self.output.path)
+        try:
+            self._open_in(source)
+        except BaseException:
+            source.delivered(self.output)
+            raise
+
+    def _open_in(self, source: Recorder) -> None:
+        self._recorder = source
         self._anchor = clock.ClockAnchor.read()
         run = Run.here(
             name=self.name,
@@ -215,7 +223,6 @@ class Profiler(Reporting):
             )
 
         self._pipeline = self._hub.add(make)
-        source.undelivered[self._pipeline] = self.output.path
         self.output.pipeline = self._pipeline
         _alive.add(self)
         if self._state == "closed":  # start() gave this up, and nobody waits any more
@@ -402,7 +409,7 @@ class Profiler(Reporting):
         # On a thread of ours: one of the program's pool may be busy for long, and would stay, able to take signals.
         closing = Work(self.close, name="stepscope closing").begin()
         with anyio.CancelScope(shield=True):
-            while not closing.over:
+            while not closing.over:  # noqa: ASYNC110 - the loop may be of any kind
                 await anyio.sleep(CLOSED_LOOK_S)
         closing.result()
         signals.unwatch(_alive)

@@ -20,6 +20,7 @@ static PyObject *py_process_track(PyObject *self, PyObject *unused) { return PyL
 #define FAST(function) (PyCFunction)(void (*)(void))function
 static PyMethodDef methods[] = {
     {"adopt", coroutine_py_adopt, METH_VARARGS, NULL},
+    {"make_files", ring_py_make_files, METH_O, NULL},
     {"begin_ending", signals_py_begin_ending, METH_NOARGS, NULL},
     {"call_under", FAST(context_py_call_under), METH_FASTCALL | METH_KEYWORDS, NULL},
     {"category", strings_py_category, METH_O, NULL},
@@ -30,6 +31,7 @@ static PyMethodDef methods[] = {
     {"counts", py_counts, METH_NOARGS, NULL},
     {"current_span", context_py_current_span, METH_NOARGS, NULL},
     {"decode_arguments", arguments_py_decode, METH_VARARGS, NULL},
+    {"detach_files", ring_py_detach_files, METH_NOARGS, NULL},
     {"die_of_signal", signals_py_die_of, METH_O, NULL},
     {"drain", ring_py_drain, METH_O, NULL},
     {"encode_arguments", arguments_py_encode, METH_O, NULL},
