@@ -11,7 +11,7 @@ from stepscope.backends.kineto_blocks import MARKER
 from stepscope.backends.kineto_result import SharedResult
 from stepscope.backends.kineto_worker import FinishedTrace
 from stepscope.backends.torch_settings import TorchSettings
-from stepscope.runtime import clock
+from stepscope.runtime import _core, clock
 from stepscope.runtime.clock import ClockAnchor
 
 _DEVICES = ("CUDA", "XPU", "MTIA", "HPU")
@@ -178,7 +178,8 @@ class KinetoSession:
             experimental_config=_config(torch, wants),
             **arguments,
         )
-        problem = _refusal(torch, "prepare", profile._prepare_trace)
+        # The first time torch starts a thread for good, which is to take none of the program's signals.
+        problem = _refusal(torch, "prepare", lambda: _core.without_signals(profile._prepare_trace))
         if not problem:
             self._profile, self._wants = profile, wants
         return problem

@@ -412,6 +412,8 @@ class Profiler(Reporting):
             while not closing.over:  # noqa: ASYNC110 - the loop may be of any kind
                 await anyio.sleep(CLOSED_LOOK_S)
         closing.result()
+        if self._controller is not None:
+            self._controller.close()  # what only the main thread can do
         signals.unwatch(_alive)
 
     @uninterrupted

@@ -327,7 +327,9 @@ PyObject *mask_py_with_programs(PyObject *self, PyObject *const *args, Py_ssize_
 PyObject *mask_py_runs_programs_code(PyObject *self, PyObject *unused);
 
 /* signals.c */
-void signals_after_fork(void);
+void signals_before_fork(void);
+void signals_after_fork_parent(void);
+void signals_after_fork(void); /* in the child */
 PyObject *signals_py_begin_ending(PyObject *self, PyObject *unused);
 PyObject *signals_py_die_of(PyObject *self, PyObject *number);
 PyObject *signals_py_hold(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);

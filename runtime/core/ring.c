@@ -358,8 +358,8 @@ static void fork_phase(int phase) {
     stack_fork(phase);
 }
 
-static void before_fork(void) { fork_phase(FORK_BEFORE); }
-static void after_fork_parent(void) { fork_phase(FORK_PARENT); }
+static void before_fork(void) { fork_phase(FORK_BEFORE), signals_before_fork(); }
+static void after_fork_parent(void) { signals_after_fork_parent(), fork_phase(FORK_PARENT); }
 
 /* The child records nothing until it opens a session of its own, and lets go of its parent's memory. */
 static void after_fork_child(void) {

@@ -239,6 +239,18 @@ PyObject *signals_py_die_of(PyObject *self, PyObject *arg) {
     Py_RETURN_NONE;
 }
 
+/* A signal that comes before the child has let go of its parent's handlers would be lost: it waits until then. */
+static sigset_t before_fork; /* mask of the thread that forks; forks come one after the other (ring.c) */
+
+void signals_before_fork(void) {
+    sigset_t these;
+    sigemptyset(&these);
+    for (size_t i = 0; i < ENDING; i++) sigaddset(&these, ending[i].number);
+    pthread_sigmask(SIG_BLOCK, &these, &before_fork);
+}
+
+void signals_after_fork_parent(void) { pthread_sigmask(SIG_SETMASK, &before_fork, NULL); }
+
 /* The child has no watcher, is inside of no change, and is asked nothing that its parent was. */
 void signals_after_fork(void) {
     atomic_bool *no[] = {&alone, &begun, &watching, &quitting, &interrupt.held, &ending[0].held, &ending[1].held};
@@ -247,5 +259,8 @@ void signals_after_fork(void) {
     atomic_store(&asked, 0);
     forks++;
     give_back(&interrupt);
-    for (size_t i = 0; i < ENDING; i++) give_back(&ending[i]);
+    /* Where the handler is ours, so is Python's, which has nothing to close here; Python sets the same in a moment. */
+    for (size_t i = 0; i < ENDING; i++)
+        if (is_ours(&ending[i])) signal(ending[i].number, SIG_DFL);
+    pthread_sigmask(SIG_SETMASK, &before_fork, NULL);
 }
