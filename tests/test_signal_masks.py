@@ -89,13 +89,21 @@ def test_no_thread_takes_a_signal_with_nats(tmp_path: Path) -> None:
     assert said == ["end"]
 
 
+CODE = {
+    *(f"backend, {method}" for method in ("open", "run_soon", "to_thread", "transition", "aclose")),
+    *(f"callback{kind}" for kind in ("", ", fork", ", async", ", async, later")),
+    *(f"exporter, {method}" for method in ("open", "export", "to_thread", "asyncio", "close_window", "aclose")),
+    *("trigger, evaluator", "trigger, look"),
+}
+
+
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_the_programs_code_has_its_own_mask(loop: str, tmp_path: Path) -> None:
     """Callbacks, exporters, backends and triggers block what the main thread blocks then, and so do programs that they start."""
     said = run("programs_mask", str(tmp_path), loop)
     own = "blocks SIGUSR1 SIGWINCH; sh ends with -15"
-    assert len(said) >= 13
     assert [line for line in said if line.partition(": ")[2] != own] == []
+    assert {line.partition(":")[0] for line in said} >= CODE
 
 
 def test_the_mask_of_a_thread() -> None:
@@ -118,6 +126,29 @@ def test_the_mask_of_a_thread() -> None:
         assert seen["own"] == seen["inner"] == seen["after"] == ALL
         assert seen["programs"] == before and seen["counts"] == {True}
     assert not _core.runs_programs_code()
+
+
+def test_what_the_main_thread_blocks_counts_now() -> None:
+    """Not when the thread was started."""
+    go, seen = threading.Semaphore(0), list[set[int]]()
+    done = threading.Semaphore(0)
+
+    def work() -> None:
+        for _ in range(3):
+            go.acquire()
+            _core.with_programs_mask(lambda: seen.append(blocked()))
+            done.release()
+
+    thread = threading.Thread(target=work)
+    threads.start(thread)
+    before = blocked()
+    for more in (set[int](), {signal.SIGUSR1}, {signal.SIGUSR1, signal.SIGRTMIN + 7}):
+        signal.pthread_sigmask(signal.SIG_BLOCK, more)
+        go.release()
+        done.acquire()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    thread.join()
+    assert seen == [before, before | {signal.SIGUSR1}, before | {signal.SIGUSR1, signal.SIGRTMIN + 7}]
 
 
 def _on_a_thread(call: Callable[[], object]) -> None:
@@ -153,7 +184,7 @@ TERMINATED = """
 import os, signal, sys, time
 import stepscope as sc
 with sc.trace(output_dir=sys.argv[1]):
-    for _ in range(300):
+    for _ in range(100):
         child = os.fork()
         if child == 0:
             time.sleep(5)

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 SYNCHRONOUS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGABRT", "SIGSYS"}
@@ -103,7 +103,9 @@ def main(place: str, configuration: str, *more: str) -> None:
             profiler.close()
         check("closed")
 
-    cycles: Callable[[], Any] = lambda: sc.schedule(wait=1, warmup=1, active=2)
+    def cycles() -> Any:
+        return sc.schedule(wait=1, warmup=1, active=2)
+
     if configuration in ("plain", "plain asyncio"):
         exercise(trace(schedule=cycles(), on_trace_ready=lambda window: None))
     elif configuration in ("files", "files asyncio"):
