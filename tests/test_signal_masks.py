@@ -81,12 +81,15 @@ def test_no_thread_takes_a_signal(configuration: str, tmp_path: Path) -> None:
 STATES = ("import:", "recording:", "flushed:", "closed:")
 
 
-def test_no_thread_takes_a_signal_with_nats(tmp_path: Path) -> None:
-    """Nor the threads of its client."""
+@pytest.mark.parametrize("answers", [True, False])
+def test_no_thread_takes_a_signal_with_nats(answers: bool, tmp_path: Path) -> None:
+    """Nor the threads of its client, also where nobody answers it."""
     require("nats")
+    if not answers:
+        assert run("masked_threads", str(tmp_path), "nats", "nats://127.0.0.1:9", "0.5") == ["end"]
+        return
     with NatsServer(tmp_path / "server") as server:
-        said = run("masked_threads", str(tmp_path), "nats", f"nats://127.0.0.1:{server.port}")
-    assert said == ["end"]
+        assert run("masked_threads", str(tmp_path), "nats", server.url, "10") == ["end"]
 
 
 CODE = {

@@ -97,7 +97,7 @@ def main(place: str, configuration: str, *more: str) -> None:
         check("recording")
         receive()
         for profiler in profilers:
-            profiler.flush(1 if "network" in configuration else 20)
+            profiler.flush(1 if configuration.startswith(("network", "nats")) else 20)
         check("flushed")
         for profiler in profilers:
             profiler.close()
@@ -127,7 +127,7 @@ def main(place: str, configuration: str, *more: str) -> None:
         exporters = [sc.OtlpExporter("http://127.0.0.1:9"), sc.CollectorExporter("ws://127.0.0.1:9", settings=settings)]
         exercise(trace(schedule=cycles(), exporters=exporters, options=sc.Options(close_timeout=0.5)))
     elif configuration == "nats":
-        exercise(trace(exporters=[sc.NatsExporter(more[0], settings=sc.NatsSettings(insecure=True))]))
+        exercise(trace(exporters=[sc.NatsExporter(more[0])], options=sc.Options(close_timeout=float(more[1]))))
     elif configuration == "control":
         control = sc.Control(path=f"{place}/control.json", socket=True, signal=True)
         recorder = sc.FlightRecorder(steps=4, triggers=(sc.SlowStep(), sc.Stalled()))
