@@ -121,7 +121,7 @@ def test_the_mask_of_a_thread() -> None:
         _core.with_programs_mask(lambda: seen.update(programs=blocked(), counts={_core.runs_programs_code()}))
         seen["after"] = blocked()
 
-    for start_on in (lambda call: call(), _on_a_thread):
+    for start_on in (_here, _on_a_thread):
         thread = threading.Thread(target=work)
         start_on(lambda thread=thread: threads.start(thread))
         thread.join()
@@ -152,6 +152,10 @@ def test_what_the_main_thread_blocks_counts_now() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     thread.join()
     assert seen == [before, before | {signal.SIGUSR1}, before | {signal.SIGUSR1, signal.SIGRTMIN + 7}]
+
+
+def _here(call: Callable[[], object]) -> None:
+    call()
 
 
 def _on_a_thread(call: Callable[[], object]) -> None:

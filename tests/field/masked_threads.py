@@ -164,7 +164,12 @@ def main(place: str, configuration: str, *more: str) -> None:
 
         asyncio.run(serve())
     elif configuration == "another thread":
-        thread = threading.Thread(target=lambda: (OURS_NOT.add(threading.get_native_id()), exercise(trace())))
+
+        def work() -> None:
+            OURS_NOT.add(threading.get_native_id())
+            exercise(trace())
+
+        thread = threading.Thread(target=work)
         receive_on_main = threading.Event()
         globals()["receive"] = receive_on_main.wait  # signals are awaited by the main thread, all others block them
         signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
