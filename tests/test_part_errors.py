@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -52,19 +52,22 @@ def _wrapped(*given: Any) -> None:
     _function(*given)
 
 
-@pytest.mark.parametrize(
-    "handler",
-    [
-        _function,
-        _wrapped,
-        _any_number,
-        lambda *_: _function(0, None),
-        _Handler().method,
-        _Handler(),
-        functools.partial(_with_more, "more", further=1),
-    ],
-    ids=["function", "wrapped", "any number", "lambda", "method", "object", "partial"],
-)
+def _calls_another(number: int, frame: FrameType | None) -> None:
+    _function(number, frame)
+
+
+HANDLERS: dict[str, Callable[[int, FrameType | None], Any]] = {
+    "function": _function,
+    "wrapped": _wrapped,
+    "any number": _any_number,
+    "calls another": _calls_another,
+    "method": _Handler().method,
+    "object": _Handler(),
+    "partial": functools.partial(_with_more, "more", further=1),
+}
+
+
+@pytest.mark.parametrize("handler", HANDLERS.values(), ids=HANDLERS.keys())
 def test_handlers(handler: Callable[[int, FrameType | None], Any]) -> None:
     """They are known by their code, however they are written."""
     before = signal.signal(signal.SIGUSR1, handler)
@@ -76,8 +79,8 @@ def test_handlers(handler: Callable[[int, FrameType | None], Any]) -> None:
 
 def test_a_function_that_is_called_as_a_handler_is() -> None:
     """With a number and its caller's frame: it is a part's unless it is set as a handler."""
-    assert not _from_handler(lambda: _function(signal.SIGUSR1, sys._getframe()))
-    assert not _from_handler(lambda: _any_number("text", 7, sys._getframe()))
+    assert not _from_handler(lambda: _function(signal.SIGUSR1, inspect.currentframe()))
+    assert not _from_handler(lambda: _any_number("text", 7, inspect.currentframe()))
 
 
 class _Samples(ScriptedBackend):
@@ -89,9 +92,9 @@ class _Samples(ScriptedBackend):
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         super().transition(before, after, at)
-        self._sample(7, sys._getframe())
+        self._sample(7, inspect.currentframe())
 
-    def _sample(self, depth: int, frame: FrameType) -> None:
+    def _sample(self, depth: int, frame: FrameType | None) -> None:
         raise self._error
 
 

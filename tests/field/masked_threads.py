@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 SYNCHRONOUS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGABRT", "SIGSYS"}
@@ -41,11 +41,12 @@ def masks() -> dict[int, tuple[str, set[str]]]:
 
 def check(when: str) -> None:
     """Says which threads are not as they must be; one that starts a program is given time for that, as it blocks all then."""
+    found = list(wrong(when))
     for _ in range(100):
-        if not (found := list(wrong(when))):
-            return
-        time.sleep(0.01)
-    print(*found, sep="\n")
+        if found:
+            time.sleep(0.01)
+            found = list(wrong(when))
+    print(*found, sep="\n", end="\n" if found else "")
 
 
 def wrong(when: str) -> Iterator[str]:
@@ -79,6 +80,7 @@ def main(place: str, configuration: str, *more: str) -> None:
 
     check("import")
     number = 0
+    windows: list[sc.Window] = []
 
     def trace(**settings: Any) -> sc.Profiler:
         nonlocal number
@@ -86,7 +88,7 @@ def main(place: str, configuration: str, *more: str) -> None:
         name = f"profiler {number}"
         return sc.trace(name=name, output_dir=f"{place}/{number}", **settings)
 
-    def exercise(*profilers: sc.Profiler) -> None:
+    def exercise(*profilers: sc.Profiler, awaited: Callable[[], object] = receive) -> None:
         for profiler in profilers:
             profiler.start()
         for step in range(8):
@@ -95,7 +97,7 @@ def main(place: str, configuration: str, *more: str) -> None:
             for profiler in profilers:
                 profiler.step()
         check("recording")
-        receive()
+        awaited()
         for profiler in profilers:
             profiler.flush(1 if configuration.startswith(("network", "nats")) else 20)
         check("flushed")
@@ -107,7 +109,7 @@ def main(place: str, configuration: str, *more: str) -> None:
         return sc.schedule(wait=1, warmup=1, active=2)
 
     if configuration in ("plain", "plain asyncio"):
-        exercise(trace(schedule=cycles(), on_trace_ready=lambda window: None))
+        exercise(trace(schedule=cycles(), on_trace_ready=windows.append))
     elif configuration in ("files", "files asyncio"):
         exporters = [
             sc.tensorboard_trace_handler(f"{place}/tensorboard", use_gzip=True),
@@ -167,25 +169,21 @@ def main(place: str, configuration: str, *more: str) -> None:
 
         def work() -> None:
             OURS_NOT.add(threading.get_native_id())
-            exercise(trace())
+            exercise(trace(), awaited=received.wait)  # by the main thread; this one blocks them
 
-        thread = threading.Thread(target=work)
-        receive_on_main = threading.Event()
-        globals()["receive"] = receive_on_main.wait  # signals are awaited by the main thread, all others block them
+        thread, received = threading.Thread(target=work), threading.Event()
         signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
         thread.start()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
         while not any(name.startswith("stepscope") for name, _ in masks().values()):
             time.sleep(0.001)
-        _receive()
-        receive_on_main.set()
+        receive()
+        received.set()
         thread.join()
     else:
         raise ValueError(configuration)
     print("end")
 
-
-_receive = receive
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
