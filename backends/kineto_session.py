@@ -262,7 +262,8 @@ class KinetoSession:
             experimental_config=_config(torch, wants),
             **arguments,
         )
-        problem = _refusal("prepare", profile._prepare_trace)
+        # The first time torch starts a thread for good, which is to take none of the program's signals.
+        problem = _refusal("prepare", lambda: _core.without_signals(profile._prepare_trace))
         if not problem:
             self._profile, self._wants = profile, wants
         return problem

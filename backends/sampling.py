@@ -14,6 +14,7 @@ from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block
 from stepscope.runtime.sink import BackendReport, Sink
+from stepscope.runtime.threads import start
 
 
 class SamplingBackend(ABC):
@@ -51,7 +52,7 @@ class SamplingBackend(ABC):
         self._closed = self._window = self._border = False
         self._wanted = self._always
         self._thread = threading.Thread(target=self._run, args=(sink,), name=f"stepscope {self.name}", daemon=True)
-        self._thread.start()
+        start(self._thread)
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         self._window, self._border = after.records, True

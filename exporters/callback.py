@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import anyio.to_thread
 
 from stepscope.runtime.events import EventBatch
+from stepscope.runtime.programs_code import run, run_async
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window, WindowCallback
 
@@ -37,11 +39,11 @@ class CallbackExporter:
         if inspect.iscoroutinefunction(self._callback) or inspect.iscoroutinefunction(
             getattr(self._callback, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
         ):
-            await self._callback(window)
+            await run_async(lambda: cast(Awaitable[object], self._callback(window)))
             return
-        result = await anyio.to_thread.run_sync(self._callback, window)
+        result = await anyio.to_thread.run_sync(run, self._callback, window)
         if inspect.isawaitable(result):
-            await result
+            await run_async(lambda: result)
 
     async def aclose(self) -> None:
         pass

@@ -30,6 +30,20 @@ def open(directory: str, slots: int, rings: int, overflow: str, block_seconds: f
     another while there are fewer than `rings`. Returns the eventfd that rings signal."""
 
 def close() -> None: ...
+def detach_files() -> bool:
+    """Lets go of the files of the session, while nothing is recorded: they may be removed. The memory stays.
+
+    Returns:
+        Whether this process has a session of its own.
+    """
+
+def make_files(directory: str, /) -> None:
+    """After `detach_files`: goes on in files of another directory, from which a crash can be recovered.
+
+    Raises:
+        OSError: if they cannot be made; another directory may be tried.
+    """
+
 def set_shedding(order: tuple[tuple[str, ...], int, tuple[str, ...]], shares: tuple[float, ...], /) -> None:
     """What goes first when rings fill: `order` as in `shed_levels`, and the share of rings that each level may fill.
     For the session that is opened next."""
@@ -202,6 +216,16 @@ def unprofile_threads(idents: set[int], /) -> bool:
     Returns:
         False if this version of Python has no way to do that.
     """
+
+def without_signals(function: Callable[..., _T], /, *args: Any, **kwargs: Any) -> _T:
+    """Calls a function with all asynchronous signals blocked in this thread: threads that it starts inherit that."""
+
+def with_programs_mask(function: Callable[..., _T], /, *args: Any, **kwargs: Any) -> _T:
+    """Calls a function of the program. On a thread of ours it, and what it starts, blocks the signals that the program's main
+    thread blocks; on other threads nothing changes."""
+
+def runs_programs_code() -> bool:
+    """Whether this thread is one of ours inside of `with_programs_mask`."""
 
 def start_thread(function: Callable[..., object], args: tuple[object, ...], /) -> int:
     """As `_thread.start_new_thread`, but as a thread that Python has not started: so also where it starts none any more.

@@ -11,7 +11,7 @@ from types import CoroutineType
 from typing import Any
 
 from stepscope.runtime import _core
-from stepscope.runtime.outside import interrupts
+from stepscope.runtime.part_errors import from_signal_handler
 
 MAX_KINDS = 16
 """Types of tasks that are told apart in `unwatched`."""
@@ -98,7 +98,7 @@ def _watch_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> _co
         if watched is None and _replace(task, coroutine):
             watched = _core.adopt(task, asyncio.Task, runs)
     except Exception as error:
-        if interrupts(error):
+        if from_signal_handler(error):
             raise
         watched = None  # a type of the program's own may lack anything; it is counted
     if watched is None:

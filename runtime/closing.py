@@ -120,13 +120,14 @@ class Closing:
             if self._accounts is not None:
                 self._hub.do(self._accounts.close)
             self._output.finish()
-            self._recorder.undelivered.pop(self._pipeline, None)
             self.given_up = False
         except BaseException as error:  # a fault of ours, or the end of the loop
             log.error("profiler %r could not be closed", self._name, exc_info=error)
             self._give_up("it failed: please report it")
         try:
             hub.release()
+            if not self.given_up:
+                self._recorder.delivered(self._output)  # after the loop, which drains it
         except BaseException as error:
             log.error("the runtime's loop could not be ended", exc_info=error)
 

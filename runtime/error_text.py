@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.runtime.outside import interrupts
+from stepscope.runtime.part_errors import from_signal_handler
 
 LONGEST = 4096
 """Characters of a text; what is longer is cut."""
@@ -14,7 +14,7 @@ def error_text(error: BaseException) -> str:
     try:
         text = f"{kind}: {said}" if (said := str(error)) else kind
     except BaseException as failure:  # of its own `__str__`: it is the error that counts
-        if interrupts(failure):
+        if from_signal_handler(failure):
             raise
         text = kind
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text):,} characters)"

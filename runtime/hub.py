@@ -19,7 +19,7 @@ from stepscope.runtime.change import Change
 from stepscope.runtime.events import Block, Kind, join_blocks, without_ids
 from stepscope.runtime.faults import Faults
 from stepscope.runtime.lasting_loop import lasting_loop
-from stepscope.runtime.loop_thread import loop_name
+from stepscope.runtime.loop_thread import DaemonExecutor, loop_name
 from stepscope.runtime.meter import register_loop
 from stepscope.runtime.outlet import PATIENCE
 from stepscope.runtime.pipeline import Pipeline
@@ -84,6 +84,7 @@ class Hub:
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         register_loop(self._loop)
+        self._loop.set_default_executor(DaemonExecutor())
         self._look()
         self._loop.add_reader(self._recorder.wake_fd, self._called)
         return asyncio.Event(), anyio.Lock()

@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 
 import anyio
 
-from stepscope.runtime import threads
+from stepscope.runtime import _core, threads
 from stepscope.runtime.change import Change
 from stepscope.runtime.lasting_loop import lasting_loop
 from stepscope.runtime.meter import register_loop
@@ -131,18 +131,19 @@ class DaemonExecutor(ThreadPoolExecutor):
         self._guard = threading.Lock()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Runs the call on a thread of the pool.
+        """Runs the call on a thread of the pool; with the program's signal mask, if code of the program submits it.
 
         Raises:
             RuntimeError: if there is none, and the system gives none; then it is not run later, either.
         """
         future: Future[T] = Future()
+        of_program = _core.runs_programs_code()
 
         def job() -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                result = fn(*args, **kwargs)
+                result = _core.with_programs_mask(fn, *args, **kwargs) if of_program else fn(*args, **kwargs)
             except BaseException as error:
                 future.set_exception(error)
             else:

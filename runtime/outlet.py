@@ -21,7 +21,8 @@ from stepscope.runtime.loop_thread import LoopThread
 from stepscope.runtime.options import Options
 from stepscope.runtime.outcome import Kept, counted, remedy
 from stepscope.runtime.outlet_statistics import OutletStatistics
-from stepscope.runtime.outside import GRACE, cancels
+from stepscope.runtime.part_errors import GRACE, cancels
+from stepscope.runtime.programs_code import is_programs, run_async
 from stepscope.runtime.run import Run
 from stepscope.runtime.shedding import SPARE, Shedding
 from stepscope.runtime.window import Window
@@ -422,7 +423,7 @@ class Outlet:
         self._inside = what
         task = asyncio.current_task()
         try:
-            await call()
+            await (run_async(call) if is_programs(self.exporter) else call())
         except BaseException as error:
             if cancels(error, task):
                 raise

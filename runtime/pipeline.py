@@ -49,9 +49,9 @@ from stepscope.runtime.messages import (
 from stepscope.runtime.open_window import OpenWindow
 from stepscope.runtime.options import Options
 from stepscope.runtime.outlet import Outlet
-from stepscope.runtime.outside import GRACE
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.overseer import OVERHEAD, Overseer
+from stepscope.runtime.part_errors import GRACE
 from stepscope.runtime.promise import Promise
 from stepscope.runtime.run import Run
 from stepscope.runtime.shedding import Shedding

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
-import anyio.to_thread
+import anyio
 
 from stepscope.runtime import clock, hub, locks, signals, tasks
 from stepscope.runtime.action import ProfilerAction
@@ -32,7 +32,7 @@ from stepscope.runtime.output import Output
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.promise import Promise
-from stepscope.runtime.recorder import close_recorder, closed_for_good, recorder
+from stepscope.runtime.recorder import Recorder, close_recorder, closed_for_good, recorder
 from stepscope.runtime.recorder_accounts import RecorderAccounts
 from stepscope.runtime.recovery.sweep import end_sweep
 from stepscope.runtime.reporting import Reporting
@@ -53,6 +53,8 @@ log = logging.getLogger("stepscope")
 
 LATEST = 0.48
 """Seconds beyond `Options.close_timeout` after which `close` returns, whatever is not done."""
+CLOSED_LOOK_S = 0.002
+"""Seconds between two looks of `async with` at whether the profiler is closed."""
 
 
 class Profiler(Reporting):
@@ -186,7 +188,15 @@ class Profiler(Reporting):
 
     def _open(self) -> None:
         self.output.make()
-        source = self._recorder = recorder(self.options)
+        source = recorder(self.options, self.output, self.output.path)
+        try:
+            self._open_in(source)
+        except BaseException:
+            source.delivered(self.output)
+            raise
+
+    def _open_in(self, source: Recorder) -> None:
+        self._recorder = source
         self._without_effect = source.without_effect(self.options)
         if self._without_effect:
             log.warning("profiler %r: %s", self.name, self._without_effect)
@@ -227,7 +237,6 @@ class Profiler(Reporting):
             )
 
         self._pipeline = self._hub.add(make)
-        source.undelivered[self._pipeline] = self.output.path
         self.output.pipeline = self._pipeline
         _alive.add(self)
         if self._state == "closed":  # start() gave this up, and nobody waits any more
@@ -419,12 +428,14 @@ class Profiler(Reporting):
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._tell_end(error)
         self._end_here()
+        # On a thread of ours: one of the program's pool may be busy for long, and would stay, able to take signals.
+        closing = Work(self.close, name="stepscope closing").begin()
         with anyio.CancelScope(shield=True):
-            try:
-                # By a limiter of its own: the program's may be taken by jobs that take long.
-                await anyio.to_thread.run_sync(self.close, limiter=anyio.CapacityLimiter(1))
-            except RuntimeError:  # there is no thread for it; what `close` itself has raised, it raises again
-                self.close()
+            while not closing.over:  # noqa: ASYNC110 - the loop may be of any kind
+                await anyio.sleep(CLOSED_LOOK_S)
+        closing.result()
+        if self._controller is not None:
+            self._controller.close()  # what only the main thread can do
         signals.unwatch(_alive)
 
     @uninterrupted

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,21 @@ import numpy as np
 
 from stepscope.runtime import _core, asyncio_tasks, greenlets
 from stepscope.runtime.detail import EVERYTHING
-from stepscope.runtime.errors import OutputError
+from stepscope.runtime.errors import OutputError, ProfilerStateError
 from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks
 from stepscope.runtime.mounts import IN_MEMORY, file_system_of
 from stepscope.runtime.options import Options
 from stepscope.runtime.recorder_statistics import RecorderStatistics
 from stepscope.runtime.recovery.sweep import sweep_beside
-from stepscope.runtime.session import ENVIRONMENT, end_session, make_session, remove_session
+from stepscope.runtime.session import (
+    ENVIRONMENT,
+    end_session,
+    make_session,
+    mark_delivered,
+    release_session,
+    remove_session,
+    unmark_delivered,
+)
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.spool import Spool
 from stepscope.runtime.workers import Workers
@@ -44,7 +53,11 @@ OF_RINGS = (
 
 
 class Recorder:
-    """Records the events of this process. One per process, made by the first profiler, closed when Python exits."""
+    """Records the events of this process. One per process, made by the first profiler, closed when Python exits.
+
+    Its session directory is there while a profiler is open, and until all that was recorded is delivered. So a process that has
+    closed its profilers leaves nothing behind, however it ends. The next profiler gets a new directory.
+    """
 
     def __init__(self, options: Options) -> None:
         """Makes the session directory and opens the native recorder in it.
@@ -53,24 +66,80 @@ class Recorder:
             OutputError: if no directory for the session can be made.
         """
         self._options = options
-        self.directory = make_session(options, sweep_beside)
+        self._slots, self._rings = ring_sizes(options, options.ring_bytes)
+        self._keeps_ring = options.overflow == "drop_oldest"
+        self.undelivered: dict[object, Path] = {}
+        """Directories of the runs of which it may hold something that nobody has yet, by whom `recorder` was called for."""
+        self._looked, self._gone = -LOOK_EVERY, False
+        order = Shedding.of(options)
+        _core.set_shedding(order.native, order.shares)
+        self.on_disk = False
+        """Whether it has a session directory now."""
+        self._make_directory(self._open)
         _warn_of_disk(self.directory)
+
+    def _open(self) -> None:
+        options = self._options
+        self.wake_fd = _core.open(
+            str(self.directory), self._slots, self._rings, options.overflow, options.block_seconds
+        )
+
+    def _open_again(self) -> None:
+        _core.spool_tell(_core.unspooled(), 0)  # what came before was delivered
+        _core.make_files(str(self.directory))
+
+    def _make_directory(self, open_there: Callable[[], None]) -> None:
+        options = self._options
+        self.directory = make_session(options, sweep_beside)
         try:
-            slots, rings = ring_sizes(options, options.ring_bytes)
-            order = Shedding.of(options)
-            _core.set_shedding(order.native, order.shares)
-            self.wake_fd = _core.open(str(self.directory), slots, rings, options.overflow, options.block_seconds)
-            self._slots, self._rings, self._keeps_ring = slots, rings, options.overflow == "drop_oldest"
+            open_there()
             self.spool = Spool(self.directory, options.queue_bytes)
         except OSError as error:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self._remove_directory()
             raise OutputError(error.errno, f"cannot open a session in {self.directory}: {error.strerror}") from error
         self.workers = Workers(self.directory, options.worker_ring_bytes)
-        self.undelivered: dict[object, Path] = {}
-        """Directories of the runs of which it may hold something that nobody has yet, by their pipelines."""
-        self._looked, self._gone = -LOOK_EVERY, False
         self._outer_session = os.environ.get(ENVIRONMENT)
         os.environ[ENVIRONMENT] = str(self.directory)
+        self.on_disk = True
+
+    def go_on(self) -> None:
+        """Makes a session directory, if there is none, for a profiler that starts. Nothing is recorded meanwhile.
+
+        Raises:
+            OutputError: if none can be made.
+        """
+        if self.on_disk:
+            unmark_delivered(self.directory)
+        else:
+            self._make_directory(self._open_again)
+
+    def delivered(self, user: object) -> None:
+        """Everything of a run is delivered: when that is so of all, the session directory is removed. If processes that have
+        joined still run, it stays for them; a mark says then that nobody needs it once this process has ended."""
+        with _making:
+            self.undelivered.pop(user, None)
+            if self.undelivered or not self.on_disk or _recorder is not self:
+                return
+            if self.workers.any_running():
+                mark_delivered(self.directory)
+            elif _core.detach_files():
+                self._let_go()
+                self._remove_directory()
+
+    def _let_go(self) -> None:
+        self.on_disk = False
+        self.spool.close()
+        self.workers.close()
+        if os.environ.get(ENVIRONMENT) == str(self.directory):
+            os.environ.pop(ENVIRONMENT)
+            os.environ.update({} if self._outer_session is None else {ENVIRONMENT: self._outer_session})
+
+    def _remove_directory(self) -> None:
+        for _ in range(3):  # a process that joins at this moment may put something there
+            with contextlib.suppress(OSError):
+                remove_session(self.directory)
+            shutil.rmtree(self.directory, ignore_errors=True)
+        release_session(self.directory)
 
     def want(self, profiler: int, on: bool, what: int = EVERYTHING) -> None:
         """Says whether profiler number `profiler` wants events; what any profiler wants is recorded.
@@ -149,7 +218,7 @@ class Recorder:
         # Asking lets go of the interpreter for a moment: whoever asks all the time would keep the hub from ever getting it.
         now = time.monotonic()
         if now - self._looked >= LOOK_EVERY:
-            self._looked, self._gone = now, not self.directory.exists()
+            self._looked, self._gone = now, self.on_disk and not self.directory.exists()
         return self._gone
 
     def close(self) -> None:
@@ -158,11 +227,9 @@ class Recorder:
         It stays, and a line of the log says where, while a run is not delivered.
         """
         _core.close()
-        self.spool.close()
-        self.workers.close()
-        if os.environ.get(ENVIRONMENT) == str(self.directory):
-            os.environ.pop(ENVIRONMENT)
-            os.environ.update({} if self._outer_session is None else {ENVIRONMENT: self._outer_session})
+        if not self.on_disk:
+            return
+        self._let_go()
         if self.undelivered:
             end_session(self.directory)
             runs = " ".join(shlex.quote(str(run)) for run in sorted(set(self.undelivered.values())))
@@ -172,10 +239,7 @@ class Recorder:
                 runs,
             )
             return
-        for _ in range(3):  # a process that joins at this moment may put something there
-            with contextlib.suppress(OSError):
-                remove_session(self.directory)
-            shutil.rmtree(self.directory, ignore_errors=True)
+        self._remove_directory()
 
 
 def ring_sizes(options: Options, budget: int) -> tuple[int, int]:
@@ -197,17 +261,33 @@ def _warn_of_disk(directory: Path) -> None:
 
 
 _recorder: Recorder | None = None
-_closed = False
 _inherited: Path | None = None
+_closed = False
 _making = threading.Lock()
 
 
-def recorder(options: Options) -> Recorder:
-    """The process's recorder; the options of the first caller count."""
+def recorder(options: Options, user: object = None, run: Path | None = None) -> Recorder:
+    """The process's recorder, with a session directory; the options of the first caller count.
+
+    Args:
+        options: for the first call.
+        user: who records from now on, until `Recorder.delivered`.
+        run: directory of its run.
+
+    Raises:
+        OutputError: if no directory for the session can be made.
+        ProfilerStateError: if the interpreter exits, and has closed the recorder.
+    """
     global _recorder
     with _making:
+        if _closed:
+            raise ProfilerStateError("nothing can be recorded any more: the interpreter exits")
         if _recorder is None:
             _recorder = Recorder(options)
+        else:
+            _recorder.go_on()
+        if run is not None:
+            _recorder.undelivered[user] = run
         return _recorder
 
 
@@ -237,11 +317,10 @@ def close_recorder() -> None:
 def _forget() -> None:
     """In a forked child: the parent's session is not ours. `_core` has let go of it already."""
     global _recorder, _making, _inherited, _closed
-    _closed = False
-    _inherited = None if _recorder is None else _recorder.directory
-    if _recorder is not None:
+    _inherited = _recorder.directory if _recorder is not None and _recorder.on_disk else None
+    if _inherited is not None and _recorder is not None:
         _recorder.spool.close()
-    _recorder = None
+    _recorder, _closed = None, False
     _making = threading.Lock()
 
 

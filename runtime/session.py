@@ -6,6 +6,7 @@ process.json  whose session it is
 ring-00000 .. strings, tracks, stacks
 socket        where commands are taken, if the program lets it (`control.local_socket`)
 run-1 ..      where the notes of the runs are that it records for: `SessionNote`
+delivered     is there while nobody needs what was recorded
 <pid>-<start time>/   of a process that joined: the same without control and options
 """
 
@@ -26,7 +27,7 @@ import msgspec
 
 from stepscope.runtime.errors import OutputError, SessionError
 from stepscope.runtime.flight.segment import PREFIX as KEPT
-from stepscope.runtime.held_files import hold, lock
+from stepscope.runtime.held_files import hold, lock, release
 from stepscope.runtime.options import Options
 from stepscope.runtime.processes import is_running, process_identity
 from stepscope.runtime.spool import FILES as SPOOL_FILES
@@ -39,7 +40,18 @@ ENVIRONMENT = "STEPSCOPE_SESSION"
 PART = re.compile(r"\d+-\d+(-\d+)?")
 """Name of the directory of a process that joined."""
 
-_FILES = ("strings", "tracks", "stacks", "process.json", ".process.json", "control", "options", "socket", *SPOOL_FILES)
+_FILES = (
+    "strings",
+    "tracks",
+    "stacks",
+    "process.json",
+    ".process.json",
+    "control",
+    "options",
+    "socket",
+    "delivered",
+    *SPOOL_FILES,
+)
 _NUMBERED = re.compile(r"(ring|run)-\d+")
 _MAX_FILE = 1 << 16
 _OVER, _OVER_AT = struct.pack("=iI", 0, 1), 8
@@ -87,9 +99,34 @@ def make_session(options: Options, prepare: Callable[[Path], None] = lambda plac
             with contextlib.suppress(OSError):
                 remove_session(directory)
             continue
-        hold(directory / "process.json")
+        _locks[directory] = hold(directory / "process.json")
         return directory
     raise OutputError(f"no directory for the session can be made ({'; '.join(problems)}); set Options.session_dir")
+
+
+_locks: dict[Path, int] = {}
+"""By which this process has its sessions in use."""
+
+
+def release_session(session: Path) -> None:
+    """This process does not use a session of its own any more. Idempotent."""
+    release(_locks.pop(session, -1))
+
+
+def mark_delivered(session: Path) -> None:
+    """Says that nobody needs a session once its process has ended; where there is no room for that it stays for a day."""
+    with contextlib.suppress(OSError):
+        _write(session / "delivered", b"")
+
+
+def unmark_delivered(session: Path) -> None:
+    """What is recorded from now on is needed."""
+    (session / "delivered").unlink(missing_ok=True)
+
+
+def is_delivered(session: Path) -> bool:
+    """Whether nobody needs the session of a process that has ended."""
+    return (session / "delivered").exists()
 
 
 def make_part(session: Path) -> Path:

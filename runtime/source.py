@@ -19,7 +19,8 @@ from stepscope.runtime.inbox import Inbox
 from stepscope.runtime.messages import Advancing, Delivery, Dropped, Message, Missing, Spawn, Watermark
 from stepscope.runtime.number import whole
 from stepscope.runtime.options import Options
-from stepscope.runtime.outside import contain, interrupts
+from stepscope.runtime.part_errors import contain, from_signal_handler
+from stepscope.runtime.programs_code import is_programs, run, run_async
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.sink import BackendReport, Sink
@@ -97,8 +98,8 @@ class InboxSink:
 class Source:
     """Calls one backend and keeps what it raises: a backend that fails costs its own events only.
 
-    What ends the caller passes: what a signal handler raises in a call on the main thread, and the cancellation of who awaits
-    `aclose` or `run`.
+    What ends the caller passes: what a handler of the program, of a signal, raises in a call on the main thread, and the
+    cancellation of who awaits `aclose` or `run`.
     """
 
     def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options) -> None:
@@ -109,6 +110,7 @@ class Source:
         self._closing: anyio.CancelScope | None = None
         self._blocked: dict[str, int] = {}
         """The longest time, in ns, for which a call blocked the runtime's loop, by method; only those that are reported."""
+        self._programs = is_programs(backend)
         self._inbox = inbox
         self._told_of: tuple[ProfilerAction, int] | None = None
         """The latest change, and when it was: who was interrupted when it told of that tells again."""
@@ -174,7 +176,7 @@ class Source:
         began = anyio.current_time()
         with anyio.CancelScope(deadline=deadline) as self._closing:
             try:
-                await contain(self.backend.aclose, partial(self._take, "aclose"))
+                await self._contain(self.backend.aclose, "aclose")
             finally:
                 self.open = False  # not before: until then what it delivers is waited for
         if self._closing.cancelled_caught:
@@ -188,14 +190,17 @@ class Source:
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> bool:
         """Runs a coroutine function of the backend; returns whether it came to its end."""
-        return await contain(work, partial(self._take, "run_soon"))
+        return await self._contain(work, "run_soon")
+
+    async def _contain(self, call: Callable[[], Awaitable[None]], what: str) -> bool:
+        return await contain(partial(run_async, call) if self._programs else call, partial(self._take, what))
 
     def _guard(self, what: str, call: Callable[[], None]) -> bool:
         began = clock.now()
         try:
-            call()
+            run(call) if self._programs else call()
         except BaseException as error:
-            if not self.raised.knows(error) and interrupts(error):
+            if not self.raised.knows(error) and from_signal_handler(error):
                 raise
             self._take(what, error)
             return False

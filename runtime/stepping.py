@@ -15,7 +15,7 @@ from stepscope.runtime.detail import FULL, Detail
 from stepscope.runtime.error_text import error_text
 from stepscope.runtime.errors import ClosedError, ProfilerStateError
 from stepscope.runtime.messages import ActionChanged, DetailChanged, Paused, Resumed, WindowBegins, WindowEnds
-from stepscope.runtime.outside import interrupts
+from stepscope.runtime.part_errors import from_signal_handler
 from stepscope.runtime.schedule import NEVER, Always, Never, PlannedSchedule, Schedule, ScheduleFunction
 from stepscope.runtime.serial import PATIENCE, Serial
 from stepscope.runtime.signals import uninterrupted
@@ -374,7 +374,7 @@ class Stepping(_core.StepCounter):
                 return action, schedule.next_change(step)
             return action, step + 1
         except BaseException as error:
-            if isinstance(schedule, Schedule | Always | Never) or interrupts(error):
+            if isinstance(schedule, Schedule | Always | Never) or from_signal_handler(error):
                 raise
             self.schedule_error = error
             log.error("the schedule failed at step %d, nothing more is recorded: %s", step, error_text(error))

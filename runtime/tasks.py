@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from stepscope.runtime import _core, asyncio_tasks, executors, greenlets, trio_tasks
-from stepscope.runtime.outside import interrupts
+from stepscope.runtime.part_errors import from_signal_handler
 
 
 def watch() -> None:
@@ -36,7 +36,7 @@ def _running() -> tuple[str, int, _core.Coroutine | None] | None | Literal[False
     try:
         found = asyncio_tasks.running() or trio_tasks.running() or greenlets.running()
     except Exception as error:  # a type of the program's own may lack anything; the core counts it
-        if interrupts(error):
+        if from_signal_handler(error):
             raise
         return False
     if found is None or found[0] in _names:

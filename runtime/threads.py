@@ -18,7 +18,8 @@ _start: Callable[[Callable[..., object], tuple[object, ...]], int] = _thread.sta
 
 
 def start(thread: threading.Thread) -> None:
-    """Starts a thread, or none, whatever a signal handler raises.
+    """Starts a thread, or none, whatever a signal handler raises. It blocks all asynchronous signals from its first
+    instruction, and so do the threads that it starts: the program's signals go to the program's threads.
 
     What interrupts `Thread.start` may leave it holding a lock that the thread needs to begin, and waits for, for ever. So it
     is called where no handler runs.
@@ -27,7 +28,7 @@ def start(thread: threading.Thread) -> None:
         RuntimeError: if the system gives no further thread.
     """
     if threading.current_thread() is not threading.main_thread():
-        thread.start()
+        _core.without_signals(thread.start)
         return
     started: Promise[None] = Promise()
 
@@ -39,7 +40,7 @@ def start(thread: threading.Thread) -> None:
         else:
             started.give(None)
 
-    _start(begin, ())
+    _core.without_signals(_start, begin, ())
     started.result()
 
 

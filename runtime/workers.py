@@ -213,6 +213,20 @@ class Workers:
         self._attach()
         return bool(self._living)
 
+    def any_running(self) -> bool:
+        """Whether a process that has joined runs, drained or not."""
+        try:
+            found = parts(self._session)
+        except OSError:
+            return True
+        for directory in found:
+            try:
+                if read_identity(directory).running:
+                    return True
+            except SessionError:  # it has ended, and removed its directory
+                continue
+        return False
+
     def check(self) -> None:
         """Raises:
         OSError: what kept the last drain from finding processes that have joined; the next one tries again.

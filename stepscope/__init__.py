@@ -6,6 +6,9 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
+import stepscope.runtime as _runtime  # first: it imports numpy such that the threads of that take no signals
+
+# isort: split
 import stepscope.exporters.formats as _formats
 import stepscope.runtime.decorate as _decorate
 import stepscope.runtime.exit as _exit
@@ -89,7 +92,7 @@ _LATER = {
 """Imported when they are asked for: few programs need them, and each would pay for them at its start."""
 
 # Imported for what they install: spans as decorators, closing at the interpreter's exit, formats by file ending.
-_INSTALLED = (_decorate, _exit, _formats)
+_INSTALLED = (_decorate, _exit, _formats, _runtime)
 
 # Before torch is imported, or never: torch looks for a collector once.
 _arm()

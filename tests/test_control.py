@@ -370,7 +370,7 @@ def test_control_goes_on_while_nothing_is_recorded(tmp_path: Path) -> None:
 
 
 SIGNALLED = """
-import os, signal, sys, time
+import asyncio, os, signal, subprocess, sys, time
 import stepscope
 windows = []
 control = stepscope.Control(signal=True, signal_steps=3)
@@ -386,13 +386,28 @@ with stepscope.trace(control=control, output_dir=sys.argv[1], on_trace_ready=win
         os.kill(os.getpid(), signal.SIGUSR2)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-os.kill(os.getpid(), signal.SIGUSR2)
+
+def given_back(what):
+    assert signal.getsignal(signal.SIGUSR2) == what, signal.getsignal(signal.SIGUSR2)
+    child = subprocess.run(["sh", "-c", "kill -USR2 $$"])
+    assert child.returncode == (-signal.SIGUSR2 if what == signal.SIG_DFL else 0)
+
+given_back(signal.SIG_DFL)
+async def again(number):
+    async with stepscope.trace(control=control, output_dir=f"{sys.argv[1]}/{number}"):
+        assert callable(signal.getsignal(signal.SIGUSR2))
+asyncio.run(again(1))
+given_back(signal.SIG_DFL)
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+asyncio.run(again(2))
+given_back(signal.SIG_IGN)
 print([len(window.steps) for window in windows], windows[0].metadata["armed"]["trigger"])
 """
 
 
 def test_sigusr2_arms_a_window(tmp_path: Path) -> None:
-    """From the next step on; a child does not die of it, nor does the program when it comes after the end."""
+    """From the next step on; a forked child does not die of it. After the end it does what it did before, in programs that are
+    started then, too."""
     with launched([sys.executable, "-c", SIGNALLED, str(tmp_path)], cwd=ROOT, stdout=-1, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -219,8 +219,15 @@ def test_removed_with_the_session(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_after_a_normal_end(tmp_path: Path) -> None:
-    """The files of what was kept go with the profiler, not only with the process."""
-    flight = Flight(tmp_path).of("step(50); assert profiler.flush(50); profiler.close(); die()")
+    """The files of what was kept go with the profiler, not only with the process, also where another one keeps the session."""
+    flight = Flight(tmp_path).of(
+        """
+        other = sc.trace(output_dir="other", exporters=[], options=profiler.options)
+        other.start(), step(50)
+        assert profiler.flush(50)
+        profiler.close(), die()
+        """
+    )
     assert not flight.kept()
     assert list(flight.session.glob("*/strings"))
 

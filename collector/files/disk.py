@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from stepscope.collector.errors import StuckError
 from stepscope.runtime.ending_tasks import finish
+from stepscope.runtime.threads import start
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ class Disk:
             self._threads += more
         if more:
             try:
-                threading.Thread(target=self._work, name="stepscope disk", daemon=True).start()
+                start(threading.Thread(target=self._work, name="stepscope disk", daemon=True))
             except RuntimeError as error:
                 self._fail(error)
         return future

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from stepscope.collector.files.stream_file import Addition, StreamFile
+from stepscope.runtime.threads import start
 
 log = logging.getLogger("stepscope.collector")
 
@@ -93,7 +94,7 @@ class Writer:
     def _started(self, loop: asyncio.AbstractEventLoop) -> threading.Thread:
         thread = threading.Thread(target=self._run, args=(loop,), name="stepscope-writer", daemon=True)
         try:
-            thread.start()
+            start(thread)
         except RuntimeError as error:
             raise OSError(errno.EAGAIN, f"{error}; see ulimit -u, and pids.max of its cgroup") from error
         return thread

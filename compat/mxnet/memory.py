@@ -15,6 +15,7 @@ from stepscope.runtime import clock, strings, tracks
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, Kind, empty_block
 from stepscope.runtime.schedule import ProfilerAction
+from stepscope.runtime.threads import start
 
 DEVICE_STORAGE = "Device Storage"
 """Category of the counters, as MXNet names it."""
@@ -41,7 +42,7 @@ class MemoryBackend:
         self._closed, self._records = False, False
         self._changed.clear()
         self._thread = threading.Thread(target=self._look, args=[sink], name="stepscope mxnet memory", daemon=True)
-        self._thread.start()
+        start(self._thread)
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         self._records = after.records

@@ -12,6 +12,7 @@ from typing import Any
 from stepscope.runtime import locks
 from stepscope.runtime.error_keeper import ErrorKeeper
 from stepscope.runtime.error_text import error_text
+from stepscope.runtime.programs_code import run
 from stepscope.runtime.threads import Work
 
 log = logging.getLogger("stepscope")
@@ -61,7 +62,7 @@ class Callbacks:
 
     def _call(self, view: Any) -> None:
         try:
-            self._callback(view)
+            run(self._callback, view)
         except Exception as error:
             log.warning("on_trace_ready raised, training goes on: %s", error_text(error), exc_info=error)
             self.raised.keep("on_trace_ready", error)

@@ -110,11 +110,13 @@ class Controller:
                 self._note(self._socket.problem)
 
     def close(self) -> None:
-        """Closes them. Idempotent."""
-        if not self._task.running or self._task.inherited:
+        """Closes them. Idempotent; only the main thread can give SIGUSR2 back."""
+        if self._task.inherited:
             return
         if self.settings.signal:
             user_signal.unwatch(self._signalled)
+        if not self._task.running:
+            return
         if self._socket is not None:
             self._socket.leave(self._commands.handle)
         if self._file is not None:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from stepscope.runtime.threads import start
+
 log = logging.getLogger("stepscope")
 
 TURN_MS = 50
@@ -38,7 +40,7 @@ class FileEvents:
         self._thread = threading.Thread(
             target=self._run, args=(watchfiles,), name="stepscope control files", daemon=True
         )
-        self._thread.start()
+        start(self._thread)
         return True
 
     @property

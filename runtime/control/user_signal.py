@@ -8,11 +8,14 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 log = logging.getLogger("stepscope")
 
 _calls: list[Callable[[], object]] = []
 _owner = 0
+_before: Any = signal.SIG_DFL
+"""What the program did with the signal."""
 
 
 def watch(call: Callable[[], object]) -> str:
@@ -21,11 +24,14 @@ def watch(call: Callable[[], object]) -> str:
     Returns:
         Why not, if it cannot be: a signal's handler is set on the main thread only, and the program's own is left alone.
     """
-    global _owner
+    global _owner, _before
     if threading.current_thread() is not threading.main_thread():
         return "SIGUSR2 arms nothing: the profiler was not started on the main thread"
-    if signal.getsignal(signal.SIGUSR2) not in (signal.SIG_DFL, signal.SIG_IGN, _arm):
+    now = signal.getsignal(signal.SIGUSR2)
+    if now not in (signal.SIG_DFL, signal.SIG_IGN, _arm):
         return "SIGUSR2 arms nothing: the program has a handler of its own"
+    if now is not _arm:
+        _before = now
     _owner = os.getpid()
     _calls.append(call)
     signal.signal(signal.SIGUSR2, _arm)
@@ -33,14 +39,13 @@ def watch(call: Callable[[], object]) -> str:
 
 
 def unwatch(call: Callable[[], object]) -> None:
-    """Ends that. The last one has the signal ignored from then on where the main thread can say so: sent too late, it
-    would end the process."""
-    if call not in _calls:
-        return
-    _calls.remove(call)
+    """Ends that. After the last one the signal does again what it did before: by default it ends the process. Only the main
+    thread can see to that; after other threads, it does nothing until the main thread calls this. Idempotent."""
+    if call in _calls:
+        _calls.remove(call)
     main = threading.current_thread() is threading.main_thread()
     if not _calls and main and signal.getsignal(signal.SIGUSR2) is _arm:
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR2, _before)
 
 
 def _arm(number: int, frame: FrameType | None) -> None:

@@ -71,6 +71,17 @@ void control_leave(void) {
     if (!member) atomic_store(&g_control.recording, 0);
 }
 
+/* Its content stays: the numbers of threads go on. Needs the GIL, so that no thread of Python counts meanwhile. */
+void control_detach(void) {
+    static Control copy;
+    size_t size = page_bytes();
+    if (!owner) return;
+    memcpy(&copy, &g_control, size);
+    if (!map_over(-1)) return;
+    memcpy(&g_control, &copy, size);
+    owner = false;
+}
+
 bool control_joined(void) { return member; }
 
 void control_record(int what) {

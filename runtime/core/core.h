@@ -10,6 +10,7 @@
 #include <Python.h>
 #include <math.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -129,6 +130,7 @@ _Static_assert(sizeof(Control) == PAGE, "nothing else is in the memory that a ma
 extern Control g_control;
 void control_make(const char *directory);
 int control_join(const char *session);  /* -1 and errno if that is no session that goes on */
+void control_detach(void);              /* private memory from now on, of the same content; for the owner */
 void control_leave(void);               /* private memory again, nothing recorded */
 void control_close(void);
 bool control_joined(void);              /* in the session of another process */
@@ -177,6 +179,7 @@ Stack *stack_new(struct Thread *owner, uint32_t track);
 void stack_free(Stack *stack);
 int stack_open(const char *directory);
 void stack_close(void);
+int stack_move(const char *directory);  /* the stacks that there are go on in a file there; nothing may be recorded */
 void stack_fork(int phase);
 void span_open(struct Thread *thread, Stack *stack, Open *open, uint32_t name, uint16_t category, uint16_t frame_flags);
 /* Writes the record, then pops. `inline_key` 0: no inline argument. Any thread may close what another opened. */
@@ -248,6 +251,8 @@ int ring_init(void);
 PyObject *ring_py_open(PyObject *self, PyObject *args);
 PyObject *ring_py_join(PyObject *self, PyObject *args);
 PyObject *ring_py_leave(PyObject *self, PyObject *unused);
+PyObject *ring_py_detach_files(PyObject *self, PyObject *unused);
+PyObject *ring_py_make_files(PyObject *self, PyObject *path);
 PyObject *ring_py_close(PyObject *self, PyObject *unused);
 PyObject *ring_py_drain(PyObject *self, PyObject *limit);
 PyObject *ring_py_statistics(PyObject *self, PyObject *unused);
@@ -315,8 +320,17 @@ PyObject *arguments_py_decode(PyObject *self, PyObject *args);
 PyObject *native_thread_py_start(PyObject *self, PyObject *args);
 PyObject *native_thread_py_unprofile(PyObject *self, PyObject *idents);
 
+/* signal_mask.c: the signals that threads block. */
+void mask_asynchronous(sigset_t *set);    /* what every thread of ours blocks */
+void mask_seen(void);                     /* for the main thread, which may have changed its mask */
+PyObject *mask_py_without_signals(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);
+PyObject *mask_py_with_programs(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);
+PyObject *mask_py_runs_programs_code(PyObject *self, PyObject *unused);
+
 /* signals.c */
-void signals_after_fork(void);
+void signals_before_fork(void);
+void signals_after_fork_parent(void);
+void signals_after_fork(void); /* in the child */
 PyObject *signals_py_begin_ending(PyObject *self, PyObject *unused);
 PyObject *signals_py_die_of(PyObject *self, PyObject *number);
 PyObject *signals_py_hold(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);

@@ -20,6 +20,7 @@ static PyObject *py_process_track(PyObject *self, PyObject *unused) { return PyL
 #define FAST(function) (PyCFunction)(void (*)(void))function
 static PyMethodDef methods[] = {
     {"adopt", coroutine_py_adopt, METH_VARARGS, NULL},
+    {"make_files", ring_py_make_files, METH_O, NULL},
     {"begin_ending", signals_py_begin_ending, METH_NOARGS, NULL},
     {"call_under", FAST(context_py_call_under), METH_FASTCALL | METH_KEYWORDS, NULL},
     {"category", strings_py_category, METH_O, NULL},
@@ -30,6 +31,7 @@ static PyMethodDef methods[] = {
     {"counts", py_counts, METH_NOARGS, NULL},
     {"current_span", context_py_current_span, METH_NOARGS, NULL},
     {"decode_arguments", arguments_py_decode, METH_VARARGS, NULL},
+    {"detach_files", ring_py_detach_files, METH_NOARGS, NULL},
     {"die_of_signal", signals_py_die_of, METH_O, NULL},
     {"drain", ring_py_drain, METH_O, NULL},
     {"encode_arguments", arguments_py_encode, METH_O, NULL},
@@ -56,6 +58,7 @@ static PyMethodDef methods[] = {
     {"signal_held", signals_py_held, METH_NOARGS, NULL},
     {"recording", control_py_recording, METH_NOARGS, NULL},
     {"ring_statistics", ring_py_statistics, METH_NOARGS, NULL},
+    {"runs_programs_code", mask_py_runs_programs_code, METH_NOARGS, NULL},
     {"set_decorator", span_py_set_decorator, METH_O, NULL},
     {"set_shedding", shed_py_set, METH_VARARGS, NULL},
     {"set_task_lookup", context_py_set_task_lookup, METH_O, NULL},
@@ -75,6 +78,8 @@ static PyMethodDef methods[] = {
     {"unwatch_signals", signals_py_unwatch, METH_NOARGS, NULL},
     {"want", wants_py_want, METH_VARARGS, NULL},
     {"watch_signal", signals_py_watch, METH_VARARGS, NULL},
+    {"with_programs_mask", FAST(mask_py_with_programs), METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"without_signals", FAST(mask_py_without_signals), METH_FASTCALL | METH_KEYWORDS, NULL},
     {NULL}};
 
 /* State is static, as the recorder is one per process: single-phase initialisation, no subinterpreters. */

@@ -108,6 +108,29 @@ static Ring *ring_new(uint32_t limit) {
     return r;
 }
 
+/* A ring goes on in a file of another directory, with what was not drained of it. Nothing may be recorded. */
+static void ring_move(Ring *r) {
+    Header *h = r->header;
+    size_t bytes = HEADER + (r->mask + 1) * sizeof(Event);
+    int fd = ring_file(r->index, O_CREAT | O_EXCL);
+    bool good = fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 && file_reserve(fd, 0, HEADER) && pwrite(fd, h, HEADER, 0) == HEADER;
+    for (uint64_t at = atomic_load(&h->tail); good && at < r->head; at++) {
+        off_t to = (off_t)(HEADER + (at & r->mask) * sizeof(Event));
+        good = file_reserve(fd, (uint64_t)to, sizeof(Event)) && pwrite(fd, &r->data[at & r->mask], sizeof(Event), to) == sizeof(Event);
+    }
+    good = good && mmap(h, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED;
+    if (good) {
+        r->anonymous = false;
+        r->backed = r->head & ~(uint64_t)(PAGE_SLOTS - 1);
+        r->backed_end = r->backed + r->mask + 1;
+    } else {
+        count_one(&g_counts.rings_failed);
+        r->anonymous = true; /* it stays where it is, in no directory: a crash loses what is in it */
+        if (fd >= 0) ring_remove(r->index);
+    }
+    if (fd >= 0) close(fd);
+}
+
 static bool drained_whole(const Ring *r) {
     const Header *h = r->header;
     return atomic_load(&h->tail) == r->head && atomic_load(&h->serial) == r->serial &&
@@ -335,8 +358,8 @@ static void fork_phase(int phase) {
     stack_fork(phase);
 }
 
-static void before_fork(void) { fork_phase(FORK_BEFORE); }
-static void after_fork_parent(void) { fork_phase(FORK_PARENT); }
+static void before_fork(void) { fork_phase(FORK_BEFORE), signals_before_fork(); }
+static void after_fork_parent(void) { signals_after_fork_parent(), fork_phase(FORK_PARENT); }
 
 /* The child records nothing until it opens a session of its own, and lets go of its parent's memory. */
 static void after_fork_child(void) {
@@ -435,6 +458,34 @@ PyObject *ring_py_leave(PyObject *self, PyObject *unused) {
         strings_close(), track_close(), stack_close();
     }
     return PyBool_FromLong(left);
+}
+
+/* The session's files may be removed from now on, while nothing is recorded: only the memory goes on. */
+PyObject *ring_py_detach_files(PyObject *self, PyObject *unused) {
+    if (!rings_open() || control_joined()) Py_RETURN_FALSE;
+    control_detach();
+    strings_close(), track_close(), stack_close();
+    Py_RETURN_TRUE;
+}
+
+/* After that: what there is goes on in files of another directory. */
+PyObject *ring_py_make_files(PyObject *self, PyObject *path_object) {
+    PyObject *path;
+    if (!PyUnicode_FSConverter(path_object, &path)) return NULL;
+    bool fits = (size_t)PyBytes_GET_SIZE(path) < sizeof directory;
+    if (fits) strcpy(directory, PyBytes_AS_STRING(path));
+    Py_DECREF(path);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "directory name is too long");
+    if (strings_open(directory) < 0 || track_open(directory) < 0 || stack_move(directory) < 0) {
+        PyErr_SetFromErrnoWithFilename(PyExc_OSError, directory);
+        strings_close(), track_close(), stack_close();
+        return NULL;
+    }
+    control_make(directory);
+    pthread_mutex_lock(&lock);
+    for (uint32_t i = 0, n = atomic_load(&ring_count); i < n; i++) ring_move(rings[i]);
+    pthread_mutex_unlock(&lock);
+    Py_RETURN_NONE;
 }
 
 PyObject *ring_py_close(PyObject *self, PyObject *unused) {

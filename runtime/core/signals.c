@@ -32,7 +32,6 @@ static sem_t wake;
 static pthread_t watcher;
 static _Atomic(pthread_t) main_thread;
 static _Atomic(void *) python; /* its C handler, for all that have one in Python */
-static sigset_t usual;      /* the main thread's mask */
 static PyObject *late;      /* called with the number, on a thread of its own */
 
 static Signal *signal_of(int number) {
@@ -111,6 +110,7 @@ PyObject *signals_py_hold(PyObject *self, PyObject *const *args, Py_ssize_t n, P
     if (n < 2) return PyErr_Format(PyExc_TypeError, "hold_signals() takes whether SIGINT is held, and a function");
     unsigned before = forks;
     main_thread = pthread_self();
+    mask_seen();
     if (args[0] == Py_True) take(&interrupt);
     atomic_fetch_add(&depth, 1);
     /* What came before belongs before it. */
@@ -148,7 +148,6 @@ PyObject *signals_py_held(PyObject *self, PyObject *unused) {
 
 /* Closes the profilers from a thread that Python did not make. */
 static void *tell(void *number) {
-    pthread_sigmask(SIG_SETMASK, &usual, NULL);
     if (!Py_IsInitialized()) return die_of((int)(intptr_t)number), NULL;
     PyGILState_STATE state = PyGILState_Ensure();
     PyObject *done = PyObject_CallFunction(late, "i", (int)(intptr_t)number);
@@ -195,10 +194,10 @@ PyObject *signals_py_watch(PyObject *self, PyObject *args) {
     Py_XSETREF(late, Py_NewRef(function));
     atomic_store(&patience, (long long)((seconds < 1e6 ? seconds : 1e6) * 1e9));
     if (!atomic_load(&watching)) {
-        sigset_t all;
-        sigfillset(&all);
+        sigset_t all, usual;
+        mask_asynchronous(&all);
         sem_init(&wake, 0, 0);
-        pthread_sigmask(SIG_SETMASK, &all, &usual); /* the watcher's: signals come to others */
+        pthread_sigmask(SIG_BLOCK, &all, &usual); /* the watcher's, and that of the thread that it starts */
         atomic_store(&watching, pthread_create(&watcher, NULL, watch, NULL) == 0);
         pthread_sigmask(SIG_SETMASK, &usual, NULL);
         if (watching) pthread_setname_np(watcher, "scope signals");
@@ -240,6 +239,18 @@ PyObject *signals_py_die_of(PyObject *self, PyObject *arg) {
     Py_RETURN_NONE;
 }
 
+/* A signal that comes before the child has let go of its parent's handlers would be lost: it waits until then. */
+static sigset_t before_fork; /* mask of the thread that forks; forks come one after the other (ring.c) */
+
+void signals_before_fork(void) {
+    sigset_t these;
+    sigemptyset(&these);
+    for (size_t i = 0; i < ENDING; i++) sigaddset(&these, ending[i].number);
+    pthread_sigmask(SIG_BLOCK, &these, &before_fork);
+}
+
+void signals_after_fork_parent(void) { pthread_sigmask(SIG_SETMASK, &before_fork, NULL); }
+
 /* The child has no watcher, is inside of no change, and is asked nothing that its parent was. */
 void signals_after_fork(void) {
     atomic_bool *no[] = {&alone, &begun, &watching, &quitting, &interrupt.held, &ending[0].held, &ending[1].held};
@@ -248,5 +259,8 @@ void signals_after_fork(void) {
     atomic_store(&asked, 0);
     forks++;
     give_back(&interrupt);
-    for (size_t i = 0; i < ENDING; i++) give_back(&ending[i]);
+    /* Where the handler is ours, so is Python's, which has nothing to close here; Python sets the same in a moment. */
+    for (size_t i = 0; i < ENDING; i++)
+        if (is_ours(&ending[i])) signal(ending[i].number, SIG_DFL);
+    pthread_sigmask(SIG_SETMASK, &before_fork, NULL);
 }

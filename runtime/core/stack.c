@@ -47,6 +47,20 @@ void stack_fork(int phase) {
     spares = 0;
 }
 
+int stack_move(const char *directory) {
+    if (stack_open(directory) < 0) return -1;
+    pthread_mutex_lock(&lock);
+    const size_t bytes = CHUNK * sizeof(Stack);
+    for (uint32_t i = 0; i * CHUNK < atomic_load(&total); i++) {
+        off_t at = (off_t)(i * bytes);
+        bool moved = file_reserve(file, (uint64_t)at, bytes) && pwrite(file, chunks[i], bytes, at) == (ssize_t)bytes &&
+                     map(file, at, chunks[i]) != MAP_FAILED;
+        if (!moved) count_one(&g_counts.rings_failed); /* it stays where it is: a crash loses what is open there */
+    }
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
 static bool map_chunk(void) {
     uint32_t n = atomic_load_explicit(&total, memory_order_relaxed);
     if (n / CHUNK >= MAX_CHUNKS) return false;

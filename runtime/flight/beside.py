@@ -12,6 +12,7 @@ from typing import NamedTuple
 from stepscope.runtime.error_text import error_text
 from stepscope.runtime.flight.found import made_anew
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News, Trigger
+from stepscope.runtime.programs_code import run
 from stepscope.runtime.threads import Work
 
 MAX_FINDINGS = 256
@@ -122,11 +123,11 @@ class Beside:
             answer = Answer()
             try:
                 if evaluator is None and not failed:
-                    evaluator = self._make()
+                    evaluator = run(self._make)
             except BaseException as error:
                 failed, answer = True, Answer(error=error, method="evaluator", text=error_text(error))
             if evaluator is not None:
-                answer = ask(evaluator, news)
+                answer = run(ask, evaluator, news)
             self._answers.append((news.now, answer))
             self._seen = news.now
             self._waiting.popleft()

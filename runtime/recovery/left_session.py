@@ -11,7 +11,7 @@ import msgspec
 
 from stepscope.runtime.errors import FormatError, SessionError
 from stepscope.runtime.recovery.journals import run_in
-from stepscope.runtime.session import Identity, in_use, parts, read_identity, runs_of
+from stepscope.runtime.session import Identity, in_use, is_delivered, parts, read_identity, runs_of
 from stepscope.runtime.session_note import SessionNote, is_note, read_note, recovered_of
 
 
@@ -25,6 +25,8 @@ class LeftSession(msgspec.Struct, frozen=True):
     bytes: int
     wanted: tuple[tuple[Path, SessionNote], ...]
     """Notes of runs that it has events of and that were not recovered."""
+    delivered: bool = False
+    """Whether its process had closed all its profilers."""
 
     @classmethod
     def of(cls, path: Path) -> LeftSession | None:
@@ -48,7 +50,7 @@ class LeftSession(msgspec.Struct, frozen=True):
         )
         notes = notes_of(path, identity.pid, identity.start_time, os.geteuid())
         wanted = tuple((run, note) for run, note in notes if not is_recovered(run, note))
-        return cls(path, identity, last_use(path), size, wanted)
+        return cls(path, identity, last_use(path), size, wanted, is_delivered(path))
 
 
 def last_use(session: Path) -> float:

@@ -93,7 +93,7 @@ def _sweep_slowly(place: Path) -> None:
 def sweep(place: Path, pause: float = 0.0) -> None:
     """Removes sessions of killed processes from a directory, oldest first, those that nobody needs before others.
 
-    Those that no run needs go after a day. Those that one needs go after a day when all together take more than
+    Those that no run needs go after a day, and at once if their process had closed its profilers. Those that one needs go after a day when all together take more than
     `MOST_BYTES` or `MOST_SHARE`; only where less than `FREE_BYTES` and `FREE_SHARE` are free, younger ones go as well. The
     note of each such run says so from then on, and so does the log. Only private directories of this user go that say
     whose session they are, and of those only a session's files; none that is locked.
@@ -114,7 +114,7 @@ def sweep(place: Path, pause: float = 0.0) -> None:
             left += [] if found is None else [found]
     left.sort(key=lambda session: (bool(session.wanted), session.used))
     old = [session for session in left if session.used < time.time() - DAY]
-    for session in [session for session in old if not session.wanted]:
+    for session in [session for session in left if not session.wanted and (session.delivered or session in old)]:
         _remove(session, left, "no run needs it")
     for session in old:
         if sum(each.bytes for each in left) > min(MOST_BYTES, Room.of(place).size * MOST_SHARE):

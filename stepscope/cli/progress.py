@@ -9,6 +9,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TextIO
 
+from stepscope.runtime.threads import start
+
 PLAIN_INTERVAL = 5.0
 """Seconds between two lines where there is no terminal."""
 
@@ -55,7 +57,7 @@ class Progress:
                 self.show(f"{text}, {self._clock() - began:.0f} s")
 
         thread = threading.Thread(target=tick, name="stepscope progress", daemon=True)
-        thread.start()
+        start(thread)
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""Whether an exception is what a called part raised, or was sent from outside to end the caller.
+"""Exceptions of parts: whether the part raised one, or it was sent to end the caller.
 
 A part is what others wrote, or what may fail: a backend, a schedule, an exporter. What it raises is its own, of whatever
 kind: `SystemExit` costs it no less and nobody else more than `OSError` does.
@@ -7,14 +7,12 @@ kind: `SystemExit` costs it no less and nobody else more than `OSError` does.
 from __future__ import annotations
 
 import asyncio
-import inspect
-import itertools
 import signal
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
 from functools import partial
-from types import FrameType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, cast
 
 import anyio
@@ -23,46 +21,27 @@ GRACE = 0.2
 """Seconds that a part which was cancelled has left to end."""
 
 
-def interrupts(error: BaseException) -> bool:
-    """Whether an exception that came out of a call of a part was raised by the handler of a signal, and is to go on.
+def from_signal_handler(error: BaseException) -> bool:
+    """Whether a handler of a signal has raised an exception that came out of a call of a part, so that it must go on.
 
-    Python calls handlers on the main thread, with the signal's number and the frame that they interrupt: that of the
-    traceback before theirs. One that is not written in Python leaves no frame: what may be of such a one goes on, unless it
-    is an `Exception`. The one for Ctrl-C that Python comes with has to wait until calls of ours are over
-    (`signals.uninterrupted`).
+    Python calls handlers on the main thread. Handlers are those that are set when this is called, and are written in Python:
+    one of their functions is in the traceback. What a handler written in C raises counts as the part's; the one for Ctrl-C that
+    Python comes with waits until calls of ours are over (`signals.uninterrupted`).
     """
     if threading.current_thread() is not threading.main_thread():
         return False
-    before: FrameType | None = None
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if before is not None and _handles(frame, before):
-            return True
-        before = frame
-    return not isinstance(error, Exception | asyncio.CancelledError | GeneratorExit) and _leaves_no_frame()
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-def _handles(frame: FrameType, interrupted: FrameType) -> bool:
-    """Whether a function was called as a handler: a part may well look at its caller's frame."""
-    code, given = frame.f_code, frame.f_locals
-    positional = [given.get(name) for name in code.co_varnames[: code.co_argcount]]
-    if code.co_flags & inspect.CO_VARARGS:
-        rest = given.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
-        positional += cast(tuple[object, ...], rest) if type(rest) is tuple else ()
-    return any(frame is interrupted and isinstance(number, int) for number, frame in itertools.pairwise(positional))
-
-
-def _leaves_no_frame() -> bool:
-    """Whether the program handles a signal by what is not written in Python."""
-    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    if handlers.get(signal.SIGINT) is signal.default_int_handler:
-        del handlers[signal.SIGINT]
-    return any(callable(handler) and not _is_python(handler) for handler in handlers.values())
-
-
-def _is_python(handler: object) -> bool:
+def _code(handler: object) -> CodeType | None:
+    """The code of a function, method, partial object or object that is called."""
     while isinstance(handler, partial):
         handler = cast(partial[object], handler).func
-    return isinstance(handler, FunctionType | MethodType) or isinstance(type(handler).__call__, FunctionType)
+    if callable(handler) and not isinstance(handler, FunctionType | MethodType):
+        handler = getattr(type(handler), "__call__", None)  # noqa: B004 - it is looked at, not called
+    code = getattr(handler, "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 def cancels(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
