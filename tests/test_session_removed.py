@@ -259,4 +259,4 @@ with sc.trace(output_dir={str(tmp_path / "run")!r}):
     pass
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "nothing can be recorded any more: the interpreter exits 1\n", done.stderr
+    assert "the process is ending" in done.stdout and done.stdout.endswith(" 1\n"), (done.stdout, done.stderr)
