@@ -66,8 +66,8 @@ class CollectorExporter:
         tls: how to check the collector's certificate, if not as usual.
 
     Raises:
-        ValueError: for a URL that is none of these or holds a password, if the token would go to another machine
-            without TLS, and if its file holds none.
+        ValueError: for a URL that is none of these or holds a password, for `ws://` or `http://` to another machine unless
+            `LinkSettings.insecure` allows it, and if the token's file holds none.
         OSError: if the token's file cannot be read.
         ImportError: if the packages that it needs are not installed; says how to get them.
     """
