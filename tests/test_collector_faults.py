@@ -148,7 +148,7 @@ REFUSING = {
     "403": says(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"),
     "404": says(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"),
     "426": says(b"HTTP/1.1 426 Upgrade Required\r\nContent-Length: 0\r\n\r\n"),
-    "redirect": says(b"HTTP/1.1 302 Found\r\nLocation: ws://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"),
+    "302": says(b"HTTP/1.1 302 Found\r\nLocation: ws://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"),
 }
 WRONG = {
     "503": says(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"),
@@ -303,7 +303,7 @@ async def test_a_collector_that_is_slow_gets_less_at_once_and_more_time(tmp_path
 
 async def test_nothing_is_there(tmp_path: Path) -> None:
     """No listener, and a name that nobody knows."""
-    for name, url in (("port", f"ws://127.0.0.1:{free_port()}"), ("name", "ws://stepscope-collector.invalid:7788")):
+    for name, url in (("port", f"ws://127.0.0.1:{free_port()}"), ("name", "wss://stepscope-collector.invalid:7788")):
         exporter = CollectorExporter(url, settings=QUICK)
         await exporter.open(run_of(tmp_path / name))
         await exporter.export(batch_of(spans(["a"])))
