@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable, Generator
 from typing import Any, Self, TypeVar, cast
 
 from stepscope.compat.mxnet.forwarding import forwarding
 from stepscope.compat.mxnet.names import Named, domain_name, legal
-from stepscope.compat.mxnet.pausing import pausing
+from stepscope.compat.mxnet.pausing import Start, pausing
 from stepscope.runtime import _core, clock
 from stepscope.runtime.decorate import decorate
 
@@ -32,21 +34,31 @@ class Duration:
     def __init__(self, name: str, category: str, arguments: dict[str, Any]) -> None:
         self.name = name
         self._category = category
+        self._arguments = arguments
         self._span = _core.span(legal(type(self).__name__.lower(), name), category=category, **arguments)
-        self._started = 0
-        self._forwarded: list[object] = []
+        self._starts: list[Start] = []
+        """Those that were not stopped, of all threads and tasks, the latest last."""
 
     def start(self) -> None:
         """Begins."""
-        self._started += 1
+        one = Start(_caller())
         if forwarding.to is not None:
-            self._forwarded.append(forwarding.start(self.name, self._category))
-        if not (pausing.paused and pausing.wait(self)):
-            self.begin()
+            one.forwarded, one.is_forwarded = forwarding.start(self.name, self._category), True
+        with _lock:
+            self._starts.append(one)
+        if not (pausing.paused and pausing.wait(self, one)):
+            self.begin(one)
 
-    def begin(self) -> None:
-        """Begins where it is started, or at the end of the pause."""
-        self._span.__enter__()
+    def begin(self, start: Start) -> None:
+        """Begins the span of a start: at once, or at the end of the pause."""
+        with _lock:
+            if not start.stopped:
+                start.span = self._new_span()
+                start.span.__enter__()
+
+    def _new_span(self) -> _core.span:
+        """One for a start of its own: a stop must end that of its own thread."""
+        return _core.span(self._span.name, category=self._category, **self._arguments)
 
     def stop(self) -> None:
         """Ends the latest start of this thread or task."""
@@ -57,15 +69,19 @@ class Duration:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if self._started:
-            self._started -= 1
-        if self._forwarded:
-            forwarding.stop(self._forwarded.pop())
-        if not (pausing.any_waits and pausing.give_up(self)):
-            self._end(kind, error, trace)
-
-    def _end(self, kind: object, error: object, trace: object) -> None:
-        self._span.__exit__(kind, error, trace)
+        caller = _caller()
+        with _lock:
+            if not self._starts:
+                return
+            own = (at for at in range(len(self._starts) - 1, -1, -1) if self._starts[at].caller == caller)
+            one = self._starts.pop(next(own, -1))
+            one.stopped = True
+        if one.is_forwarded:
+            forwarding.stop(one.forwarded)
+        if one.span is None:
+            pausing.give_up(one)
+        else:
+            one.span.__exit__(kind, error, trace)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -84,8 +100,10 @@ class Duration:
         return f"{type(self).__name__}({self.name!r})"
 
     def __del__(self) -> None:
-        for _ in range(getattr(self, "_started", 0)):  # there is none if the constructor raised
-            self._end(None, None, None)
+        for one in reversed(getattr(self, "_starts", ())):  # there are none if the constructor raised
+            one.stopped = True
+            if one.span is not None:
+                one.span.__exit__(None, None, None)
 
 
 class Task(Duration):
@@ -134,31 +152,20 @@ class Frame(Duration):
 
     def __init__(self, domain: Named, name: str, /, **arguments: Any) -> None:
         self.domain = domain
-        self._arguments = arguments
         self._numbers = itertools.count()
-        self._open: list[tuple[int, _core.span]] = []
         self._last_start = 0
         super().__init__(name, domain_name(domain) + FRAMES, arguments)
         self._rate = legal("counter", f"{name} per second")
 
-    def begin(self) -> None:
+    def begin(self, start: Start) -> None:
         """Begins a pass."""
-        one = _core.span(self._span.name, category=self._category, **(self._arguments | {FRAME: next(self._numbers)}))
-        with _lock:
-            self._open.append((threading.get_ident(), one))
         last, self._last_start = self._last_start, clock.now()
-        one.__enter__()
+        super().begin(start)
         if last and self._last_start > last:
             _core.counter(self._rate, 1e9 / (self._last_start - last), category=self._category)
 
-    def _end(self, kind: object, error: object, trace: object) -> None:
-        me = threading.get_ident()
-        with _lock:
-            if not self._open:
-                return
-            mine = (at for at in range(len(self._open) - 1, -1, -1) if self._open[at][0] == me)
-            _, one = self._open.pop(next(mine, -1))
-        one.__exit__(kind, error, trace)
+    def _new_span(self) -> _core.span:
+        return _core.span(self._span.name, category=self._category, **self._arguments, **{FRAME: next(self._numbers)})
 
     def __call__(self, function: F) -> F:
         """Decorates a function or coroutine function; a generator function's frame lasts from its begin to its end."""
@@ -166,7 +173,23 @@ class Frame(Duration):
 
 
 _lock = threading.RLock()
-"""Of the open passes of all frames."""
+"""Of the starts of all objects."""
+
+
+def _caller() -> tuple[int, int]:
+    """Tells threads apart, and the tasks of a thread."""
+    try:
+        task: object = asyncio.current_task()
+    except RuntimeError:  # no loop of asyncio runs in this thread
+        task = _trio_task() if "trio" in sys.modules else None
+    return threading.get_ident(), 0 if task is None else id(task)
+
+
+def _trio_task() -> object:
+    try:
+        return sys.modules["trio"].lowlevel.current_task()
+    except RuntimeError:
+        return None
 
 
 def _renew() -> None:
