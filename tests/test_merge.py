@@ -219,6 +219,20 @@ def test_what_a_journal_claims_of_its_size_is_not_believed(tmp_path: Path) -> No
     assert "more" in report.text()
 
 
+def test_more_sources_than_a_command_line_has_room_for(tmp_path: Path) -> None:
+    """They go through a file; those that are gone are named, and cost the others nothing."""
+    add_rank(tmp_path / "a", 0)
+    (path,) = (tmp_path / "a").rglob("journal")
+    gone = [tmp_path / "gone" / f"{number:0100}" for number in range(30_000)]
+    command = merge_command([path, *gone], tmp_path / "out.json", format="chrome", window=0)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
+    assert (tmp_path / "out.json").stat().st_size > 1000
+    assert main(["merge", str(path), "--out", str(tmp_path / "plain.json"), "--format", "chrome"]) == 0
+    with pytest.raises(SystemExit):
+        main(["merge", "--out", str(tmp_path / "none.json"), "--format", "chrome"])
+
+
 def test_flows_of_two_ranks_do_not_meet(tmp_path: Path) -> None:
     """Their numbers are equal in each rank, for each counts its own; merged, they are not, and still join."""
     for rank in (0, 1):

@@ -73,6 +73,8 @@ class CollectorExporter:
     """
 
     name = "collector"
+    takes_commands = True
+    """Whether commands can reach the process by the way that the stream goes."""
     max_frame = protocol.MAX_FRAME
     """Bytes of a frame at most."""
 
@@ -139,7 +141,7 @@ class CollectorExporter:
         self._backlog.error = unusable
         writer.open(run)
         self._run, self._writer = run, writer
-        version = 0 if run.control is None else CONTROL
+        version = 0 if run.control is None or not self.takes_commands else CONTROL
         self._link = self._make_link(
             lambda: protocol.Hello(self.stream, writer.sync_word, self._backlog.oldest, record, control=version)
         )
