@@ -31,16 +31,29 @@ class Duration:
     while it is started ends then.
     """
 
+    _each_has_a_span = False
+    """Whether the spans of two starts differ."""
+
     def __init__(self, name: str, category: str, arguments: dict[str, Any]) -> None:
         self.name = name
         self._category = category
         self._arguments = arguments
         self._span = _core.span(legal(type(self).__name__.lower(), name), category=category, **arguments)
+        self._started = 0
+        """Starts whose span is `_span`, which tells threads and tasks apart itself."""
         self._starts: list[Start] = []
-        """Those that were not stopped, of all threads and tasks, the latest last."""
+        """Other starts that were not stopped, of all threads and tasks, the latest last: those that began or waited in a pause,
+        those that are forwarded, and those that came while there were any of these."""
 
     def start(self) -> None:
         """Begins."""
+        if pausing.paused or self._starts or self._each_has_a_span or forwarding.to is not None:
+            self._start_noted()
+        else:
+            self._started += 1
+            self._span.__enter__()
+
+    def _start_noted(self) -> None:
         one = Start(_caller())
         if forwarding.to is not None:
             one.forwarded, one.is_forwarded = forwarding.start(self.name, self._category), True
@@ -69,19 +82,30 @@ class Duration:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        caller = _caller()
-        with _lock:
-            if not self._starts:
-                return
-            own = (at for at in range(len(self._starts) - 1, -1, -1) if self._starts[at].caller == caller)
-            one = self._starts.pop(next(own, -1))
-            one.stopped = True
+        one = self._noted() if self._starts else None
+        if one is None:
+            if self._started:
+                self._started -= 1
+            self._span.__exit__(kind, error, trace)
+            return
         if one.is_forwarded:
             forwarding.stop(one.forwarded)
         if one.span is None:
             pausing.give_up(one)
         else:
             one.span.__exit__(kind, error, trace)
+
+    def _noted(self) -> Start | None:
+        """The latest noted start of the caller; one of others if nobody has another. `None` if `_span` has it."""
+        caller = _caller()
+        with _lock:
+            own = (at for at in range(len(self._starts) - 1, -1, -1) if self._starts[at].caller == caller)
+            at = next(own, None)
+            if at is None and (self._started or not self._starts):
+                return None
+            one = self._starts.pop(-1 if at is None else at)
+            one.stopped = True
+            return one
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -104,6 +128,8 @@ class Duration:
             one.stopped = True
             if one.span is not None:
                 one.span.__exit__(None, None, None)
+        for _ in range(getattr(self, "_started", 0)):
+            self._span.__exit__(None, None, None)
 
 
 class Task(Duration):
@@ -149,6 +175,8 @@ class Frame(Duration):
 
     `passes(frame)` of this module lists them. Args and errors are those of a task.
     """
+
+    _each_has_a_span = True
 
     def __init__(self, domain: Named, name: str, /, **arguments: Any) -> None:
         self.domain = domain
