@@ -176,7 +176,9 @@ class Loop:
                     shape = getattr(value, "shape", None)
                     what = type(value).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
                     self.keep(
-                        TypeError(f"the logged value {name!r} is a {what} and no single number, so it is no counter: {error}")
+                        TypeError(
+                            f"the logged value {name!r} is a {what} and no single number, so it is no counter: {error}"
+                        )
                     )
 
     @property

@@ -91,7 +91,7 @@ async def redirecting(status: int, to: str) -> AsyncGenerator[str]:
         writer.close()
 
     async with await asyncio.start_server(client, "127.0.0.1", 0) as server:
-        yield "127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 @pytest.mark.parametrize("status", [301, 307, 308])
@@ -106,8 +106,9 @@ async def test_a_stream_follows_no_redirect(status: int, tmp_path: Path) -> None
         await poll(lambda: (found := exporter.statistics()) is not None and found.refused)
         found = exporter.statistics()
         assert found is not None
-        assert f"it answered {status} to the connection, a redirect to {elsewhere.url}/v1/stream, which is not followed" in (
-            found.last_error
+        assert (
+            f"it answered {status} to the connection, a redirect to {elsewhere.url}/v1/stream, which is not followed"
+            in (found.last_error)
         )
         assert "hunter2" not in found.last_error
         await exporter.export(batch_of(spans(["work"])))
@@ -144,9 +145,7 @@ async def test_a_websocket_of_nats_follows_no_redirect(tmp_path: Path) -> None:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         await socket.send_bytes(f"INFO {json.dumps(info)}\r\n".encode())
-        async for message in socket:
-            if message.type == aiohttp.WSMsgType.BINARY:
-                told.append(message.data)
+        told.extend([message.data async for message in socket if message.type == aiohttp.WSMsgType.BINARY])
         return socket
 
     app = web.Application()

@@ -84,7 +84,11 @@ async def test_a_rank_that_claims_an_endless_world_costs_no_memory(tmp_path: Pat
         url = f"http://127.0.0.1:{running.port}"
         order = {"command": "status", "patience": 0.2, "ranks": "all"}
         said = await asyncio.to_thread(
-            ask, f"{url}/v1/windows", {"Content-Type": "application/json"}, method="POST", body=msgspec.json.encode(order)
+            ask,
+            f"{url}/v1/windows",
+            {"Content-Type": "application/json"},
+            method="POST",
+            body=msgspec.json.encode(order),
         )
         assert said.status == 200 and "no answer" in said.json()["ranks"][0]["text"]
 

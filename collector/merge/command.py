@@ -35,4 +35,15 @@ def merge_command(
     chosen += [] if job is None else [f"--job={job}"]
     listed = target.absolute().with_name(f"{target.name}.sources")
     listed.write_bytes(b"\0".join(os.fsencode(source.absolute()) for source in sources))
-    return ["-m", "stepscope", "merge", "--sources", str(listed), "--out", str(target.absolute()), "--format", format, *chosen]
+    return [
+        "-m",
+        "stepscope",
+        "merge",
+        "--sources",
+        str(listed),
+        "--out",
+        str(target.absolute()),
+        "--format",
+        format,
+        *chosen,
+    ]

@@ -202,10 +202,7 @@ class Api:
         group = self._group(request, query)
         # Also what a rank did before it was started again: which windows belong together its steps tell.
         wanted = {
-            stream.id: rank.id
-            for rank in self._collector.streams
-            for stream in rank.streams
-            if stream.job == group.job
+            stream.id: rank.id for rank in self._collector.streams for stream in rank.streams if stream.job == group.job
         }
         kept = await self._collector.disk.ask(lambda: self._collector.store.kept_of(wanted))
         sources = {id: Source(wanted[id], path, group.job) for id, path in kept.items()}

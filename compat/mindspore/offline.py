@@ -147,7 +147,9 @@ def _without_raw(places: Mapping[Path, frozenset[str]]) -> list[str]:
     return [
         f"{place}: its raw data were deleted when its products were complete (data_simplification)"
         for place, names in places.items()
-        if any(fnmatch(name, "profiler_info_*.json") for name in names) and RAW not in names and _info(place).window == 0
+        if any(fnmatch(name, "profiler_info_*.json") for name in names)
+        and RAW not in names
+        and _info(place).window == 0
     ]
 
 

@@ -33,7 +33,9 @@ def ranks_from(said: str | Sequence[int] | None) -> tuple[int, ...] | None:
         part = part.strip()
         found = _PART.fullmatch(part)
         if found is None:
-            raise ValueError(f"ranks is {shown}: {part[:_SHOWN]!r} is no rank and no range of ranks; write 0,3-5 or all")
+            raise ValueError(
+                f"ranks is {shown}: {part[:_SHOWN]!r} is no rank and no range of ranks; write 0,3-5 or all"
+            )
         first = int(found[1])
         last = int(found[2]) if found[2] else first
         if last < first:

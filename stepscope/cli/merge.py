@@ -51,7 +51,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="a collector's directory, any with journals below, a journal",
     )
     parser.add_argument(
-        "--sources", dest="listed", metavar="FILE", type=Path, help="a file of further ones, with a zero byte between two"
+        "--sources",
+        dest="listed",
+        metavar="FILE",
+        type=Path,
+        help="a file of further ones, with a zero byte between two",
     )
     parser.add_argument("--out", metavar="OUT", type=Path, required=True, help="file or directory to write")
     formats.add_format(parser)
