@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from stepscope.compat.mindspore import take
-from stepscope.compat.mindspore.layout import RAW, windows_in
+from stepscope.compat.mindspore.analyses import analyses
+from stepscope.compat.mindspore.layout import RAW, windows_in, write_facts
 from stepscope.mindspore import Profiler, schedule
 from tests import mindspore_output as output
 from tests.support import ROOT
@@ -36,7 +37,7 @@ def two_windows(path: Path, **options: Any) -> Profiler:
 
 def test_a_window_that_cannot_be_written_keeps_the_raw_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The journal is the only copy of it then: it is not deleted, and an analysis when there is room has all."""
-    write, calls = take.write_facts, 0
+    write, calls = write_facts, 0
 
     def full(directory: Path, *arguments: Any, **options: Any) -> None:
         nonlocal calls
@@ -78,7 +79,7 @@ def test_one_journal_that_cannot_be_read_costs_its_window(
     (damaged.directory / RAW / "window.journal").write_bytes(b"this is no journal")
     analysis = profiler.analyse(mode=mode)
     if mode == "async":
-        take.analyses.submit(lambda: None).result()
+        analyses.submit(lambda: None).result()
     else:
         assert analysis is not None
         assert [window.window for window in analysis.windows] == [0] and not analysis.complete

@@ -35,8 +35,13 @@ class Worker:
     def do(self, work: Callable[[], object]) -> None:
         """Returns when it is done."""
         done = threading.Event()
+
+        def one() -> None:
+            work()
+            done.set()
+
         with self._changed:
-            self._work.append(lambda: (work(), done.set()))
+            self._work.append(one)
             self._changed.notify()
         assert done.wait(30)
 
