@@ -71,7 +71,8 @@ class Connection:
                 hello = await self._receive()
             if not isinstance(hello[0], protocol.Hello):
                 raise FormatError(f"the first message must be Hello, not {type(hello[0]).__name__}")
-            await self._stream(hello[0], limit)
+            # Names are kept for as long as the stream is known: a header has room for 64 KiB of them.
+            await self._stream(msgspec.structs.replace(hello[0], run=protocol.short(hello[0].run)), limit)
         except WebSocketDisconnect:
             return
         except asyncio.CancelledError:

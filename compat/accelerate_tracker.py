@@ -10,7 +10,6 @@ from accelerate.tracking import GeneralTracker  # type: ignore[import-untyped]
 from stepscope.compat.accelerate import StepscopeProfileKwargs
 from stepscope.compat.loop import Loop, Traced, guarded
 from stepscope.compat.loop_settings import LoopSettings
-from stepscope.runtime._core import counter
 from stepscope.runtime.profiler import Profiler
 
 
@@ -53,6 +52,4 @@ class StepscopeTracker(Traced, GeneralTracker):  # type: ignore[misc]
     @guarded
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Records numbers as counters, at this time; texts are left out."""
-        for name, value in values.items():
-            if isinstance(value, int | float):
-                counter(name, value, category="accelerate")
+        self.loop.counters({name: value for name, value in values.items() if isinstance(value, int | float)})

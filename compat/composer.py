@@ -13,7 +13,7 @@ from stepscope.compat.chrome_files import ChromeFilesBackend
 from stepscope.compat.composer_schedule import BatchSchedule, our_action
 from stepscope.compat.loop import Loop, Traced, guarded
 from stepscope.compat.loop_settings import LoopArguments, LoopSettings
-from stepscope.runtime._core import counter, instant
+from stepscope.runtime._core import instant
 from stepscope.runtime.action import ProfilerAction
 
 if TYPE_CHECKING:
@@ -180,8 +180,7 @@ class StepscopeTraceHandler(Traced, _TraceHandler):
         values: Mapping[str, float],
     ) -> None:
         """Records each value as a counter, named `name/key`."""
-        for key, value in values.items():
-            counter(f"{name}/{key}", value, category="composer")
+        self.loop.counters({f"{name}/{key}": value for key, value in values.items()})
 
     @guarded
     def process_chrome_json_trace_file(self, filepath: str | Path) -> None:

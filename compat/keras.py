@@ -10,7 +10,6 @@ from stepscope.backends.base import Backend
 from stepscope.backends.torch import TorchBackend
 from stepscope.compat.loop import Loop, Traced, guarded
 from stepscope.compat.loop_settings import LoopArguments, LoopSettings
-from stepscope.runtime._core import counter
 from stepscope.runtime.schedule import Schedule, schedule
 
 if TYPE_CHECKING:
@@ -111,11 +110,12 @@ class StepscopeCallback(Traced, _Callback):
 
     @guarded
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        self.loop.leave("epoch")
-        for name, value in (logs or {}).items():
-            counter(name, float(value), category="keras")  # a number, or a tensor that holds one
-        if not self._steps:
-            self.loop.step()
+        try:
+            self.loop.leave("epoch")
+            self.loop.counters(logs or {})
+        finally:
+            if not self._steps:
+                self.loop.step()
 
     @guarded
     def on_train_end(self, logs: Logs = None) -> None:

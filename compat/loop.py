@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 from stepscope.backends.base import Backend
 from stepscope.backends.torch import TorchBackend
 from stepscope.compat.loop_settings import LoopSettings
-from stepscope.runtime._core import recording, span
+from stepscope.runtime._core import counter, recording, span
 from stepscope.runtime.error_keeper import ErrorKeeper
 from stepscope.runtime.errors import ExporterError
 from stepscope.runtime.output import Output
@@ -68,6 +68,8 @@ class Loop:
         """What went wrong."""
         self._spans: list[tuple[str, span | None]] = []
         self._used: set[str] = set()
+        self._not_numbers: set[str] = set()
+        """Names of logged values that could not be counters."""
         self._finalizer: Callable[[], object] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -152,9 +154,32 @@ class Loop:
             if self._spans[at][0] == name:
                 opened = self._spans.pop(at)[1]
                 if opened is not None:
-                    opened.__exit__(None, None, None)
+                    try:
+                        opened.__exit__(None, None, None)
+                    except Exception as error:  # the step that ends with it counts all the same
+                        self.keep(error)
                 return True
         return False
+
+    def counters(self, values: Mapping[str, Any]) -> None:
+        """Records logged values as counters. One that is no single number is left out, and kept as an error once per name.
+
+        Args:
+            values: by name: numbers, or arrays and tensors that hold one.
+        """
+        for name, value in values.items():
+            try:
+                counter(name, float(value), category=self.category)
+            except Exception as error:
+                if name not in self._not_numbers:
+                    self._not_numbers.add(name)
+                    shape = getattr(value, "shape", None)
+                    what = type(value).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
+                    self.keep(
+                        TypeError(
+                            f"the logged value {name!r} is a {what} and no single number, so it is no counter: {error}"
+                        )
+                    )
 
     @property
     def depth(self) -> int:

@@ -6,6 +6,7 @@ The domain of an annotation becomes the category of its event; NVTX's category, 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
@@ -157,13 +158,16 @@ def pop_range(domain: str | None = None) -> int:
     return top.depth
 
 
+_range_numbers = itertools.count(1)
+
+
 class RangeId(int):
     """Number of a range that `start_range` has begun. It holds the range: one that nobody holds is given up."""
 
     span: _core.span | None
 
     def __new__(cls, span: _core.span) -> RangeId:
-        made = super().__new__(cls, id(span))
+        made = super().__new__(cls, next(_range_numbers))
         made.span = span
         return made
 

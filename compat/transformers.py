@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from stepscope.compat.loop import Loop, Traced, guarded, torch_operators
 from stepscope.compat.loop_settings import DEFAULT, LoopArguments, LoopSettings
-from stepscope.runtime._core import counter, instant
+from stepscope.runtime._core import instant
 from stepscope.runtime.schedule import Schedule, schedule
 
 if TYPE_CHECKING:
@@ -195,9 +195,7 @@ class StepscopeCallback(Traced, TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        for name, value in (logs or {}).items():
-            if isinstance(value, int | float):
-                counter(name, value, category="transformers")
+        self.loop.counters({name: value for name, value in (logs or {}).items() if isinstance(value, int | float)})
 
     @guarded
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from stepscope.runtime.clock import ClockAnchor, identity
 from stepscope.runtime.control.command import Answer, Command
+from stepscope.runtime.control.ranks import MAX_RANKS
 from stepscope.runtime.documented import Documented
 from stepscope.runtime.ledger import Ledger
 
@@ -118,7 +119,7 @@ def rank_from_environment() -> tuple[int | None, int | None]:
     def number(*names: str) -> int | None:
         for name in names:
             text = os.environ.get(name, "").strip()
-            if text.isascii() and text.isdecimal():
+            if text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_RANKS)) and int(text) <= MAX_RANKS:
                 return int(text)
         return None
 

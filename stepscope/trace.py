@@ -13,6 +13,7 @@ from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.window_journals import WindowJournalsExporter
 from stepscope.runtime.checked import settings
 from stepscope.runtime.control.environment import options_from_environment, run_directory
+from stepscope.runtime.control.ranks import MAX_RANKS
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.journal.writer import MIN_BYTES
@@ -100,6 +101,10 @@ def trace(
         or (world_size is not None and world_size < 1)
     ):
         raise TypeError(f"world_size must be a whole number from 1, got {world_size!r}")
+    if world_size is not None and world_size > MAX_RANKS:
+        raise ValueError(f"world_size must be {MAX_RANKS:,} at most, got {world_size:,}")
+    if rank is not None and rank >= MAX_RANKS:
+        raise ValueError(f"rank must be below {MAX_RANKS:,}, got {rank:,}")
     if rank is not None and world_size is not None and rank >= world_size:
         raise ValueError(f"rank is {rank} in a world of {world_size}: ranks are numbered from 0")
     if metadata is not None and not isinstance(metadata, Mapping):

@@ -22,7 +22,6 @@ from websockets.typing import Subprotocol
 
 import stepscope as sc
 from stepscope.exporters.collector import protocol
-from stepscope.exporters.collector.address import Address
 from stepscope.exporters.collector.exporter import CollectorExporter
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.specimens import batch_of, run_in, spans
@@ -149,11 +148,11 @@ REFUSING = {
     "403": says(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"),
     "404": says(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"),
     "426": says(b"HTTP/1.1 426 Upgrade Required\r\nContent-Length: 0\r\n\r\n"),
+    "302": says(b"HTTP/1.1 302 Found\r\nLocation: ws://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"),
 }
 WRONG = {
     "503": says(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"),
     "200": says(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"),
-    "redirect": says(b"HTTP/1.1 302 Found\r\nLocation: ws://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"),
     "nonsense": says(b"\x16\x03\x01nonsense\0\xff" * 100),
     "endless header": says(b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 300_000),
     "silent": silent,
@@ -304,7 +303,7 @@ async def test_a_collector_that_is_slow_gets_less_at_once_and_more_time(tmp_path
 
 async def test_nothing_is_there(tmp_path: Path) -> None:
     """No listener, and a name that nobody knows."""
-    for name, url in (("port", f"ws://127.0.0.1:{free_port()}"), ("name", "ws://stepscope-collector.invalid:7788")):
+    for name, url in (("port", f"ws://127.0.0.1:{free_port()}"), ("name", "wss://stepscope-collector.invalid:7788")):
         exporter = CollectorExporter(url, settings=QUICK)
         await exporter.open(run_of(tmp_path / name))
         await exporter.export(batch_of(spans(["a"])))
@@ -409,25 +408,13 @@ async def test_a_token_comes_from_the_environment(tmp_path: Path, monkeypatch: p
         ("ws://[::1", "must be such as"),
         ("ws://user:hunter2@host", "must not hold a user or a password"),
         ("wss://host/?token=hunter2", "no .query"),
-        ("ws://other-host:7788", "others can read it"),
+        ("ws://other-host:7788", "others can read the traces and the token"),
     ],
 )
 def test_urls_that_cannot_work_are_refused_at_once(url: str, complaint: str) -> None:
     """Misuse is raised where the exporter is made, and never shows what may be secret."""
     with pytest.raises(ValueError, match=complaint) as refused:
         CollectorExporter(url, token="hunter2")
-    assert "hunter2" not in str(refused.value)
-
-
-def test_a_token_that_comes_later_is_not_sent_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment is read for each connection, and so is what it says judged."""
-    monkeypatch.delenv("STEPSCOPE_TOKEN", raising=False)
-    remote, local = Address("ws://other-host:7788"), Address("ws://localhost:7788")
-    assert remote.headers() == {}
-    monkeypatch.setenv("STEPSCOPE_TOKEN", "hunter2")
-    assert "hunter2" in local.headers()["Authorization"]
-    with pytest.raises(ValueError, match="others can read it") as refused:
-        remote.headers()
     assert "hunter2" not in str(refused.value)
 
 

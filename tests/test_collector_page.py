@@ -250,3 +250,42 @@ def _look_at_a_thousand(url: str, collector: Collector) -> None:
         page.get_by_text("1 of 1,000").wait_for()
         page.get_by_label("rank 999 in the chart").check()
         page.locator("#legend").get_by_text("rank 999").wait_for()
+
+
+PLOTS = """
+const made = [];
+let real;
+Object.defineProperty(window, "uPlot", {
+  get: () => real && new Proxy(real, { construct(target, given) { const one = new target(...given); made.push(one); return one; } }),
+  set: (value) => { real = value; },
+  configurable: true,
+});
+window.plots = made;
+"""
+
+
+def test_a_zoom_of_the_chart_stays(tmp_path: Path) -> None:
+    """New step times come every second; a double click shows all of them again."""
+    with (
+        collecting(tmp_path) as collector,
+        quiet_page() as page,
+        training(collector.url, 0, steps=10_000, seconds=0.01),
+    ):
+        until(lambda: len(collector.get("/v1/steps")["times"]) > 6)
+        page.add_init_script(PLOTS)
+        page.goto(collector.url)
+        until(lambda: page.evaluate("plots.length > 0 && plots.at(-1).data[0].length > 6"))
+        box = page.locator("#plot .u-over").bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + 50)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 50, steps=5)
+        page.mouse.up()
+        scale = "({min: plots.at(-1).scales.x.min, max: plots.at(-1).scales.x.max, last: plots.at(-1).data[0].at(-1)})"
+        zoomed = page.evaluate(scale)
+        assert zoomed["max"] < zoomed["last"]
+        until(lambda: page.evaluate(scale)["last"] > zoomed["last"] + 1)
+        now = page.evaluate(scale)
+        assert (now["min"], now["max"]) == (zoomed["min"], zoomed["max"])
+        page.mouse.dblclick(box["x"] + box["width"] * 0.5, box["y"] + 50)
+        until(lambda: page.evaluate(scale)["max"] > zoomed["last"])

@@ -74,7 +74,7 @@ async def test_live_events_that_cannot_be_told_any_more() -> None:
     told: list[BaseException] = []
     looks = 0
 
-    def stored() -> StorageView | None:
+    def stored(discarded: int) -> StorageView | None:
         nonlocal looks
         looks += 1
         if looks > 1 and faults:

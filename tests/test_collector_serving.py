@@ -75,7 +75,9 @@ def test_others_are_shown_this_machines_name(tmp_path: Path) -> None:
         assert collector.process.stdout is not None
         given = collector.process.stdout.readline()
     port = collector.url.rpartition(":")[2]
-    assert given.endswith(f'CollectorExporter("ws://{socket.gethostname()}:{port}", token=Path({str(token)!r}))]\n')
+    assert given.endswith(
+        f'CollectorExporter("ws://{socket.gethostname()}:{port}", token=Path({str(token)!r}), settings=sc.LinkSettings(insecure=True))]\n'
+    )
 
 
 def test_a_second_collector_is_refused(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ class Watched:
         self._storage = storage
         self.known: dict[tuple[str, str], float] = {}
 
-    def _stored(self) -> StorageView | None:
-        return None if self._storage is None else self._storage.view()
+    def _stored(self, discarded: int) -> StorageView | None:
+        return None if self._storage is None else self._storage.view(discarded)
 
     def look(self) -> dict[tuple[str, str], float]:
         """All sums now, by (job or what counts, name)."""

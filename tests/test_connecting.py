@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from stepscope.exporters.collector.backlog import Backlog
 from stepscope.exporters.collector.connecting import Connecting
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.exporters.collector.settings import LinkSettings
-from tests.support import poll
+from stepscope.exporters.nats.exporter import NatsExporter
+from stepscope.exporters.specimens import run_in
+from stepscope.runtime.control.command import Answer, Command
+from stepscope.runtime.errors import OutputError
+from tests.collectors import free_port
+from tests.support import poll, require
 
 
 class Stubborn(Connecting):
@@ -49,3 +61,24 @@ async def test_a_link_that_swallows_what_ends_it() -> None:
     aborted.abort()
     await poll(lambda: not links())
     assert aborted.swallowed and closed.swallowed
+
+
+async def test_a_stream_by_nats_promises_no_commands(tmp_path: Path) -> None:
+    """Orders do not go that way: `stepscope arm` must not count on the process."""
+    require("nats")
+    said: list[Hello] = []
+
+    class Noting(NatsExporter):
+        def _make_link(self, hello: Callable[[], Hello]) -> Any:
+            said.append(hello())
+            return super()._make_link(hello)
+
+    def control(command: Command) -> Future[Answer]:
+        raise AssertionError("nobody asks")
+
+    exporter = Noting(f"nats://127.0.0.1:{free_port()}", settings=LinkSettings(timeout=0.1))
+    await exporter.open(msgspec.structs.replace(run_in(tmp_path), control=control))
+    with contextlib.suppress(TimeoutError, OutputError):
+        async with asyncio.timeout(0.1):
+            await exporter.aclose()
+    assert [hello.control for hello in said] == [0]

@@ -137,6 +137,29 @@ def test_epochs_can_be_the_unit(tmp_path: Path) -> None:
     assert "loss" in runs["fit"].names(kind=Kind.COUNTER)
 
 
+class Logging(keras.callbacks.Callback):  # type: ignore[misc]
+    """Logs what is no single number, as metrics without an average do."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["f1"], logs["note"], logs["one"] = np.array([0.1, 0.2, 0.3]), "text", np.array(0.5)
+
+
+def test_a_log_value_that_is_no_number_costs_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Epochs are counted, the numbers beside it are counters, and each name is told of once."""
+    runs = Runs()
+    callback = StepscopeCallback(
+        str(tmp_path), exporters=[runs], unit="epoch", schedule=sc.schedule(wait=1, warmup=0, active=3, repeat=1)
+    )
+    fit(model(), Logging(), callback, batches=3, epochs=5)
+    assert runs.steps("fit") == [(1, 2, 3)]
+    assert {"loss", "one"} <= set(runs["fit"].names(kind=Kind.COUNTER))
+    assert [str(error).split(" and no", 1)[0] for error in callback.errors] == [
+        "the logged value 'f1' is a ndarray of shape (3,)",
+        "the logged value 'note' is a str",
+    ]
+    assert caplog.text.count("'f1'") == 1
+
+
 def test_stages_have_steps_of_their_own(tmp_path: Path) -> None:
     """Validation in a training is a span of its step; evaluation and prediction count their batches from 0."""
     runs = Runs()

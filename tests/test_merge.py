@@ -31,6 +31,7 @@ from stepscope.collector.runs.job import Job, chosen_job
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime import tracks
 from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.control.ranks import MAX_RANKS
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.events import EVENT_DTYPE, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
@@ -208,11 +209,28 @@ def test_the_command_does_the_same(name: str, format: str, tmp_path: Path) -> No
 
 
 def test_what_a_journal_claims_of_its_size_is_not_believed(tmp_path: Path) -> None:
-    """A world of 2 ** 60 ranks is not listed."""
-    add_rank(tmp_path, 0, world_size=1 << 60)
-    _, report = merged(tmp_path)
-    assert len(report.missing_ranks) < 1 << 16
+    """A world of 2 ** 60 ranks counts as unknown, and costs the journal nothing else; the largest that is believed is listed."""
+    add_rank(tmp_path / "a", 0, world_size=1 << 60)
+    exporter, report = merged(tmp_path / "a")
+    assert report.missing_ranks == [] and exporter.events().size
+    add_rank(tmp_path / "b", 0, world_size=MAX_RANKS)
+    _, report = merged(tmp_path / "b")
+    assert len(report.missing_ranks) == MAX_RANKS - 1
     assert "more" in report.text()
+
+
+def test_more_sources_than_a_command_line_has_room_for(tmp_path: Path) -> None:
+    """They go through a file; those that are gone are named, and cost the others nothing."""
+    add_rank(tmp_path / "a", 0)
+    (path,) = (tmp_path / "a").rglob("journal")
+    gone = [tmp_path / "gone" / f"{number:0100}" for number in range(30_000)]
+    command = merge_command([path, *gone], tmp_path / "out.json", format="chrome", window=0)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
+    assert (tmp_path / "out.json").stat().st_size > 1000
+    assert main(["merge", str(path), "--out", str(tmp_path / "plain.json"), "--format", "chrome"]) == 0
+    with pytest.raises(SystemExit):
+        main(["merge", "--out", str(tmp_path / "none.json"), "--format", "chrome"])
 
 
 def test_flows_of_two_ranks_do_not_meet(tmp_path: Path) -> None:

@@ -216,3 +216,14 @@ def test_it_says_whether_anything_records() -> None:
         assert nvtx.enabled()
     with nvtx.annotate("not recorded"):
         nvtx.mark("nor this")
+
+
+def test_numbers_of_ranges_are_never_given_twice() -> None:
+    """Also not when a range was ended and freed: programs keep them in dictionaries."""
+    numbers: set[int] = set()
+    for _ in range(100):
+        number = nvtx.start_range("again")
+        numbers.add(int(number))
+        nvtx.end_range(number)
+        del number
+    assert len(numbers) == 100

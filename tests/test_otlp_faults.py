@@ -82,6 +82,7 @@ async def test_what_will_not_pass_is_not(status: int, tmp_path: Path) -> None:
         assert sent.dropped == {"rejected": EVENTS}
         (error,) = sent.errors
         assert f"{server.url}/v1/traces: {status}" in error and "a reason" in error
+        assert (f"a redirect to {server.url}/elsewhere, which is not followed" in error) == (status == 301)
         assert {got.path for got in server.received} == {"/v1/traces"}
 
 

@@ -164,7 +164,8 @@ class Downloads:
         await self._disk.ask(lambda: make_directories(place), lambda _: _remove(place))
         target = place / f"download{kind.suffix}"
         try:
-            async with bounded(kind.command(sources, window, target), self._bounds) as process:
+            command = await self._disk.run(lambda: kind.command(sources, window, target))  # it may write a file
+            async with bounded(command, self._bounds) as process:
                 async with contextlib.aclosing(_grown(self._disk, target, process, kind.grows, self._bounds)) as chunks:
                     pace = _Pace(self._bounds)
                     async for chunk in chunks:

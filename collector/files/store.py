@@ -11,7 +11,7 @@ import re
 import stat
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 from stepscope.collector.errors import FullError
@@ -353,6 +353,16 @@ class Store:
         path = directory / "journal"
         kept = not directory.is_symlink() and not path.is_symlink() and path.is_file()
         return path if kept else None
+
+    def kept_of(self, streams: Iterable[str]) -> dict[str, Path]:
+        """Of these streams the files of those that are kept and that no others supersede, in their order.
+
+        Raises:
+            FormatError: if one is no id of a stream.
+            OSError: if one cannot be looked at.
+        """
+        found = ((stream, self.existing(stream)) for stream in streams)
+        return {stream: path for stream, path in found if path is not None and not (path.parent / SUPERSEDED).exists()}
 
     def journals(self, failed: Failed = fails) -> Iterator[tuple[str, Path]]:
         """Ids and files of the streams that are kept, without those that others supersede.

@@ -17,8 +17,6 @@ from stepscope.runtime.threads import start
 
 log = logging.getLogger("stepscope.collector")
 
-ENDING = 1.0
-"""Seconds."""
 MANY = 32
 """Streams from which on what comes within `TOGETHER` is written together: the thread and the loop wake each other less."""
 TOGETHER = 0.003
@@ -62,9 +60,8 @@ class Writer:
         self._users -= 1
         if not self._users and self._thread is not None:
             with self._wanted:
-                self._wanted.notify()
-            self._thread.join(ENDING)  # it has nothing left to do
-            self._thread = None
+                self._thread = None
+                self._wanted.notify_all()
 
     def write(
         self, file: StreamFile, addition: Addition, over: Callable[[OSError | None], object] = lambda _: None
@@ -83,10 +80,10 @@ class Writer:
             OSError: if there is no thread, and none can be had.
         """
         loop = asyncio.get_running_loop()
-        if self._thread is None:
-            self._thread = self._started(loop)
         job = _Job(file, addition, over, loop.create_future())
         with self._wanted:
+            if self._thread is None:
+                self._thread = self._started(loop)
             self._jobs.append(job)
             self._wanted.notify()
         return job.done
@@ -103,7 +100,7 @@ class Writer:
         while True:
             with self._wanted:
                 while not self._jobs:
-                    if not self._users:
+                    if self._thread is not threading.current_thread():  # nobody uses it any more
                         return
                     self._wanted.wait()
             if self._users >= MANY:

@@ -51,7 +51,7 @@ def expected(ranks: Iterable[Rank]) -> tuple[int | None, list[int]]:
     for its in jobs.values():
         numbers = {rank.latest.run.rank for rank in its}
         most = max((rank.latest.run.world_size or 0 for rank in its), default=0)
-        missing = (number for number in range(min(most, 1 << 20)) if number not in numbers)
+        missing = (number for number in range(most) if number not in numbers)
         size += most
         absent.update(itertools.islice(missing, _MOST_ABSENT))
     return size or None, sorted(absent)[:_MOST_ABSENT]

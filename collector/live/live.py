@@ -61,7 +61,7 @@ class Live:
         downloads: Downloads,
         *,
         exposed: bool,
-        storage: Callable[[], StorageView | None] = lambda: None,
+        storage: Callable[[int], StorageView | None] = lambda discarded: None,
         upload: Callable[[], UploadView | None] = lambda: None,
         nats: Callable[[], NatsView | None] = lambda: None,
         parts: Callable[[], list[PartView]] = list,
@@ -141,7 +141,7 @@ class Live:
             number=look.number,
             at_ns=look.at_ns,
             full=True,
-            job=self._job(ranks, views, slow, amounts),
+            job=self._job(ranks, views, slow, amounts, look.amounts.discarded),
             jobs=look.jobs,
             ranks=views,
             changed=[],
@@ -149,7 +149,12 @@ class Live:
         )
 
     def _job(
-        self, ranks: Sequence[Rank], views: Sequence[RankView], slow: Sequence[SlowRank], amounts: Amounts
+        self,
+        ranks: Sequence[Rank],
+        views: Sequence[RankView],
+        slow: Sequence[SlowRank],
+        amounts: Amounts,
+        all_discarded: int,
     ) -> JobView:
         states = [view.state for view in views]
         medians = [view.step_ms for view in views if view.step_ms is not None]
@@ -177,7 +182,7 @@ class Live:
             rank_files=sorted(self._downloads.of_rank),
             merged_files=sorted(self._downloads.of_all),
             exposed=self._exposed,
-            storage=self._storage(),
+            storage=self._storage(all_discarded),
             upload=self._upload(),
             nats=self._nats(),
             parts=self._parts(),

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+import msgspec
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import KeyNotFoundError
@@ -129,7 +130,7 @@ class Taking:
         hello, _ = protocol.decode(said)
         if not isinstance(hello, protocol.Hello) or hello.stream != self._stream:
             raise FormatError("what stands for its Hello is none")
-        return said, hello
+        return said, msgspec.structs.replace(hello, run=protocol.short(hello.run))  # names are kept
 
     async def _said(self) -> bytes:
         with contextlib.suppress(KeyNotFoundError):

@@ -25,6 +25,9 @@ export class StepChart {
     for (const input of document.querySelectorAll("input[name=range]")) {
       input.addEventListener("change", () => {
         this.range = input.value;
+        this.#key = ""; // another range is shown whole
+        this.#plot?.destroy();
+        this.#plot = null;
         this.#turn += 1;
         this.#asked = 0;
         this.#busy = false;
@@ -87,16 +90,31 @@ export class StepChart {
   #draw() {
     if (!this.#data) return;
     const key = JSON.stringify([this.#several, this.#lines]);
+    const zoom = this.#zoom();
     if (key !== this.#key) {
       this.#key = key;
       this.#plot?.destroy();
       this.#plot = new uPlot(this.#options(), this.#columns(), byId("plot"));
+      if (zoom) this.#plot.setScale("x", zoom);
       this.#legend();
+    } else if (zoom) {
+      this.#plot.setData(this.#columns(), false); // with true the scales would be those of all times again
+      this.#plot.redraw();
     } else {
       this.#plot.setData(this.#columns());
     }
     this.#text();
     this.#table();
+  }
+
+  // The times that somebody has zoomed to, as long as there is something left of them; a double click ends it.
+  #zoom() {
+    const shown = this.#plot?.data[0] ?? [];
+    const now = this.#data.times;
+    if (!shown.length || !now.length) return null;
+    const { min, max } = this.#plot.scales.x;
+    const zoomed = min > shown[0] || max < shown[shown.length - 1];
+    return zoomed && max > now[0] && min < now[now.length - 1] ? { min, max } : null;
   }
 
   // Of one rank alone there is neither a median nor a spread.

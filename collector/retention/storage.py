@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from stepscope.runtime.journal.discard import block_bytes
 log = logging.getLogger("stepscope.collector")
 
 LOOK_SECONDS = 10.0
+UNLIMITED_LOOK_SECONDS = 600.0
+"""Between two looks at the whole directory where the disk has no limit."""
 LEAST_SECONDS = 0.2
 """Between two looks, however much is written."""
 LATE = 2.0
@@ -89,6 +92,9 @@ class Storage:
         self._untold: dict[tuple[str, int], int] = {}
         self._deleted = Deleted(store.directory)
         self._used: int | None = None
+        self._bytes_then = 0
+        """Of streams, when `_used` was found."""
+        self._next_look = 0.0
         self._free = 0
         self._problem = ""
         self._inventories: dict[str, Inventory] = {}
@@ -102,14 +108,10 @@ class Storage:
         """Looks every few seconds, and whenever so much was written that it must, until it is cancelled."""
         room = self._store.room
         while True:
-            room.begin()
             try:
-                freed = await asyncio.to_thread(self.enforce, room.wanted, self._store.crowd)
-                self._used, self._problem = freed.used, ""
-                self._untold |= freed.discarded
-                self._store.bytes -= freed.removed_bytes
-                self._forget(freed.deleted)
-                await room.end(freed.counted, "what could be given up is being copied" if freed.busy else "")
+                # To look is to ask for every file of the directory.
+                if self._policy.max_bytes or self._store.crowd or time.monotonic() >= self._next_look:
+                    await self._look_and_enforce()
                 self._free = (await asyncio.to_thread(shutil.disk_usage, self._store.directory)).free
             except OSError as error:
                 self._problem = f"the limit of the disk cannot be kept: {error}"
@@ -120,20 +122,39 @@ class Storage:
                 async with asyncio.timeout(LOOK_SECONDS):
                     await room.due.wait()
 
-    def view(self) -> StorageView | None:
-        """How much there is, as of the last look; `None` before the first. Nothing is asked of the disk."""
+    async def _look_and_enforce(self) -> None:
+        room = self._store.room
+        room.begin()
+        self._bytes_then = self._store.bytes
+        freed = await asyncio.to_thread(self.enforce, room.wanted, self._store.crowd)
+        self._used, self._problem = freed.used, ""
+        self._next_look = time.monotonic() + UNLIMITED_LOOK_SECONDS
+        self._untold |= freed.discarded
+        self._store.bytes -= freed.removed_bytes
+        self._bytes_then -= freed.removed_bytes
+        self._forget(freed.deleted)
+        await room.end(freed.counted, "what could be given up is being copied" if freed.busy else "")
+
+    def view(self, discarded: int = 0) -> StorageView | None:
+        """How much there is, as of the last look; `None` before the first. Nothing is asked of the disk.
+
+        Args:
+            discarded: events of all streams that were given up.
+        """
         if self._used is None:
             return None
+        # Without a limit the disk is looked at rarely.
+        grown = 0 if self._policy.max_bytes else max(self._store.bytes - self._bytes_then, 0)
         waits = self._store.waits
         late = f"the disk does not answer: a write has waited for it for {waits:.0f} s" if waits > LATE else ""
         unreadable = list(self.unreadable.items())
         said = f"{unreadable[0][0]}: {unreadable[0][1]}"[:500] if unreadable else ""
         return StorageView(
-            used_bytes=self._used,
+            used_bytes=self._used + grown,
             limit_bytes=self._policy.max_bytes or None,
             free_bytes=self._free,
             waits_s=round(waits, 1),
-            discarded_events=0 if self._streams is None else self._streams.totals()[0].discarded,
+            discarded_events=discarded,
             deleted_streams=self._deleted.count.streams,
             deleted_events=self._deleted.count.events,
             unreadable=len(unreadable),

@@ -17,8 +17,6 @@ from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import RunRecord
 
-MAX_RANKS = 1 << 16
-"""Missing ranks are not looked for beyond."""
 SAME_CLOCK_NS = 50_000_000
 """Two processes read one monotonic clock if its name is the same and their wall clocks agree so well: a machine that was
 copied while it ran has the name of the other."""
@@ -152,8 +150,7 @@ class Job:
     def missing(self) -> list[int]:
         """The ranks that should be there, as the members say how many there are."""
         size = max((member.recording.run.world_size or 0 for member in self.members), default=0)
-        # What a journal claims may be anything.
-        return sorted(set(range(min(size, MAX_RANKS))) - set(self.ranks)) if self.ranks else []
+        return sorted(set(range(size)) - set(self.ranks)) if self.ranks else []
 
     def _order(self, recording: Recording, key: str) -> tuple[bool, int, int, str]:
         start = self.timeline[key].model.to_reference(np.array([recording.run.anchor.monotonic_ns], np.int64))

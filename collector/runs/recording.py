@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -34,8 +35,8 @@ from stepscope.runtime.window import Step, Window
 
 MAX_STREAMS = 65_536
 """More are not looked for below a directory."""
-MAX_SYNCS = 1_000_000
-"""Round trips of one stream that are kept: two months of one every five seconds."""
+MAX_SYNCS = 1 << 13
+"""Round trips of one stream that are kept; of a longer run the quickest of every 2, 4, 8, ... in a row."""
 _FAR = 1 << 61
 """ns, 73 years: no clock shows more, not even Unix time, and sums of such times fit."""
 MAX_UNFINISHED = 64
@@ -139,6 +140,55 @@ class Recording(msgspec.Struct, kw_only=True):
         )
 
 
+class _ClockSamples:
+    """Round trips of a run of any length in bounded memory, about evenly over the run."""
+
+    def __init__(self) -> None:
+        self._kept: list[ClockSync] = []
+        self._group: list[ClockSync] = []
+        """The newest, of which one will be kept."""
+        self._group_size = 1
+
+    def add(self, sync: ClockSync) -> None:
+        """The next one."""
+        if self._group and self._group[0].clock != sync.clock:
+            self._close_group()
+        self._group.append(sync)
+        if len(self._group) >= self._group_size:
+            self._close_group()
+
+    def kept(self) -> list[ClockSync]:
+        """What is kept of them."""
+        return [*self._kept, *([_quickest(self._group)] if self._group else [])][:MAX_SYNCS]
+
+    def _close_group(self) -> None:
+        if len(self._kept) < MAX_SYNCS:  # else they are of ever other clocks, and cannot be thinned
+            self._kept.append(_quickest(self._group))
+        self._group.clear()
+        if len(self._kept) == MAX_SYNCS and self._group_size < MAX_SYNCS:
+            self._group_size *= 2
+            self._kept = list(_halved(self._kept))
+
+
+def _halved(syncs: list[ClockSync]) -> Iterator[ClockSync]:
+    """The quicker of two neighbours that were of one clock."""
+    at = 0
+    while at < len(syncs):
+        pair = [sync for sync in syncs[at : at + 2] if sync.clock == syncs[at].clock]
+        yield _quickest(pair)
+        at += len(pair)
+
+
+def _quickest(syncs: list[ClockSync]) -> ClockSync:
+    """That with the shortest way, which bounds the clock best; one that contradicts itself only if all do."""
+
+    def way(sync: ClockSync) -> float:
+        ns = (sync.returned - sync.sent) - (sync.answered - sync.arrived)
+        return ns if ns >= 0 else math.inf
+
+    return min(syncs, key=way)
+
+
 def _sane(at: int) -> int:
     """A time that can be reckoned with: what no clock shows is the nearest that one might."""
     return max(-_FAR, min(at, _FAR))
@@ -163,7 +213,7 @@ class _Scan:
     def __init__(self) -> None:
         self.run: RunRecord | None = None
         self.anchor: ClockAnchor | None = None
-        self.syncs: list[ClockSync] = []
+        self._samples = _ClockSamples()
         self.windows: dict[int, Window] = {}
         self.counts: dict[int, int] = {}
         self.spans: list[tuple[int, int]] = []
@@ -185,6 +235,11 @@ class _Scan:
             self.spans.append((min(known[0], span[0]), max(known[1], span[1])))
         return True
 
+    @property
+    def syncs(self) -> list[ClockSync]:
+        """Round trips, in the order of the file."""
+        return self._samples.kept()
+
     def take(self, kind: int, payload: bytes) -> None:
         """Notes what any other frame says; those of tables are of no interest here."""
         if kind in given_up.KINDS:
@@ -197,8 +252,7 @@ class _Scan:
         elif isinstance(record, ClockAnchor):
             self.anchor = record
         elif isinstance(record, ClockSync):
-            if len(self.syncs) < MAX_SYNCS:
-                self.syncs.append(record)
+            self._samples.add(record)
         elif isinstance(record, WindowRecord):
             self.windows[record.index] = record.window()
         elif isinstance(record, MetadataRecord):

@@ -201,13 +201,11 @@ class Api:
         kind = _kind(self._collector.downloads.of_all, request)
         group = self._group(request, query)
         # Also what a rank did before it was started again: which windows belong together its steps tell.
-        kept = await self._collector.disk.ask(lambda: dict(self._collector.store.journals()))
-        sources = {
-            stream.id: Source(rank.id, kept[stream.id], group.job)
-            for rank in self._collector.streams
-            for stream in rank.streams
-            if stream.id in kept and stream.job == group.job
+        wanted = {
+            stream.id: rank.id for rank in self._collector.streams for stream in rank.streams if stream.job == group.job
         }
+        kept = await self._collector.disk.ask(lambda: self._collector.store.kept_of(wanted))
+        sources = {id: Source(wanted[id], path, group.job) for id, path in kept.items()}
         rows = [row for row in group.rows if row.stream.id in sources]
         if not rows:
             raise ProblemError(404, f"no file is left of window {group.index}")

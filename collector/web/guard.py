@@ -60,8 +60,6 @@ class Guard:
                 answer = MutableHeaders(raw=message.setdefault("headers", []))
                 for name, value in _HEADERS.items():
                     answer.setdefault(name, value)
-                if scope.get("scheme") in ("https", "wss"):
-                    answer.setdefault("Strict-Transport-Security", "max-age=31536000")
             await send(message)
 
         if refusal is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
 import uvicorn
@@ -17,6 +18,8 @@ from stepscope.collector.web.doorway import Doorway
 from stepscope.collector.web.handshake import handshakes
 from stepscope.collector.web.web_protocols import requests, sockets
 
+TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""As OpenSSL names them: with forward secrecy and authenticated encryption. Those of TLS 1.3 all have both."""
 GRACE = 4
 """Seconds that requests have to end when the server is stopped."""
 
@@ -56,6 +59,7 @@ class Server(uvicorn.Server):
             ws=sockets(intake),
             ws_max_size=settings.max_message,
             ws_per_message_deflate=False,
+            ws_ping_interval=None,  # confirmations and comparisons of clocks are the signs of life (idle_timeout)
             lifespan="off",
             log_config=None,  # logging belongs to the program
             access_log=False,
@@ -64,12 +68,14 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=GRACE,
             ssl_certfile=settings.certificate,
             ssl_keyfile=None if settings.key is None else str(settings.key),
+            ssl_ciphers=TLS_1_2_CIPHERS,
         )
         try:
             config.load()
         except OSError as error:  # of ssl, too
             raise ListenError(f"the certificate {settings.certificate} cannot be used: {error}") from error
         if config.ssl is not None:
+            config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
             config.http_protocol_class = handshakes(config.ssl, http)
             config.ssl = None  # the loop has nothing to do with it
         super().__init__(config)

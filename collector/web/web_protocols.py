@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from h11 import IDLE, SEND_BODY
+from starlette.responses import Response
+from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
 from websockets.frames import Frame
 
 from stepscope.collector.intake import FREE, Grant, Intake
@@ -135,12 +139,9 @@ class ModestSockets(WebSocketsSansIOProtocol):
         self._taken: Grant | None = None
         """For the message that is being looked at."""
         self._waits = False
-        self._heard = 0.0
-        """When it last said something, or could again."""
 
     def data_received(self, data: bytes) -> None:
         """Something came."""
-        self._heard = self.loop.time()
         if self._announced is None:
             self._announced = Announced(self.config.ws_max_size)  # this is the handshake
         else:
@@ -178,14 +179,6 @@ class ModestSockets(WebSocketsSansIOProtocol):
         if message["type"] == "websocket.send":
             self.conn.max_message_size = self.config.ws_max_size
         await super().send(message)
-
-    def keepalive_timeout(self) -> None:
-        """No pong came; it may stand behind a long message that comes slowly, or that is not being read yet."""
-        if self._waits or self.read_paused or self._heard > self.ping_sent_at:
-            self.pong_timer = None
-            self.schedule_ping()
-        else:
-            super().keepalive_timeout()
 
     def pause_writing(self) -> None:
         """It has not taken what was written."""
@@ -226,13 +219,50 @@ class ModestSockets(WebSocketsSansIOProtocol):
     def _granted(self) -> None:
         self._waits = any(grant is not None and not grant.given for grant in self._grants)
         if not self._waits and not self.read_paused and not self.transport.is_closing():
-            self._heard = self.loop.time()
             self.transport.resume_reading()
 
     def _done(self) -> None:
         if self._taken is not None:
             self._taken.release()
             self._taken = None
+
+
+def _check_dependencies() -> None:
+    """What is used here of uvicorn and websockets and is no part of their interfaces: a bound whose name has changed in
+    another version would be off without a word.
+
+    Raises:
+        ImportError: naming what is missing, and the versions.
+    """
+    config = Config(Response(), lifespan="off", log_config=None)
+    config.load()
+    given: dict[str, Any] = {"config": config, "server_state": ServerState(), "app_state": {}}
+    loop = asyncio.new_event_loop()
+    try:
+        http, socket = H11Protocol(**given, _loop=loop), WebSocketsSansIOProtocol(**given, _loop=loop)
+    finally:
+        loop.close()
+    missing = [
+        f"{type(made).__name__}.{name}"
+        for made, names in (
+            (http, ("client", "conn", "connections", "logger", "transport")),
+            (http, ("on_response_complete", "send_400_response", "pause_writing", "resume_writing")),
+            (socket, ("config", "conn", "logger", "read_paused", "transport")),
+            (socket, ("handle_bytes", "handle_cont", "handle_text", "receive", "run_asgi", "send")),
+            (socket.conn, ("logger", "max_message_size")),
+        )
+        for name in names
+        if not hasattr(made, name)
+    ]
+    if missing:
+        found = " and ".join(f"{name} {version(name)}" for name in ("uvicorn", "websockets"))
+        raise ImportError(
+            f"the collector cannot bound connections with {found}, which lack {', '.join(missing)}: install the versions that "
+            "stepscope[collector] asks for"
+        )
+
+
+_check_dependencies()
 
 
 def requests(door: Doorway) -> type[PromptRequests]:

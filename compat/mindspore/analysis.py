@@ -94,24 +94,37 @@ class Analysis(msgspec.Struct, frozen=True):
 
     windows: tuple[WindowAnalysis, ...] = ()
     rejected: tuple[str, ...] = ()
-    """Directories that were passed over, and steps that were not recorded: one sentence for each, with the reason."""
+    """Directories and windows that were passed over, and steps that were not recorded: one sentence for each, with the reason."""
+    failed: int = 0
+    """How many of these are of windows or directories that could not be read or written."""
 
     @classmethod
     def of(
-        cls, windows: Iterable[WindowAnalysis], steps: tuple[int, ...] | None, rejected: Iterable[str] = ()
+        cls,
+        windows: Iterable[WindowAnalysis],
+        steps: tuple[int, ...] | None,
+        rejected: Iterable[str] = (),
+        failed: Iterable[str] = (),
     ) -> Analysis:
-        """Of windows of which only some steps, or all, were to be analysed; what was passed over is logged."""
-        done = tuple(windows)
+        """An analysis, with a line in the log for each reason.
+
+        Args:
+            windows: what was made.
+            steps: only these were to be analysed; `None` for all.
+            rejected: reasons why something was passed over.
+            failed: reasons why something that was recorded could not be analysed.
+        """
+        done, failures = tuple(windows), tuple(failed)
         missing = not_recorded(steps, (step for window in done for step in window.recorded))
-        reasons = (*rejected, *([missing] if missing else []))
+        reasons = (*rejected, *failures, *([missing] if missing else []))
         for reason in reasons:
             log.warning("passed over in the analysis: %s", reason)
-        return cls(done, reasons)
+        return cls(done, reasons, len(failures))
 
     @property
     def complete(self) -> bool:
-        """Whether every product of every window could be made."""
-        return all(window.complete for window in self.windows)
+        """Whether every product of every window that was recorded could be made."""
+        return not self.failed and all(window.complete for window in self.windows)
 
     def __str__(self) -> str:
         lines = [window.text() for window in self.windows] or ["no window was recorded"]

@@ -14,6 +14,9 @@ from typing import Any
 from stepscope.compat.mindspore.errors import ProfilerIOException
 from stepscope.compat.mindspore.target import Target
 from stepscope.exporters.plainjson import plain
+from stepscope.runtime.journal.format import FrameType
+from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.records import decode_record
 from stepscope.runtime.run import job_from_environment, this_host
 
 RAW = "FRAMEWORK"
@@ -81,6 +84,26 @@ def write_facts(
         _write(directory / "profiler_metadata.json", metadata)
     if strategy:
         _write(directory / f"parallel_strategy_{target.rank}.json", parallel_strategy(target))
+
+
+def windows_in(journal: Path) -> set[int]:
+    """Numbers of the windows that a journal of a run says were begun, without a look at its events.
+
+    Raises:
+        OSError: if it cannot be read.
+        FormatError: if it is no journal.
+    """
+    found: set[int] = set()
+    reader = FrameReader(journal, follow=False)
+    try:
+        while (frame := reader.next(lambda _: True)) is not None:
+            kind, _, payload = frame
+            if kind in (FrameType.WINDOW_OPENED, FrameType.WINDOW_CLOSED):
+                record = decode_record(kind, payload)
+                found |= set() if record is None else {record.index}
+    finally:
+        reader.close()
+    return found
 
 
 def parallel_strategy(target: Target) -> dict[str, Any]:

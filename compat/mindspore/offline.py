@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -79,35 +81,59 @@ def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tup
     if not analyses.mine():
         return analyses.submit(lambda: analyse_below(path, options, pretty, steps)).result()
     done: list[WindowAnalysis] = []
-    rejected = _without_raw(path)
-    for raw in sorted(_raw_directories(path), key=lambda raw: raw.stat().st_mtime_ns, reverse=True):
+    failed: list[str] = []
+    places = dict(_below(path, failed))
+    rejected = _without_raw(places)
+    for raw in sorted(_raw_directories(places), key=_modified, reverse=True):
         try:
             done += _analyse_run(raw, path, options, pretty, steps)
-        except (ProfilerRawFileException, FormatError, ProfilerStateError, OSError) as error:
+        except (ProfilerRawFileException, ProfilerStateError) as error:
             rejected.append(f"{raw}: {error}")
+        except (FormatError, OSError) as error:
+            failed.append(f"{raw}: {error}")
     if not done:
+        rejected += failed
         for reason in rejected:
             log.warning("passed over in the analysis: %s", reason)
         why = "; ".join(rejected) or "no directory in it holds raw data of a recording"
         raise NothingToAnalyse(f"nothing to analyse below {path}: {why}")
-    return Analysis.of(done, steps, rejected)
+    return Analysis.of(done, steps, rejected, failed)
 
 
-def _below(path: Path, depth: int = DEPTH) -> Iterator[Path]:
-    yield path
+def _below(path: Path, unreadable: list[str], depth: int = DEPTH) -> Iterator[tuple[Path, frozenset[str]]]:
+    """A directory and those below it, each with the names that it holds; links are not followed.
+
+    Args:
+        path: the directory.
+        unreadable: gets a sentence for each that cannot be listed.
+        depth: levels below it.
+    """
+    try:
+        with os.scandir(path) as entries:
+            found = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+    except OSError as error:
+        unreadable.append(f"{path} cannot be read: {error.strerror or error}")
+        return
+    yield path, frozenset(found)
     if depth:
-        for entry in sorted(path.iterdir()):
-            if entry.is_dir() and not entry.is_symlink():
-                yield from _below(entry, depth - 1)
+        for name in sorted(name for name, is_directory in found.items() if is_directory):
+            yield from _below(path / name, unreadable, depth - 1)
 
 
-def _raw_directories(path: Path) -> list[Path]:
+def _modified(path: Path) -> int:
+    """When a directory was changed last, ns; one that is gone or cannot be asked comes last."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _raw_directories(places: Mapping[Path, frozenset[str]]) -> list[Path]:
     """Directories with a journal of a run, or with what a killed run left of one; copies of single windows only where
     the run's own journal is gone."""
     found: list[Path] = []
     copies: list[Path] = []
-    for place in _below(path):
-        names = {entry.name for entry in place.iterdir()}
+    for place, names in places.items():
         if "journal" in names or any(name.startswith(SESSION_FILE) and is_note(place / name) for name in names):
             found.append(place)
         elif "window.journal" in names:
@@ -116,12 +142,14 @@ def _raw_directories(path: Path) -> list[Path]:
     return found + [place for place in copies if _info(_window_directory(place)).run not in runs]
 
 
-def _without_raw(path: Path) -> list[str]:
+def _without_raw(places: Mapping[Path, frozenset[str]]) -> list[str]:
     """Windows whose raw data are not there any more, and why."""
     return [
         f"{place}: its raw data were deleted when its products were complete (data_simplification)"
-        for place in _below(path)
-        if any(place.glob("profiler_info_*.json")) and _info(place).window == 0 and not (place / RAW).is_dir()
+        for place, names in places.items()
+        if any(fnmatch(name, "profiler_info_*.json") for name in names)
+        and RAW not in names
+        and _info(place).window == 0
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from stepscope.compat.mindspore import offline
 from stepscope.compat.mindspore.analyses import analyses
-from stepscope.compat.mindspore.analysis import Analysis
+from stepscope.compat.mindspore.analysis import Analysis, WindowAnalysis
 from stepscope.compat.mindspore.options import read_options
 from stepscope.compat.mindspore.products.operator_table import OperatorRow, OperatorTable
 from stepscope.compat.mindspore.queries import find_operators, operators_as_json
@@ -92,15 +92,32 @@ class Profiler(Recording):
             return None
         self._stop()
         made = [
-            window.analyse(take.request(pretty=pretty, steps=steps)) for take in self._takes for window in take.windows
+            (window, window.analyse(take.request(pretty=pretty, steps=steps)))
+            for take in self._takes
+            for window in take.windows
         ]
+        missing = [analyses.submit(take.missing) for take in self._takes]
         ends = [take.simplify() for take in self._takes]
+
+        def whole() -> Analysis:
+            done: list[WindowAnalysis] = []
+            failed: list[str] = []
+            for window, each in made:
+                if error := each.exception():
+                    failed.append(
+                        f"window {window.window.index} of {window.directory} cannot be analysed: {type(error).__name__}: {error}"
+                    )
+                else:
+                    done.append(each.result())
+            failed += [reason for each in missing for reason in each.result()]
+            return Analysis.of(done, steps, failed=failed)
+
         if mode == "async":
-            analyses.submit(lambda: Analysis.of((each.result() for each in made if not each.exception()), steps))
+            analyses.submit(whole)
             return None
         for end in ends:
             end.result()
-        return Analysis.of((each.result() for each in made), steps)
+        return whole()
 
     @classmethod
     def offline_analyse(

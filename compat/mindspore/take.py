@@ -23,7 +23,7 @@ from stepscope.compat.mindspore.analysis import AnalysisRequest, WindowAnalysis,
 from stepscope.compat.mindspore.cost import costs
 from stepscope.compat.mindspore.dataset_waits import DatasetWaits
 from stepscope.compat.mindspore.handlers import TraceHandler
-from stepscope.compat.mindspore.layout import RAW, new_directory, write_facts
+from stepscope.compat.mindspore.layout import RAW, new_directory, windows_in, write_facts
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.products.base import MEMORY
 from stepscope.compat.mindspore.products.operator_table import OperatorTable
@@ -32,7 +32,7 @@ from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime import _core
 from stepscope.runtime.control.environment import options_in_effect
 from stepscope.runtime.control.settings import Control
-from stepscope.runtime.errors import ControlError
+from stepscope.runtime.errors import ControlError, FormatError
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import ScheduleFunction
@@ -148,6 +148,8 @@ class Take:
         self._worker = None if handler is None else handler.worker_name
         self.directory = new_directory(plan.base, self._worker, plan.target.device)
         self.windows: list[TakenWindow] = []
+        self._failed: dict[int, str] = {}
+        """Windows whose directory could not be written, and why."""
         self.ended = False
         self._stepped = False
         self._page = resource.getpagesize() if plan.options.memory else 0
@@ -200,7 +202,10 @@ class Take:
             if self._waits is not None:
                 self._waits.begin()
         except BaseException:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            try:
+                self.profiler.close()  # it may record already, into the directory
+            finally:
+                shutil.rmtree(self.directory, ignore_errors=True)
             raise
 
     def step(self) -> None:
@@ -259,8 +264,26 @@ class Take:
         return analyses.submit(self._simplify)
 
     def _simplify(self) -> None:
-        if self._plan.options.data_simplification and self.windows and all(each.analysed for each in self.windows):
+        if not (self._plan.options.data_simplification and self.windows):
+            return
+        if all(each.analysed for each in self.windows) and not self.missing():
             shutil.rmtree(self.directory / RAW, ignore_errors=True)
+
+    def missing(self) -> tuple[str, ...]:
+        """Windows that were recorded and that this take cannot analyse: a sentence for each. Their raw data are kept."""
+        if not self.journal.exists():  # deleted, as all was analysed
+            return ()
+        try:
+            recorded = windows_in(self.journal)
+        except (FormatError, OSError) as error:
+            return (f"the windows of {self.journal} cannot be listed: {error}; it stays where it is",)
+        known = {taken.window.index for taken in self.windows}
+        reasons = [
+            f"window {index}: {self._failed.get(index, 'it was not delivered before the recording was closed')}; its raw data "
+            f"stay in {self.journal.parent}: `stepscope analyse {self.directory}` makes its products"
+            for index in sorted((recorded | self._failed.keys()) - known)
+        ]
+        return tuple(reasons)
 
     def move(self, base: Path) -> None:
         """Moves its directories below another one; after the end, before any analysis."""
@@ -300,6 +323,19 @@ class Take:
 
     def _ready(self, window: Window) -> None:
         """Takes a finished window; on a worker thread."""
+        try:
+            taken = self._take_window(window)
+        except BaseException as error:
+            self._failed[window.index] = f"its directory could not be written: {type(error).__name__}: {error}"
+            raise
+        plan = self._plan
+        if plan.handler is not None and plan.handler.analyse_flag:
+            taken.analyse(self.request())
+        if plan.callback is not None:
+            call(plan.callback, self._owner)
+
+    def _take_window(self, window: Window) -> TakenWindow:
+        """Makes its directory, and writes its facts and, where raw data stay, its journal."""
         plan = self._plan
         first = not self.windows
         directory = self.directory if first else new_directory(plan.base, self._worker, plan.target.device)
@@ -319,10 +355,7 @@ class Take:
         self.windows.append(taken)
         if len(self.windows) > KEPT_TABLES:
             self.windows[-1 - KEPT_TABLES].forget_operators()
-        if plan.handler is not None and plan.handler.analyse_flag:
-            taken.analyse(self.request())
-        if plan.callback is not None:
-            call(plan.callback, self._owner)
+        return taken
 
 
 def call(callback: Callable[..., Any], owner: object) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable, Generator
 from typing import Any, Self, TypeVar, cast
 
 from stepscope.compat.mxnet.forwarding import forwarding
 from stepscope.compat.mxnet.names import Named, domain_name, legal
-from stepscope.compat.mxnet.pausing import pausing
+from stepscope.compat.mxnet.pausing import Start, pausing
 from stepscope.runtime import _core, clock
 from stepscope.runtime.decorate import decorate
 
@@ -29,24 +31,47 @@ class Duration:
     while it is started ends then.
     """
 
+    _each_has_a_span = False
+    """Whether the spans of two starts differ."""
+
     def __init__(self, name: str, category: str, arguments: dict[str, Any]) -> None:
         self.name = name
         self._category = category
+        self._arguments = arguments
         self._span = _core.span(legal(type(self).__name__.lower(), name), category=category, **arguments)
         self._started = 0
-        self._forwarded: list[object] = []
+        """Starts whose span is `_span`, which tells threads and tasks apart itself."""
+        self._starts: list[Start] = []
+        """Other starts that were not stopped, of all threads and tasks, the latest last: those that began or waited in a pause,
+        those that are forwarded, and those that came while there were any of these."""
 
     def start(self) -> None:
         """Begins."""
-        self._started += 1
-        if forwarding.to is not None:
-            self._forwarded.append(forwarding.start(self.name, self._category))
-        if not (pausing.paused and pausing.wait(self)):
-            self.begin()
+        if pausing.paused or self._starts or self._each_has_a_span or forwarding.to is not None:
+            self._start_noted()
+        else:
+            self._started += 1
+            self._span.__enter__()
 
-    def begin(self) -> None:
-        """Begins where it is started, or at the end of the pause."""
-        self._span.__enter__()
+    def _start_noted(self) -> None:
+        one = Start(_caller())
+        if forwarding.to is not None:
+            one.forwarded, one.is_forwarded = forwarding.start(self.name, self._category), True
+        with _lock:
+            self._starts.append(one)
+        if not (pausing.paused and pausing.wait(self, one)):
+            self.begin(one)
+
+    def begin(self, start: Start) -> None:
+        """Begins the span of a start: at once, or at the end of the pause."""
+        with _lock:
+            if not start.stopped:
+                start.span = self._new_span()
+                start.span.__enter__()
+
+    def _new_span(self) -> _core.span:
+        """One for a start of its own: a stop must end that of its own thread."""
+        return _core.span(self._span.name, category=self._category, **self._arguments)
 
     def stop(self) -> None:
         """Ends the latest start of this thread or task."""
@@ -57,15 +82,30 @@ class Duration:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if self._started:
-            self._started -= 1
-        if self._forwarded:
-            forwarding.stop(self._forwarded.pop())
-        if not (pausing.any_waits and pausing.give_up(self)):
-            self._end(kind, error, trace)
+        one = self._noted() if self._starts else None
+        if one is None:
+            if self._started:
+                self._started -= 1
+            self._span.__exit__(kind, error, trace)
+            return
+        if one.is_forwarded:
+            forwarding.stop(one.forwarded)
+        if one.span is None:
+            pausing.give_up(one)
+        else:
+            one.span.__exit__(kind, error, trace)
 
-    def _end(self, kind: object, error: object, trace: object) -> None:
-        self._span.__exit__(kind, error, trace)
+    def _noted(self) -> Start | None:
+        """The latest noted start of the caller; one of others if nobody has another. `None` if `_span` has it."""
+        caller = _caller()
+        with _lock:
+            own = (at for at in range(len(self._starts) - 1, -1, -1) if self._starts[at].caller == caller)
+            at = next(own, None)
+            if at is None and (self._started or not self._starts):
+                return None
+            one = self._starts.pop(-1 if at is None else at)
+            one.stopped = True
+            return one
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -84,8 +124,12 @@ class Duration:
         return f"{type(self).__name__}({self.name!r})"
 
     def __del__(self) -> None:
-        for _ in range(getattr(self, "_started", 0)):  # there is none if the constructor raised
-            self._end(None, None, None)
+        for one in reversed(getattr(self, "_starts", ())):  # there are none if the constructor raised
+            one.stopped = True
+            if one.span is not None:
+                one.span.__exit__(None, None, None)
+        for _ in range(getattr(self, "_started", 0)):
+            self._span.__exit__(None, None, None)
 
 
 class Task(Duration):
@@ -132,33 +176,24 @@ class Frame(Duration):
     `passes(frame)` of this module lists them. Args and errors are those of a task.
     """
 
+    _each_has_a_span = True
+
     def __init__(self, domain: Named, name: str, /, **arguments: Any) -> None:
         self.domain = domain
-        self._arguments = arguments
         self._numbers = itertools.count()
-        self._open: list[tuple[int, _core.span]] = []
         self._last_start = 0
         super().__init__(name, domain_name(domain) + FRAMES, arguments)
         self._rate = legal("counter", f"{name} per second")
 
-    def begin(self) -> None:
+    def begin(self, start: Start) -> None:
         """Begins a pass."""
-        one = _core.span(self._span.name, category=self._category, **(self._arguments | {FRAME: next(self._numbers)}))
-        with _lock:
-            self._open.append((threading.get_ident(), one))
         last, self._last_start = self._last_start, clock.now()
-        one.__enter__()
+        super().begin(start)
         if last and self._last_start > last:
             _core.counter(self._rate, 1e9 / (self._last_start - last), category=self._category)
 
-    def _end(self, kind: object, error: object, trace: object) -> None:
-        me = threading.get_ident()
-        with _lock:
-            if not self._open:
-                return
-            mine = (at for at in range(len(self._open) - 1, -1, -1) if self._open[at][0] == me)
-            _, one = self._open.pop(next(mine, -1))
-        one.__exit__(kind, error, trace)
+    def _new_span(self) -> _core.span:
+        return _core.span(self._span.name, category=self._category, **self._arguments, **{FRAME: next(self._numbers)})
 
     def __call__(self, function: F) -> F:
         """Decorates a function or coroutine function; a generator function's frame lasts from its begin to its end."""
@@ -166,7 +201,23 @@ class Frame(Duration):
 
 
 _lock = threading.RLock()
-"""Of the open passes of all frames."""
+"""Of the starts of all objects."""
+
+
+def _caller() -> tuple[int, int]:
+    """Tells threads apart, and the tasks of a thread."""
+    try:
+        task: object = asyncio.current_task()
+    except RuntimeError:  # no loop of asyncio runs in this thread
+        task = _trio_task() if "trio" in sys.modules else None
+    return threading.get_ident(), 0 if task is None else id(task)
+
+
+def _trio_task() -> object:
+    try:
+        return sys.modules["trio"].lowlevel.current_task()
+    except RuntimeError:
+        return None
 
 
 def _renew() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.backends.base import BackendReport, Sink
-from stepscope.runtime import clock, strings, tracks
+from stepscope.compat.mxnet.pausing import pausing
+from stepscope.runtime import clock, strings, threads, tracks
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, Kind, empty_block
 from stepscope.runtime.schedule import ProfilerAction
-from stepscope.runtime.threads import start
 
 DEVICE_STORAGE = "Device Storage"
 """Category of the counters, as MXNet names it."""
@@ -42,19 +42,24 @@ class MemoryBackend:
         self._closed, self._records = False, False
         self._changed.clear()
         self._thread = threading.Thread(target=self._look, args=[sink], name="stepscope mxnet memory", daemon=True)
-        start(self._thread)
+        threads.start(self._thread)
+        pausing.resumed = self._changed.set
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         self._records = after.records
         self._changed.set()
 
+    @property
+    def _looks(self) -> bool:
+        return self._records and not pausing.paused
+
     def _look(self, sink: Sink) -> None:
         category, track = strings.category(DEVICE_STORAGE), tracks.process()
         while not self._closed:
-            self._changed.wait(INTERVAL)
+            self._changed.wait(INTERVAL if self._looks else None)  # stopped or paused, it sleeps
             self._changed.clear()
             now = clock.now()
-            found = list(self._in_use()) if self._records else []
+            found = list(self._in_use()) if self._looks else []
             try:
                 if found:
                     sink.deliver(_block(found, now, category, track))

@@ -1,17 +1,36 @@
-"""Objects that were started while recording is paused, and begin when it goes on."""
+"""Starts of objects in a pause of the recording: they begin when it goes on."""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Protocol
+
+from stepscope.runtime import _core
+
+
+class Start:
+    """One start of an object, which one `stop()` ends."""
+
+    __slots__ = ("caller", "forwarded", "is_forwarded", "span", "stopped")
+
+    def __init__(self, caller: tuple[int, int]) -> None:
+        """Args: the thread and the task that started it."""
+        self.caller = caller
+        self.forwarded: object = None
+        """What the tool returned that was told of it, if one was."""
+        self.is_forwarded = False
+        self.span: _core.span | None = None
+        """Its span; `None` while it waits for the end of a pause."""
+        self.stopped = False
 
 
 class Waiting(Protocol):
-    """What can begin later."""
+    """An object whose starts can begin later."""
 
-    def begin(self) -> None: ...
+    def begin(self, start: Start) -> None: ...
 
 
 class Pausing:
@@ -19,7 +38,9 @@ class Pausing:
 
     def __init__(self) -> None:
         self.paused = False
-        self._waiting: list[weakref.ref[Waiting]] = []
+        self.resumed: Callable[[], object] = lambda: None
+        """Called after the end of a pause."""
+        self._waiting: list[tuple[weakref.ref[Waiting], Start]] = []
         self._lock = threading.RLock()
 
     def pause(self) -> None:
@@ -31,42 +52,41 @@ class Pausing:
         with self._lock:
             self.paused = False
             waiting, self._waiting = self._waiting, []
-        for reference in waiting:
+        for reference, start in waiting:
             item = reference()
             if item is not None:
-                item.begin()
+                item.begin(start)
+        self.resumed()
 
     def forget(self) -> None:
         """Nothing is paused any more, and what waits never begins: recording has ended."""
         with self._lock:
             self.paused = False
             self._waiting = []
+        self.resumed()
 
-    def wait(self, item: Waiting) -> bool:
-        """Has an object wait; False if recording is not paused."""
+    def wait(self, item: Waiting, start: Start) -> bool:
+        """Has a start wait; False if recording is not paused."""
         with self._lock:
             if self.paused:
-                self._waiting.append(weakref.ref(item))
+                self._waiting.append((weakref.ref(item), start))
             return self.paused
 
-    def give_up(self, item: Waiting) -> bool:
-        """Whether the object waited; then it does so no more: it was stopped before recording went on."""
+    def give_up(self, start: Start) -> None:
+        """A start was stopped: it waits no more, if it did."""
+        if not self._waiting:
+            return
         with self._lock:
             for at in range(len(self._waiting) - 1, -1, -1):
-                if self._waiting[at]() is item:
+                if self._waiting[at][1] is start:
                     del self._waiting[at]
-                    return True
-        return False
-
-    @property
-    def any_waits(self) -> bool:
-        """Whether anything waits; read without the lock."""
-        return bool(self._waiting)
+                    return
 
     def renew(self) -> None:
         """In a forked child: its parent's threads may have held the lock."""
         self._lock = threading.RLock()
         self.paused = False
+        self.resumed = lambda: None
         self._waiting = []
 
 

@@ -17,6 +17,9 @@ from stepscope.runtime.threads import Work
 
 log = logging.getLogger("stepscope")
 
+LOG_AFTER_S = 30.0
+"""Seconds that `stop()` waits for callbacks before the log says so."""
+
 
 class Callbacks:
     """Calls a function with one view after the other, in order, off the training thread.
@@ -84,7 +87,19 @@ class _Turn:
         if not self.work.begun:
             return
         self.waiting.put(None)
-        if self._thread is not threading.current_thread():
+        if self._thread is threading.current_thread():
+            return
+        try:
+            self.work.result(LOG_AFTER_S)
+        except TimeoutError:
+            if self.work.over:  # the callback's own
+                raise
+            log.warning(
+                "stop() has waited for on_trace_ready for %g s and goes on waiting: a callback that waits for other ranks, or "
+                "for the training thread, never returns; py-spy dump --pid %d shows where it is",
+                LOG_AFTER_S,
+                os.getpid(),
+            )
             self.work.result()
 
     def _run(self) -> None:

@@ -26,12 +26,13 @@ class Address:
     Args:
         url: `ws://`, `wss://`, `http://` or `https://`, with or without a path.
         token: what the collector asks for; a file or function is read again for each connection.
-        insecure: whether a token may go to another machine without TLS.
+        insecure: allow another machine without TLS. The traces and the token go there in clear text, and whoever is between
+            can send commands to the program.
 
     Raises:
         TypeError: if the token is nothing of the kind.
-        ValueError: for a URL that is none of these or holds a password, for a token that others could read on its way, and
-            for a file that holds none.
+        ValueError: for a URL that is none of these or holds a password, for one of another machine without TLS, and
+            for a file that holds no token.
         OSError: if the token's file cannot be read.
     """
 
@@ -48,25 +49,21 @@ class Address:
         self.token_given = bool(token)
         """Whether there is a token that others cannot take from the environment."""
         self._token = token
-        self._readable = parts.hostname if scheme == "ws" and not (insecure or self.is_local) else None
-        self._refuse(token or os.environ.get(TOKEN_VARIABLE))
+        if scheme == "ws" and not (insecure or self.is_local):
+            raise ValueError(
+                f"{parts.hostname} is another machine, and {parts.scheme}:// has no TLS: others can read the traces and the token "
+                "on their way, and send commands to this program; use wss:// (stepscope collect --certificate), or allow it "
+                "with settings=LinkSettings(insecure=True) (--insecure)"
+            )
         if self.token_file is not None:
             self.headers()  # it is read again for each connection; who waits for the first one would learn of it late
-
-    def _refuse(self, token: object) -> None:
-        if token and self._readable:
-            raise ValueError(
-                f"a token would go to {self._readable} where others can read it; use wss://, or say "
-                "settings=LinkSettings(insecure=True) (--insecure)"
-            )
 
     def headers(self) -> dict[str, str]:
         """What is sent with the request for a connection.
 
         Raises:
             OSError: if the token's file cannot be read.
-            ValueError: if its file is empty, the token's function fails, or the token cannot be part of a header, or others
-                could read it on its way, as where the environment has one only now.
+            ValueError: if its file is empty, the token's function fails, or the token cannot be part of a header.
         """
         if callable(self._token):
             try:
@@ -80,7 +77,6 @@ class Address:
             token = os.environ.get(TOKEN_VARIABLE, "").strip() if self._token is None else self._token
         if not isinstance(token, str) or not fits_header(token):
             raise ValueError(UNFIT_TOKEN)
-        self._refuse(token)
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def __repr__(self) -> str:

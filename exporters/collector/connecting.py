@@ -81,8 +81,8 @@ class Connecting(ABC):
         """Begins to connect.
 
         Args:
-            insists: whether somebody may mend what the other end refuses it for, and it goes on until then; the log tells
-                of it. Else who started it says why it was refused.
+            insists: whether the log says why the other end refuses it. Else the caller does. Connecting goes on in either
+                case, until `close` or `abort`.
         """
         self._insists = insists
         self._task = asyncio.create_task(self._run(), name="stepscope link")

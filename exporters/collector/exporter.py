@@ -66,13 +66,15 @@ class CollectorExporter:
         tls: how to check the collector's certificate, if not as usual.
 
     Raises:
-        ValueError: for a URL that is none of these or holds a password, if the token would go to another machine
-            without TLS, and if its file holds none.
+        ValueError: for a URL that is none of these or holds a password, for `ws://` or `http://` to another machine unless
+            `LinkSettings.insecure` allows it, and if the token's file holds none.
         OSError: if the token's file cannot be read.
         ImportError: if the packages that it needs are not installed; says how to get them.
     """
 
     name = "collector"
+    takes_commands = True
+    """Whether commands can reach the process by the way that the stream goes."""
     max_frame = protocol.MAX_FRAME
     """Bytes of a frame at most."""
 
@@ -139,7 +141,7 @@ class CollectorExporter:
         self._backlog.error = unusable
         writer.open(run)
         self._run, self._writer = run, writer
-        version = 0 if run.control is None else CONTROL
+        version = 0 if run.control is None or not self.takes_commands else CONTROL
         self._link = self._make_link(
             lambda: protocol.Hello(self.stream, writer.sync_word, self._backlog.oldest, record, control=version)
         )

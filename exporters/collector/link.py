@@ -18,6 +18,7 @@ from stepscope.exporters.collector.backlog import Backlog
 from stepscope.exporters.collector.connecting import Connecting
 from stepscope.exporters.collector.discreet import Discreet
 from stepscope.exporters.collector.settings import LinkSettings
+from stepscope.exporters.redirects import redirected
 from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
 from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.errors import FormatError
@@ -41,6 +42,14 @@ CLOSING = 1.0
 """Seconds for a collector to answer that the connection ends."""
 MOST_ORDERS = 16
 """Commands that are carried out at once."""
+
+
+class _ConnectWithoutRedirects(connect):
+    """Follows no redirect: it would take the stream, and who may send commands, to a host that nobody named."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        """The error as it is."""
+        return exc
 
 
 class Link(Connecting):
@@ -87,6 +96,9 @@ class Link(Connecting):
     def _reason(self, failure: Exception) -> tuple[str, bool]:
         if isinstance(failure, InvalidStatus):
             status = failure.response.status_code
+            if 300 <= status < 400:
+                location = failure.response.headers.get("Location", "")
+                return f"it answered {status} to the connection, {redirected(location)}", True
             advice = f": {_ADVICE[status]}" if status in _ADVICE else ""
             return f"it answered {status} to the connection{advice}", status in REFUSALS
         if isinstance(failure, _Refusal):
@@ -102,7 +114,7 @@ class Link(Connecting):
         return super()._reason(failure)
 
     async def _connection(self) -> None:
-        async with connect(
+        async with _ConnectWithoutRedirects(
             self._address.url,
             additional_headers=self._address.headers(),
             subprotocols=[Subprotocol(protocol.SUBPROTOCOL)],

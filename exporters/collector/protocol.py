@@ -159,8 +159,9 @@ def decode(message: bytes) -> tuple[Header, memoryview]:
 
 
 def short(run: RunRecord) -> RunRecord:
-    """A run with names that fit a header."""
-    return msgspec.structs.replace(run, name=run.name[:MAX_NAME], host=run.host[:MAX_NAME])
+    """A run with names of `MAX_NAME` characters at most."""
+    names = ("name", "host", "job", "clock", "id")
+    return msgspec.structs.replace(run, **{name: getattr(run, name)[:MAX_NAME] for name in names})
 
 
 def identity(run: RunRecord) -> RunRecord:

@@ -36,4 +36,4 @@ class LinkSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sync_interval: SyncInterval = 5.0
     """Between the later ones."""
     insecure: bool = False
-    """Whether a token may go to another machine without TLS."""
+    """Whether another machine may be reached without TLS: others can read the traces and the token, and send commands."""

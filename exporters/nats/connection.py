@@ -16,6 +16,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.redirects import redirected
 from stepscope.exporters.secret_file import read_secret
 from stepscope.runtime.ending_tasks import finish
 
@@ -45,6 +46,12 @@ class Guarded(Client):
             plain = not self._servers_meant.wants_tls(scheme) and self._servers_meant.may_be_plain(host)
             if not protected and not plain:
                 raise NatsError(f"nats: {host} does without TLS, so it is told nothing")
+            if scheme in ("ws", "wss"):
+                # The client of `nats` follows redirects, also to hosts without TLS.
+                transport: Any = self._transport
+                for answer in transport._ws._response.history:
+                    location = answer.headers.get("Location", "")
+                    raise NatsError(f"nats: {host} answered {answer.status}, {redirected(location)}")
         untyped: Any = super()
         await untyped._process_info(info, initial_connection)
 

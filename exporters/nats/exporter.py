@@ -41,6 +41,7 @@ class NatsExporter(CollectorExporter):
     """
 
     name = "nats"
+    takes_commands = False
     max_frame = MAX_FRAME
 
     def __init__(

@@ -46,8 +46,8 @@ class OtlpExporter:
     Args:
         endpoint: URL of the receiver without `/v1/traces`; default: the variables OTEL_EXPORTER_OTLP_..., which have the
             meaning that OpenTelemetry specifies, else `http://localhost:4318`.
-        headers: sent with every request, such as an API key; never shown. They go before those of the environment. Over
-            `http:` whoever is between can read them.
+        headers: sent with every request, such as an API key; never shown. They go before those of the environment. What looks
+            like a secret is refused for another machine over `http:` unless `OtlpOptions.insecure` allows it.
         options: all other settings.
 
     Raises:

@@ -65,5 +65,8 @@ class OtlpOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Ours, for receivers that ask; default: OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE."""
     client_key: str | None = None
     """The key of it, if that is another file; default: OTEL_EXPORTER_OTLP_CLIENT_KEY."""
+    insecure: bool = False
+    """Whether headers and parameters that look like a secret (Authorization, keys, tokens, cookies) may go to another machine
+    over `http:`, where others can read them; also OTEL_EXPORTER_OTLP_INSECURE in the environment."""
     verify: bool = True
     """Whether the receiver's certificate is checked. Without that anybody between may read headers and traces."""

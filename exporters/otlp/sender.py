@@ -24,6 +24,7 @@ from stepscope.exporters.otlp.request import Request
 from stepscope.exporters.otlp.resource import our_version
 from stepscope.exporters.otlp.retry import RETRYABLE, Backoff, retry_after
 from stepscope.exporters.otlp.target import Target
+from stepscope.exporters.redirects import redirected
 from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
 from stepscope.runtime.errors import BrokenError
 from stepscope.runtime.table import printable
@@ -227,6 +228,8 @@ class Sender:
             if 200 <= status < 300:
                 return answer
             said = f"{status} {_phrase(status)}{detail(self.target.redact(answer.body.decode('latin-1')))}"
+            if 300 <= status < 400:
+                said += f"; {self.target.redact(redirected(response.headers.get('Location', '')))}"
             failure = _Later(said, answer.wait) if status in RETRYABLE else Refused(status, f"{self.target}: {said}")
         raise failure from None  # errors of the client may hold headers
 

@@ -9,8 +9,9 @@ import os
 import re
 from collections.abc import Mapping
 from typing import Literal, TypeAlias, cast
-from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
+from stepscope.exporters.collector.address import is_local
 from stepscope.exporters.otlp.options import OtlpOptions
 
 Signal: TypeAlias = Literal["traces", "metrics"]
@@ -21,6 +22,8 @@ PREFIX = "OTEL_EXPORTER_OTLP_"
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _UNPRINTABLE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
+_SECRET = re.compile(r"auth|token|key|secret|passw|cookie|credential", re.IGNORECASE)
+"""In the name of a header or parameter whose value is probably a secret."""
 _OURS = {"content-type", "content-encoding", "content-length", "transfer-encoding", "host", "connection"}
 
 
@@ -51,6 +54,7 @@ class Target:
         for name, value in [*_named(signal), *(headers or {}).items()]:
             _check_header(name, value)
             self.headers[name.lower()] = value
+        self._refuse_clear_text(options)
         compression = options.compression or variable("COMPRESSION", signal) or "gzip"
         if compression not in ("gzip", "none"):
             raise ValueError(f"{PREFIX}COMPRESSION is {compression!r}: use gzip or none")
@@ -59,6 +63,18 @@ class Target:
         self.certificate = options.certificate or variable("CERTIFICATE", signal) or None
         self.client_certificate = options.client_certificate or variable("CLIENT_CERTIFICATE", signal) or None
         self.client_key = options.client_key or variable("CLIENT_KEY", signal) or None
+
+    def _refuse_clear_text(self, options: OtlpOptions) -> None:
+        host = urlsplit(self.url).hostname or ""
+        if self.encrypted or is_local(host) or options.insecure or variable("INSECURE", self.signal).lower() == "true":
+            return
+        secret = [f"the header {name!r}" for name in self.headers if _SECRET.search(name)]
+        secret += [f"the parameter {name!r}" for name, _ in parse_qsl(urlsplit(self.url).query) if _SECRET.search(name)]
+        if secret:
+            raise ValueError(
+                f"{' and '.join(secret)} would go to {host} over http:, where others can read it; use https://, or allow it with "
+                f"OtlpOptions(insecure=True) or {PREFIX}INSECURE=true"
+            )
 
     @property
     def encrypted(self) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-MOST = 1 << 20
-"""Ranks that a text may name."""
+MAX_RANKS = 1 << 20
+"""Ranks of one job, and ranks that one text names. Larger numbers come from damaged or hostile input."""
 
+_SHOWN = 80
+"""Characters of a text that a message quotes."""
 _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
@@ -18,39 +20,44 @@ def ranks_from(said: str | Sequence[int] | None) -> tuple[int, ...] | None:
         said: numbers and ranges with commas between, `all` for all, or the numbers themselves.
 
     Raises:
-        ValueError: naming the part that is wrong.
+        ValueError: naming the part that is wrong, or if the text names more than `MAX_RANKS` ranks.
     """
     if said is None or (isinstance(said, str) and said.strip() == "all"):
         return None
     if not isinstance(said, str):
         return tuple(sorted(set(said)))
-    ranks: set[int] = set()
+    shown = repr(said if len(said) <= _SHOWN else f"{said[:_SHOWN]}...")
+    ranges: list[range] = []
+    named = 0
     for part in said.split(","):
-        found = _PART.fullmatch(part.strip())
+        part = part.strip()
+        found = _PART.fullmatch(part)
         if found is None:
             raise ValueError(
-                f"ranks is {said!r}: {part.strip()!r} is no rank and no range of ranks; write 0,3-5 or all"
+                f"ranks is {shown}: {part[:_SHOWN]!r} is no rank and no range of ranks; write 0,3-5 or all"
             )
         first = int(found[1])
         last = int(found[2]) if found[2] else first
         if last < first:
-            raise ValueError(f"ranks is {said!r}: the range {part.strip()!r} runs backwards; write {last}-{first}")
-        if last - first >= MOST:
-            raise ValueError(f"ranks is {said!r}: the range {part.strip()!r} has more than {MOST:,} ranks")
-        ranks.update(range(first, last + 1))
-    return tuple(sorted(ranks))
+            raise ValueError(f"ranks is {shown}: the range {part!r} runs backwards; write {last}-{first}")
+        named += last - first + 1
+        if named > MAX_RANKS:  # counted before any set is built: a short text can name millions
+            raise ValueError(
+                f"ranks is {shown}: up to {part!r} it names {named:,} ranks, the limit is {MAX_RANKS:,}; "
+                "write all for every rank"
+            )
+        ranges.append(range(first, last + 1))
+    return tuple(sorted(set().union(*ranges)))
 
 
 def ranks_text(ranks: Sequence[int] | None) -> str:
     """The shortest text that `ranks_from` reads back."""
     if ranks is None:
         return "all"
-    parts: list[str] = []
-    ordered = sorted(set(ranks))
-    while ordered:
-        end = 1
-        while end < len(ordered) and ordered[end] == ordered[0] + end:
-            end += 1
-        parts.append(str(ordered[0]) if end == 1 else f"{ordered[0]}-{ordered[end - 1]}")
-        ordered = ordered[end:]
-    return ",".join(parts)
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.control.ranks import MAX_RANKS
 from stepscope.runtime.journal.format import FrameType
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.plain import plain
@@ -29,6 +30,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     rank: Int64 | None = None
     world_size: Int64 | None = None
+    """`None` also in place of a number above `MAX_RANKS`: sets of that many ranks are made of it."""
     created_ns: Int64 = 0
     """Unix time."""
     job: str = ""
@@ -36,6 +38,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Names the monotonic clock of the events' times."""
     id: str = ""
     """Drawn at random for the run; empty in journals of versions that gave none."""
+
+    def __post_init__(self) -> None:
+        if self.world_size is not None and self.world_size > MAX_RANKS:
+            msgspec.structs.force_setattr(self, "world_size", None)
 
 
 class TrackRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):

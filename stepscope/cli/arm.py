@@ -92,7 +92,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     remote = parser.add_argument_group("collector")
     remote.add_argument("--token-file", type=Path, metavar="FILE", help="its token; else $STEPSCOPE_TOKEN")
     remote.add_argument("--ca", type=Path, metavar="FILE", help="certificates to trust, PEM; default: the system's")
-    remote.add_argument("--insecure", action="store_true", help="let a token go to another machine without TLS")
+    remote.add_argument("--insecure", action="store_true", help="allow another machine without TLS")
     remote.add_argument("--name", default="", help="name of the runs, where several jobs are connected")
     remote.add_argument("--job", default="", help="the job, where several are connected")
     parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="wait so long for answers; default 30")

@@ -212,11 +212,15 @@ def _check(parser: argparse.ArgumentParser, kind: type[Checked], values: Mapping
 
 def _exporter(url: str, token: Path | None) -> str:
     """What sends to a collector, as one would write it."""
+    from stepscope.exporters.collector.address import is_local
+
     parts = urlsplit(url)
     everywhere = parts.hostname in ("0.0.0.0", "::")
     where = f"{socket.gethostname()}:{parts.port}" if everywhere else parts.netloc
     scheme = {"http": "ws", "https": "wss"}[parts.scheme]
     shown = "" if token is None else f", token=Path({str(token)!r})"
+    if scheme == "ws" and not is_local(parts.hostname or ""):
+        shown += ", settings=sc.LinkSettings(insecure=True)"
     return f'sc.CollectorExporter("{scheme}://{where}"{shown})'
 
 

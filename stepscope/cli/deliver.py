@@ -51,7 +51,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "--token-file", type=Path, metavar="FILE", help="what the collector asks for; else $STEPSCOPE_TOKEN"
     )
     parser.add_argument("--ca", type=Path, metavar="FILE", help="certificates to trust, PEM; default: the system's")
-    parser.add_argument("--insecure", action="store_true", help="let a token go to another machine without TLS")
+    parser.add_argument("--insecure", action="store_true", help="allow another machine without TLS")
     parser.add_argument(
         "--timeout",
         type=float,

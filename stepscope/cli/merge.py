@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,15 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "sources",
         metavar="DIR",
         type=Path,
-        nargs="+",
+        nargs="*",
         help="a collector's directory, any with journals below, a journal",
+    )
+    parser.add_argument(
+        "--sources",
+        dest="listed",
+        metavar="FILE",
+        type=Path,
+        help="a file of further ones, with a zero byte between two",
     )
     parser.add_argument("--out", metavar="OUT", type=Path, required=True, help="file or directory to write")
     formats.add_format(parser)
@@ -80,6 +88,11 @@ def merge(given: argparse.Namespace) -> int:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
     if given.format not in DIRECTORIES:
         formats.chosen(given, "out")
+    sources: list[Path] = [*given.sources]
+    if given.listed is not None:
+        sources += [Path(os.fsdecode(name)) for name in given.listed.read_bytes().split(b"\0") if name]
+    if not sources:
+        given.parser.error("name a collector's directory, any with journals below, or a journal")
     if given.of and given.window is None:
         given.parser.error("--of says whose number of a window it is: it wants --window")
     progress = Progress()
@@ -87,7 +100,7 @@ def merge(given: argparse.Namespace) -> int:
     with made_directory(into if given.format in DIRECTORIES else into.parent):
         report = anyio.run(
             lambda: write_merged(
-                given.sources,
+                sources,
                 given.out,
                 format=given.format,
                 job=given.job,

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from stepscope.exporters.collector.address import Address
+from stepscope.exporters.redirects import redirected
 from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
 from stepscope.runtime.control.armed import ArmedStatus
 from stepscope.runtime.errors import ControlError
@@ -78,6 +79,9 @@ def send_order(given: argparse.Namespace, order: dict[str, Any]) -> OrderResult:
         return msgspec.json.decode(content, type=OrderResult)
     except urllib.error.HTTPError as error:
         with error:
+            if 300 <= error.code < 400:
+                said = redirected(error.headers.get("Location", ""))
+                raise ControlError(f"{given.url} answered {error.code}, {said}") from error
             raise ControlError(f"the collector at {given.url} refuses: {_detail(error)}") from error
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error

@@ -1,0 +1,40 @@
+"""`stop()` waits for `on_trace_ready`, and the log says so when that takes long."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from stepscope.compat.torch import callbacks
+
+
+def test_a_callback_that_takes_long_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Once; the wait goes on until it has returned."""
+    monkeypatch.setattr(callbacks, "LOG_AFTER_S", 0.05)
+    goes_on = threading.Event()
+
+    class Releasing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            goes_on.set()
+
+    log = logging.getLogger("stepscope")
+    handler = Releasing(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        made = callbacks.Callbacks(lambda view: goes_on.wait(30))
+        made.put(1)
+        made.finish()
+    finally:
+        log.removeHandler(handler)
+    assert made.made == 1
+    assert caplog.text.count("has waited for on_trace_ready for 0.05 s and goes on waiting") == 1
+
+
+def test_a_quick_one_is_not(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is said."""
+    made = callbacks.Callbacks(lambda view: None)
+    made.put(1)
+    made.finish()
+    assert made.made == 1 and not caplog.text
