@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from stepscope.runtime import _core, asyncio_tasks
+from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.detail import EVERYTHING
-from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks
 from stepscope.runtime.mounts import IN_MEMORY, file_system_of
 from stepscope.runtime.options import Options
@@ -46,18 +46,22 @@ class Recorder:
         Raises:
             OutputError: if no directory for the session can be made.
         """
-        self.directory = make_session(options, sweep_beside)
+        reserve_standard_descriptors()
+        slots, rings = ring_sizes(options, options.ring_bytes)
+        self._slots, self._rings, self._keeps_ring = slots, rings, options.overflow == "drop_oldest"
+        order = Shedding.of(options)
+        _core.set_shedding(order.native, order.shares)
+
+        def open_in(directory: Path) -> None:
+            self.spool = Spool(directory, options.queue_bytes)
+            try:
+                self.wake_fd = _core.open(str(directory), slots, rings, options.overflow, options.block_seconds)
+            except BaseException:
+                self.spool.close()
+                raise
+
+        self.directory = make_session(options, sweep_beside, open_in)
         _warn_of_disk(self.directory)
-        try:
-            slots, rings = ring_sizes(options, options.ring_bytes)
-            order = Shedding.of(options)
-            _core.set_shedding(order.native, order.shares)
-            self.wake_fd = _core.open(str(self.directory), slots, rings, options.overflow, options.block_seconds)
-            self._slots, self._rings, self._keeps_ring = slots, rings, options.overflow == "drop_oldest"
-            self.spool = Spool(self.directory, options.queue_bytes)
-        except OSError as error:
-            shutil.rmtree(self.directory, ignore_errors=True)
-            raise OutputError(error.errno, f"cannot open a session in {self.directory}: {error.strerror}") from error
         self.workers = Workers(self.directory, options.worker_ring_bytes)
         self.undelivered: dict[object, Path] = {}
         """Directories of the runs of which it may hold something that nobody has yet, by their pipelines."""

@@ -16,18 +16,21 @@ import json
 import logging
 import os
 import re
+import shutil
 import stat
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from stepscope.runtime import json_text
 from stepscope.runtime.errors import OutputError, SessionError
 from stepscope.runtime.flight.segment import PREFIX as KEPT
-from stepscope.runtime.held_files import hold, lock
+from stepscope.runtime.held_files import hold, lock, release
 from stepscope.runtime.options import Options
+from stepscope.runtime.paths import absolute, temporary_directory
 from stepscope.runtime.processes import is_running, process_identity
 from stepscope.runtime.spool import FILES as SPOOL_FILES
 
@@ -59,14 +62,19 @@ class Identity(msgspec.Struct, frozen=True):
         return is_running(self.pid, self.start_time)
 
 
-def make_session(options: Options, prepare: Callable[[Path], None] = lambda place: None) -> Path:
-    """Makes a private directory, in memory where the system has a place for that.
+def make_session(
+    options: Options,
+    prepare: Callable[[Path], None] = lambda place: None,
+    use: Callable[[Path], None] = lambda directory: None,
+) -> Path:
+    """Makes a private directory, in memory where the system has a place for that. Where one place fails the next is tried.
 
     It is in use (`in_use`) as long as this process lives.
 
     Args:
         options: where it is to be, and what processes that join are to know.
         prepare: is called before a directory is made in a place, which may be full.
+        use: opens what is to be in the directory; an `OSError` means that this place cannot be used.
 
     Raises:
         OutputError: if none can be made.
@@ -74,21 +82,25 @@ def make_session(options: Options, prepare: Callable[[Path], None] = lambda plac
     problems: list[str] = []
     for place in places(options.session_dir):
         prepare(Path(place))
+        held = -1
         try:
             directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
         except OSError as error:
             problems.append(f"{place}: {error.strerror}")
             continue
         try:
-            _write(directory / "options", msgspec.json.encode(options))
+            _write(directory / "options", json_text.encode(options))
             write_identity(directory)
+            held = hold(directory / "process.json")
+            use(directory)
         except OSError as error:
+            release(held)
             problems.append(f"{place}: {error.strerror}")
-            with contextlib.suppress(OSError):
-                remove_session(directory)
+            shutil.rmtree(directory, ignore_errors=True)
             continue
-        hold(directory / "process.json")
         return directory
+    if not options.session_dir and temporary_directory() is None:
+        problems.append("no directory for temporary files can be written")
     raise OutputError(f"no directory for the session can be made ({'; '.join(problems)}); set Options.session_dir")
 
 
@@ -180,7 +192,7 @@ def read_options(session: Path) -> Options:
         SessionError: if they cannot be read, as when another version wrote them.
     """
     try:
-        return msgspec.json.decode(_read(session / "options"), type=Options)
+        return json_text.decode(_read(session / "options"), Options)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise SessionError(f"the settings in {session} cannot be used: {error}") from error
 
@@ -209,9 +221,16 @@ def session_of(pid: int) -> Path | None:
     return None
 
 
-def places(wanted: str | None) -> list[str]:
-    """Directories that may hold sessions, the preferred one first."""
-    return [os.path.abspath(wanted)] if wanted else ["/dev/shm", tempfile.gettempdir()]
+def places(wanted: str | None) -> Iterator[str]:
+    """Directories that may hold sessions, the preferred one first. The second choice is looked up when it is asked for: where
+    the first will do, there need not be any."""
+    if wanted:
+        yield str(absolute(wanted))
+        return
+    yield "/dev/shm"
+    temporary = temporary_directory()
+    if temporary is not None:
+        yield str(temporary)
 
 
 def is_session_file(name: str) -> bool:

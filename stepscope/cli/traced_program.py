@@ -58,8 +58,8 @@ class TracedProgram(msgspec.Struct, frozen=True):
         backend = None if arguments.no_torch else _backend(arguments)
         rank = rank_from_environment()[0]
         # Chosen here, so that what the exporters write is in the run's directory.
-        directory = Output.choose(arguments.out, name, None).path
-        files, exporters = _exporters(arguments, directory if rank is None else directory / f"rank{rank}")
+        output = Output.choose(arguments.out, name, None)
+        files, exporters = _exporters(arguments, output.path if rank is None else output.path / f"rank{rank}")
         steps = OptimizerSteps(lambda: profiler.step())
         profiler = trace(
             schedule=chosen,
@@ -67,7 +67,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
             backends=[] if backend is None else [LateTorch(backend)],
             exporters=exporters,
             name=name,
-            output_dir=directory,
+            output_dir=output,
             metadata={"command": [program, *rest]},
             options=PATIENT,
         )
