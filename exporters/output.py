@@ -16,6 +16,7 @@ import aiofiles
 import aiofiles.os
 
 from stepscope.exporters.rotation import PART, numbered
+from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.presence import Presence, rescue
 
@@ -69,6 +70,7 @@ def open_for_writing(path: str | os.PathLike[str], flags: int) -> int:
     Raises:
         OSError: if it is something else: a link is not followed, and a pipe is not waited for.
     """
+    reserve_standard_descriptors()
     file = os.open(path, flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):

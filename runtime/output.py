@@ -37,8 +37,7 @@ RUNS = Path("stepscope_runs")
 """Where runs have their directories, if nothing is said."""
 
 _WRONG_NAMES = frozenset(
-    getattr(errno, name)
-    for name in "EACCES EPERM EROFS ENOENT ENOTDIR EEXIST EISDIR ELOOP EINVAL ENAMETOOLONG".split()
+    getattr(errno, name) for name in "EACCES EPERM EROFS ENOENT ENOTDIR EEXIST EISDIR ELOOP EINVAL ENAMETOOLONG".split()
 )
 """Errors of the name that the user gave, rather than of the machine at this moment, such as a full disk."""
 

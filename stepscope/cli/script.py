@@ -16,6 +16,8 @@ from types import FrameType, ModuleType, TracebackType
 
 import msgspec
 
+from stepscope.cli.messages import message
+
 _OWN = (__file__, runpy.__file__)
 
 
@@ -32,7 +34,7 @@ class Outcome(msgspec.Struct, frozen=True):
     def tell(self) -> None:
         """Prints what the interpreter would have printed at the end: the error as `sys.excepthook` shows it."""
         if self.message:
-            print(self.message, file=sys.stderr)
+            message(self.message)
         if self.error is not None:
             # Python's own hook shows the traceback that the error holds, not the one that it is given.
             self.error.__traceback__ = _without_own(self.error.__traceback__)

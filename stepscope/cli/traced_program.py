@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import select
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import msgspec
 from stepscope.backends.torch import TorchBackend
 from stepscope.cli import opening
 from stepscope.cli.late_torch import LateTorch
+from stepscope.cli.messages import message
 from stepscope.cli.optimizer_steps import OptimizerSteps
 from stepscope.cli.progress import Progress
 from stepscope.cli.torch_import import TorchImport
@@ -86,7 +86,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
     def tell(self) -> None:
         """Prints the table, the report and what opens the result."""
         say = [self.profiler.summary(top=15), str(self.profiler.report()), "", *self._opening()]
-        print("\n".join(say), file=sys.stderr)
+        message("\n".join(say))
 
     def tell_of_signal(self, name: str) -> None:
         """Says that a signal ends the program, and where the files are; `end` has been called by nobody."""
