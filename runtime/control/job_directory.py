@@ -23,6 +23,7 @@ from stepscope.runtime import locks
 from stepscope.runtime.control.file_reading import read_bounded
 from stepscope.runtime.control.peer import SILENCE, Peer
 from stepscope.runtime.errors import ControlError
+from stepscope.runtime.held_files import is_locked_by_another
 from stepscope.runtime.presence import replace_private
 
 log = logging.getLogger("stepscope")
@@ -95,6 +96,7 @@ class JobDirectory:
             Whether this process leads.
 
         Raises:
+            ControlError: if the file system has no locks.
             OSError: if the directory is gone.
         """
         if self._lock >= 0:
@@ -106,9 +108,14 @@ class JobDirectory:
             try:
                 # Of the process, not of the open file: children that are forked do not keep it.
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except OSError as error:
                 os.close(file)
-                return False
+                if is_locked_by_another(error):
+                    return False
+                raise ControlError(
+                    f"the file system of {self.path} has no locks ({error.strerror}), so the ranks cannot agree on a window: "
+                    "put the control file on one that has, or set agree=False, and each rank records by itself"
+                ) from error
             _led.add(str(self.path))
             self._lock = file
             return True
