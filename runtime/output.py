@@ -64,7 +64,7 @@ def _default_runs() -> tuple[Path, str]:
 
 def file_name(name: str) -> str:
     """The name of a run as it is fit for a directory."""
-    return re.sub(r"[^\w.-]+", "_", name).strip(".").encode()[:64].decode(errors="ignore") or "run"
+    return re.sub(r"[^\w.-]+", "_", name).strip(".").encode(errors="replace")[:64].decode(errors="ignore") or "run"
 
 
 class Output:

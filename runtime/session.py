@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.runtime import json_text
+from stepscope.runtime.encoding import exact_json, from_exact_json
 from stepscope.runtime.errors import OutputError, SessionError
 from stepscope.runtime.flight.segment import PREFIX as KEPT
 from stepscope.runtime.held_files import hold, lock, release
@@ -89,7 +89,7 @@ def make_session(
             problems.append(f"{place}: {error.strerror}")
             continue
         try:
-            _write(directory / "options", json_text.encode(options))
+            _write(directory / "options", exact_json(options))
             write_identity(directory)
             held = hold(directory / "process.json")
             use(directory)
@@ -192,7 +192,7 @@ def read_options(session: Path) -> Options:
         SessionError: if they cannot be read, as when another version wrote them.
     """
     try:
-        return json_text.decode(_read(session / "options"), Options)
+        return from_exact_json(_read(session / "options"), Options)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise SessionError(f"the settings in {session} cannot be used: {error}") from error
 

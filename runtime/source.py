@@ -17,6 +17,7 @@ from stepscope.runtime.messages import Delivery, Dropped, Message, Spawn, Waterm
 from stepscope.runtime.number import whole
 from stepscope.runtime.options import Options
 from stepscope.runtime.outside import contain, interrupts
+from stepscope.runtime.paths import readable
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.signals import uninterrupted
 from stepscope.runtime.sink import BackendReport, Sink
@@ -89,7 +90,7 @@ class Source:
 
     def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options) -> None:
         self.backend = backend
-        self.name = backend.name
+        self.name = readable(backend.name)
         self.raised: ErrorKeeper[BaseException] = ErrorKeeper()
         self.open = False
         self._inbox = inbox

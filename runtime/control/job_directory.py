@@ -22,6 +22,7 @@ import msgspec
 from stepscope.runtime import locks
 from stepscope.runtime.control.file_reading import read_bounded
 from stepscope.runtime.control.peer import SILENCE, Peer
+from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.held_files import is_locked_by_another
 from stepscope.runtime.presence import replace_private
@@ -59,7 +60,7 @@ class JobDirectory:
     def __init__(self, watched: Path, job: str) -> None:
         """Args: the watched file; what the job is called, empty where nobody says."""
         watched = watched.parent.resolve() / watched.name
-        named = hashlib.sha256(f"{os.geteuid()}\0{job}\0{watched}".encode()).hexdigest()[:16]
+        named = hashlib.sha256(os.fsencode(f"{os.geteuid()}\0{job}\0{watched}")).hexdigest()[:16]
         self.path = watched.parent / f".stepscope-{named}"
         self.me = Peer.here()
         self._lock = -1
@@ -173,7 +174,7 @@ class JobDirectory:
 
     def say_leader(self, epoch: str) -> None:
         """Writes that this process leads the run."""
-        replace_private(self.path / "current.json", msgspec.json.encode(Current(epoch, self.me)))
+        replace_private(self.path / "current.json", json_bytes(Current(epoch, self.me)))
 
     def goes_on(self, epoch: str, rank: int) -> bool:
         """Whether another one of the run lives than this process as this rank. Of those of other machines only the time of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import traceback
 from collections.abc import Sequence
@@ -61,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     reserve_standard_descriptors()
     given = parser().parse_args(arguments)
+    if given.command != "run" and isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # paths may hold bytes that are not UTF-8
     try:
         code: int = given.function(given)
         if (
