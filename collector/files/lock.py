@@ -56,7 +56,7 @@ class DirectoryLock:
 
 def place_name(place: str) -> str:
     """Names a place that is uploaded to, in file names."""
-    return hashlib.sha256(place.encode()).hexdigest()[:16]
+    return hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
 
 
 class UploadLock:
