@@ -18,6 +18,7 @@ import aiofiles.os
 from stepscope.exporters.rotation import PART, numbered
 from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.errors import OutputError
+from stepscope.runtime.paths import real
 from stepscope.runtime.presence import Presence, rescue
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class OutputFile:
         Raises:
             OutputError: if that cannot be done.
         """
-        key = await asyncio.to_thread(os.path.realpath, path)
+        key = await asyncio.to_thread(real, path)
         if key in _being_written:
             raise OutputError(errno.EBUSY, f"another exporter of this process writes to {path}; give one another name")
         _being_written.add(key)

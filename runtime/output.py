@@ -21,7 +21,7 @@ from stepscope.runtime.formats import exporter_for, replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.launch import launch_directory, launch_name, own_directory
 from stepscope.runtime.outlet import Outlet
-from stepscope.runtime.paths import can_create_in, temporary_directory, user_directory
+from stepscope.runtime.paths import absolute, can_create_in, temporary_directory, user_directory
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.presence import refuse_link
 from stepscope.runtime.processes import process_identity
@@ -51,6 +51,10 @@ class _Journal(Protocol):
     def path_of(self, window: int) -> Path | None:
         """The file that holds this window; `None` if none does any more."""
         ...
+
+
+_warned: set[str] = set()
+"""Why runs of this process are not in the working directory: it is said once."""
 
 
 def _default_runs() -> tuple[Path, str]:
@@ -136,7 +140,8 @@ class Output:
             self._cannot_be_written(error)
             return
         self.made = True
-        if self._elsewhere:
+        if self._elsewhere and self._elsewhere not in _warned:
+            _warned.add(self._elsewhere)
             log.warning("%s, so the run is written to %s; output_dir names another place", self._elsewhere, self.path)
 
     def _cannot_be_written(self, error: OSError) -> None:
@@ -190,7 +195,7 @@ class Output:
 
     def note_output(self, file: Path, being_written: bool) -> None:
         """Notes which files recovery would have to complete; from any thread, as exporters begin and complete them."""
-        name = os.path.abspath(file)
+        name = os.path.normpath(absolute(file))
         with self._noting:
             if self._note is None:
                 return
@@ -272,7 +277,7 @@ class Output:
             raise ProfilerStateError(
                 f"window {window.index} has no file any more: newer and slower ones were saved since"
             )
-        directory = path.absolute().parent
+        directory = absolute(path).parent
         exporter = exporter_for(path, format)
 
         async def replay() -> None:

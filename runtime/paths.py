@@ -17,6 +17,14 @@ def absolute(path: str | os.PathLike[str]) -> Path:
         return Path(path)
 
 
+def real(path: str | os.PathLike[str]) -> str:
+    """The path without links; as it is where the working directory was deleted and the path is relative."""
+    try:
+        return os.path.realpath(path)
+    except OSError:
+        return os.fspath(path)
+
+
 def temporary_directory() -> Path | None:
     """The system's directory for temporary files; `None` if none can be written, as in a container whose root file system
     is read-only."""

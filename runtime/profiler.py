@@ -202,7 +202,7 @@ class Profiler(Reporting):
         return ""
 
     def _open_pipeline(self) -> None:
-        source = self._recorder = recorder(self.options)
+        source = self._recorder = recorder(self.options, self.output.path if self.output.made else None)
         self._anchor = clock.ClockAnchor.read()
         run = Run.here(
             name=self.name,

@@ -40,8 +40,12 @@ DRAIN_LIMIT = 1 << 18
 class Recorder:
     """Records the events of this process. One per process, made by the first profiler, closed when Python exits."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, last: Path | None = None) -> None:
         """Makes the session directory and opens the native recorder in it.
+
+        Args:
+            options: sizes, and where the directory is to be.
+            last: where it is made if it cannot be elsewhere.
 
         Raises:
             OutputError: if no directory for the session can be made.
@@ -60,7 +64,7 @@ class Recorder:
                 self.spool.close()
                 raise
 
-        self.directory = make_session(options, sweep_beside, open_in)
+        self.directory = make_session(options, sweep_beside, open_in, last)
         _warn_of_disk(self.directory)
         self.workers = Workers(self.directory, options.worker_ring_bytes)
         self.undelivered: dict[object, Path] = {}
@@ -181,12 +185,12 @@ _inherited: Path | None = None
 _making = threading.Lock()
 
 
-def recorder(options: Options) -> Recorder:
-    """The process's recorder; the options of the first caller count."""
+def recorder(options: Options, last: Path | None = None) -> Recorder:
+    """The process's recorder; the arguments of the first caller count."""
     global _recorder
     with _making:
         if _recorder is None:
-            _recorder = Recorder(options)
+            _recorder = Recorder(options, last)
         return _recorder
 
 

@@ -12,6 +12,7 @@ run-1 ..      where the notes of the runs are that it records for: `SessionNote`
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -66,6 +67,7 @@ def make_session(
     options: Options,
     prepare: Callable[[Path], None] = lambda place: None,
     use: Callable[[Path], None] = lambda directory: None,
+    last: Path | None = None,
 ) -> Path:
     """Makes a private directory, in memory where the system has a place for that. Where one place fails the next is tried.
 
@@ -75,12 +77,13 @@ def make_session(
         options: where it is to be, and what processes that join are to know.
         prepare: is called before a directory is made in a place, which may be full.
         use: opens what is to be in the directory; an `OSError` means that this place cannot be used.
+        last: a place that is taken where no other can be, such as the run's directory.
 
     Raises:
         OutputError: if none can be made.
     """
     problems: list[str] = []
-    for place in places(options.session_dir):
+    for place in itertools.chain(places(options.session_dir), () if last is None else (str(last),)):
         prepare(Path(place))
         held = -1
         try:

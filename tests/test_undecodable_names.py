@@ -114,7 +114,11 @@ def test_every_output(inside: bool, place: Path) -> None:
     where = (".",) if inside else (str(place), str(place / "run"))
     ended = run(sys.executable, program, *where, cwd=place, STEPSCOPE_JOB="job\udcff")
     assert ended.returncode == 0, ended.stderr.decode(errors="replace")
-    for read in (place / "t.json").read_bytes, gzip.GzipFile(place / "t.json.gz").read, (place / "window.json").read_bytes:
+    for read in (
+        (place / "t.json").read_bytes,
+        gzip.GzipFile(place / "t.json.gz").read,
+        (place / "window.json").read_bytes,
+    ):
         names = {event.get("name") for event in json.loads(read())}
         assert {"span\\udcff", "in a thread", "in a child"} <= names
     assert list((place / "tb").iterdir()) and (place / "t.pftrace").stat().st_size

@@ -17,6 +17,7 @@ from types import FrameType, ModuleType, TracebackType
 import msgspec
 
 from stepscope.cli.messages import message
+from stepscope.runtime.paths import absolute, real
 
 _OWN = (__file__, runpy.__file__)
 
@@ -51,8 +52,11 @@ def run(program: str, arguments: Sequence[str], *, module: bool) -> Outcome:
     """
     sys.argv = [program, *arguments]
     if not sys.flags.safe_path:
-        path = Path(program).resolve()
-        sys.path[0] = os.getcwd() if module else str(path if path.is_dir() else path.parent)
+        if module:
+            sys.path[0] = str(absolute(""))
+        else:
+            path = Path(real(program))
+            sys.path[0] = str(path if path.is_dir() else path.parent)
     try:
         if module:
             runpy.run_module(program, run_name="__main__", alter_sys=True)
