@@ -1,7 +1,8 @@
-"""Descriptors 0 to 2, which belong to standard input, output and error even where they are closed."""
+"""Descriptors: those of standard input, output and error, and how many are left."""
 
 from __future__ import annotations
 
+import errno
 import os
 
 _STANDARD = 3
@@ -24,3 +25,21 @@ def reserve_standard_descriptors() -> None:
                 return  # no /dev, or no descriptor is left
             if opened >= _STANDARD:  # another thread took the number meanwhile
                 os.close(opened)
+
+
+def check_free_descriptors(count: int) -> None:
+    """Sees that this process may open so many more files.
+
+    Raises:
+        OSError: if not.
+    """
+    opened: list[int] = []
+    try:
+        for _ in range(count):
+            opened.append(os.dup(opened[0]) if opened else os.open(os.curdir, os.O_PATH | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
