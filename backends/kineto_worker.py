@@ -20,6 +20,7 @@ from stepscope.backends.kineto_tracks import KinetoTracks
 from stepscope.runtime.clock import ClockAnchor, ClockMapping
 from stepscope.runtime.errors import ClosedError, FormatError
 from stepscope.runtime.events import Block, join_blocks
+from stepscope.runtime.recorder import scratch_directory
 from stepscope.runtime.sink import Sink
 from stepscope.runtime.threads import Work
 
@@ -99,7 +100,7 @@ class KinetoWorker:
         path: Path | None = None
         released = False
         try:
-            handle, name = tempfile.mkstemp(prefix="stepscope-kineto-", suffix=".json")
+            handle, name = tempfile.mkstemp(".json", "stepscope-kineto-", scratch_directory())
             os.close(handle)
             path = Path(name)
             if not trace.result.save(name):

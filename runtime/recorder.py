@@ -20,6 +20,7 @@ from stepscope.runtime.detail import EVERYTHING
 from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks
 from stepscope.runtime.mounts import IN_MEMORY, file_system_of
 from stepscope.runtime.options import Options
+from stepscope.runtime.paths import temporary_directory
 from stepscope.runtime.recorder_statistics import RecorderStatistics
 from stepscope.runtime.recovery.sweep import sweep_beside
 from stepscope.runtime.session import ENVIRONMENT, end_session, make_session, remove_session
@@ -202,6 +203,13 @@ def current() -> Recorder | None:
 def inherited() -> Path | None:
     """In a forked child: the session of its parent, if that has one of its own."""
     return _inherited
+
+
+def scratch_directory() -> Path | None:
+    """Where a large file may be for a moment: the system's place for temporary files; where none can be written, beside the
+    session. `None` if there is neither."""
+    temporary = temporary_directory()
+    return temporary if temporary is not None or _recorder is None else _recorder.directory.parent
 
 
 def close_recorder() -> None:
