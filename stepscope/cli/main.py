@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     reserve_standard_descriptors()
     given = parser().parse_args(arguments)
+    given.words = list(sys.argv[1:] if arguments is None else arguments)
     if given.command != "run" and isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # paths may hold bytes that are not UTF-8
     try:
