@@ -21,8 +21,9 @@ def flush(stream: TextIO | None) -> None:
     Raises:
         OSError: if that cannot be written.
     """
-    if stream is not None and not stream.closed:  # None: it was closed when the process began
-        stream.flush()
+    if stream is not None:  # it is None where it was closed when the process began
+        with contextlib.suppress(ValueError):  # a program that was run has closed it
+            stream.flush()
 
 
 def discard_unwritten(stream: TextIO | None) -> None:

@@ -29,7 +29,9 @@ class Progress:
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream: TextIO | None = sys.stderr if stream is None else stream
         self._clock = clock
-        self._terminal = self._stream is not None and not self._stream.closed and self._stream.isatty()
+        self._terminal = False
+        with contextlib.suppress(ValueError):  # a program that was run has closed it
+            self._terminal = self._stream is not None and self._stream.isatty()
         self._shown_at = clock()
         self._pending = False
 
