@@ -90,7 +90,7 @@ class Profiler(Reporting):
         self._start_on_enter = start
         self._budget = budget
         self._closing: Work[None] | None = None
-        self._opening: Work[None] | None = None
+        self._opening: Work[str] | None = None
         self._closes_by = 0
         """When closing is to be done, in ns; 0 before it was asked for."""
         self._begins_closing = locks.reentrant()

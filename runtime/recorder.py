@@ -9,6 +9,7 @@ import shlex
 import shutil
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,16 +57,7 @@ class Recorder:
         self._slots, self._rings, self._keeps_ring = slots, rings, options.overflow == "drop_oldest"
         order = Shedding.of(options)
         _core.set_shedding(order.native, order.shares)
-
-        def open_in(directory: Path) -> None:
-            self.spool = Spool(directory, options.queue_bytes)
-            try:
-                self.wake_fd = _core.open(str(directory), slots, rings, options.overflow, options.block_seconds)
-            except BaseException:
-                self.spool.close()
-                raise
-
-        self.directory = make_session(options, sweep_beside, open_in, last)
+        self.directory = make_session(options, sweep_beside, partial(self._open_in, options), last)
         _warn_of_disk(self.directory)
         self.workers = Workers(self.directory, options.worker_ring_bytes)
         self.undelivered: dict[object, Path] = {}
@@ -73,6 +65,19 @@ class Recorder:
         self._looked, self._gone = -LOOK_EVERY, False
         self._outer_session = os.environ.get(ENVIRONMENT)
         os.environ[ENVIRONMENT] = str(self.directory)
+
+    def _open_in(self, options: Options, directory: Path) -> None:
+        """Opens what is in the session directory.
+
+        Raises:
+            OSError: if the system gives no room, or no descriptors.
+        """
+        self.spool = Spool(directory, options.queue_bytes)
+        try:
+            self.wake_fd = _core.open(str(directory), self._slots, self._rings, options.overflow, options.block_seconds)
+        except BaseException:
+            self.spool.close()
+            raise
 
     def want(self, profiler: int, on: bool, what: int = EVERYTHING) -> None:
         """Says whether profiler number `profiler` wants events; what any profiler wants is recorded.

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -34,8 +36,10 @@ profiler.raise_errors()
 CLOSED = [(0,), (1,), (2,), (0, 1, 2)]
 
 
-def start(command: list[str], place: Path, closed: tuple[int, ...] = (), **streams: int) -> int:
-    """Runs a command with descriptors closed; its exit code."""
+def start(
+    command: list[str], place: Path, closed: tuple[int, ...] = (), streams: Mapping[str, int] = MappingProxyType({})
+) -> int:
+    """Runs a command with descriptors closed, or with other streams; its exit code."""
 
     def close() -> None:
         for descriptor in closed:
@@ -43,9 +47,18 @@ def start(command: list[str], place: Path, closed: tuple[int, ...] = (), **strea
 
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     environment["STEPSCOPE_OPTIONS"] = json.dumps({"options": {"session_dir": str(place)}})
-    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL) | streams
-    ended = subprocess.run(command, cwd=place, env=environment, preexec_fn=close, timeout=60, **quiet)  # type: ignore[call-overload] # pyright: ignore
-    return int(ended.returncode)
+    stdin, stdout, stderr = (streams.get(name, subprocess.DEVNULL) for name in ("stdin", "stdout", "stderr"))
+    ended = subprocess.run(
+        command,
+        cwd=place,
+        env=environment,
+        preexec_fn=close,
+        timeout=60,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+    )
+    return ended.returncode
 
 
 @pytest.mark.parametrize("closed", CLOSED)
@@ -81,10 +94,10 @@ def test_streams_that_cannot_be_written(stream: str, kind: str, tmp_path: Path) 
         reader, to = os.pipe()
         os.close(reader)
     try:
-        alone = start([sys.executable, "program.py"], tmp_path, **{stream: to})
-        assert start([*STEPSCOPE, "run", "--out", "again", "program.py"], tmp_path, **{stream: to}) == alone
-        assert start([*STEPSCOPE, "convert", "run", "converted.json"], tmp_path, **{stream: to}) == 0
-        assert start([*STEPSCOPE, "analyse", "run"], tmp_path, **{stream: to}) == (1 if stream == "stdout" else 0)
+        alone = start([sys.executable, "program.py"], tmp_path, streams={stream: to})
+        assert start([*STEPSCOPE, "run", "--out", "again", "program.py"], tmp_path, streams={stream: to}) == alone
+        assert start([*STEPSCOPE, "convert", "run", "converted.json"], tmp_path, streams={stream: to}) == 0
+        assert start([*STEPSCOPE, "analyse", "run"], tmp_path, streams={stream: to}) == (1 if stream == "stdout" else 0)
     finally:
         os.close(to)
     assert (tmp_path / "again" / "trace.json").exists()

@@ -62,7 +62,7 @@ def test_ranks_share_the_other_place(read_only: Path, tmp_path: Path) -> None:
     """As they share the first one."""
     program = "import stepscope as sc\nwith sc.trace() as p: p.step()\nprint(p.output.path)"
     variables = {"TMPDIR": str(tmp_path), "WORLD_SIZE": "2", "STEPSCOPE_JOB": "shared", "MASTER_PORT": "1"}
-    places = []
+    places: list[Path] = []
     for rank in range(2):
         ended = run(unprivileged([sys.executable, "-c", program]), read_only, RANK=str(rank), **variables)
         assert ended.returncode == 0, ended.stderr
