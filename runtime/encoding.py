@@ -35,10 +35,11 @@ _msgpack = msgspec.msgpack.Encoder()
 def _readable(value: Any) -> Any:
     if isinstance(value, str):
         return readable(value)
+    container: Any = value
     if isinstance(value, dict):
-        return {_readable(key): _readable(item) for key, item in value.items()}
+        return {_readable(key): _readable(item) for key, item in container.items()}
     if isinstance(value, list | tuple):
-        return [_readable(item) for item in value]
+        return [_readable(item) for item in container]
     return value
 
 

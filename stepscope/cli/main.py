@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import io
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 
 from stepscope.cli import analyse, arm, collect, convert, deliver, demo, merge, recover, run, upload
-from stepscope.cli.messages import discard_unwritten, flush, message
+from stepscope.cli.messages import discard_unwritten, flush, message, print_any_text
 from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.errors import NoWindowError, StepscopeError
 
@@ -63,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reserve_standard_descriptors()
     given = parser().parse_args(arguments)
     given.words = list(sys.argv[1:] if arguments is None else arguments)
-    if given.command != "run" and isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # paths may hold bytes that are not UTF-8
+    if given.command != "run":
+        print_any_text()
     try:
         code: int = given.function(given)
         if (

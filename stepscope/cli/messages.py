@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 
 def message(text: str) -> None:
@@ -13,6 +14,13 @@ def message(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # the latter: a program that was run has closed it
         print(text, file=sys.stderr)
     discard_unwritten(sys.stderr)
+
+
+def print_any_text() -> None:
+    """Lets standard output take paths with bytes that are not UTF-8, if it refuses what it cannot encode."""
+    stream: Any = sys.stdout
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="backslashreplace")
 
 
 def flush(stream: TextIO | None) -> None:
