@@ -11,6 +11,7 @@ from typing import Any
 
 from stepscope.backends.torch_symbols import free_without_gil, save_without_gil
 from stepscope.runtime import locks
+from stepscope.runtime.recorder import scratch_directory
 
 
 class SharedResult:
@@ -52,7 +53,7 @@ class SharedResult:
             if not alone:
                 self._result.save(path)
             if self._left > 1:
-                handle, name = tempfile.mkstemp(prefix="stepscope-kineto-", suffix=".json")
+                handle, name = tempfile.mkstemp(".json", "stepscope-kineto-", scratch_directory())
                 os.close(handle)
                 shutil.copyfile(path, name)
                 self._copy = Path(name)  # last: it is whole, whatever interrupted this

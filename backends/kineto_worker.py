@@ -22,6 +22,7 @@ from stepscope.backends.kineto_tracks import KinetoTracks
 from stepscope.runtime.clock import ClockAnchor, ClockMapping
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, join_blocks
+from stepscope.runtime.recorder import scratch_directory
 from stepscope.runtime.sink import Sink
 from stepscope.runtime.threads import Work
 
@@ -134,7 +135,7 @@ class KinetoWorker:
         path: Path | None = None
         released = False
         try:
-            handle, name = tempfile.mkstemp(prefix="stepscope-kineto-", suffix=".json")
+            handle, name = tempfile.mkstemp(".json", "stepscope-kineto-", scratch_directory())
             os.close(handle)
             path = Path(name)
             if not self._save(trace, path):

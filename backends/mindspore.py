@@ -20,6 +20,7 @@ from stepscope.runtime import clock, locks
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import BackendError, ClosedError
+from stepscope.runtime.recorder import scratch_directory
 from stepscope.runtime.sink import BackendReport, Sink
 from stepscope.runtime.threads import Work
 
@@ -170,7 +171,7 @@ class MindSporeBackend:
                 self._problems["a window has no operators: another profiler of this process records MindSpore"] += 1
                 return
             _owner = self
-        directory = Path(tempfile.mkdtemp(prefix="stepscope-mindspore-"))
+        directory = Path(tempfile.mkdtemp(prefix="stepscope-mindspore-", dir=scratch_directory()))
         try:
             self._wait()
             self._profiler.init(str(directory))

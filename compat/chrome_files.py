@@ -21,6 +21,7 @@ from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.clock import ClockAnchor, ClockMapping
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, join_blocks
+from stepscope.runtime.recorder import scratch_directory
 from stepscope.runtime.sink import BackendReport, Sink
 from stepscope.runtime.threads import start
 
@@ -109,7 +110,7 @@ class ChromeFilesBackend:
             # By its descriptor: the program may have deleted it since.
             file = Path(f"/proc/self/fd/{descriptor}")
             if path.name.endswith(".gz"):
-                handle, name = tempfile.mkstemp(prefix="stepscope-trace-", suffix=".json")
+                handle, name = tempfile.mkstemp(".json", "stepscope-trace-", scratch_directory())
                 plain = Path(name)
                 with gzip.open(file) as packed, os.fdopen(handle, "wb") as unpacked:
                     shutil.copyfileobj(packed, unpacked)

@@ -112,7 +112,7 @@ class Loop:
             return
         again = [name for name in self.settings.ready_made if name in self._used]
         profiler = self.settings.build(
-            Output.choose(self.settings.base(directory), self.settings.name, None).path / stage,
+            Output.choose(self.settings.base(directory), self.settings.name, None).below(stage),
             rank=rank,
             world_size=said_size if world_size is None else world_size,
             backends=self._backends(),

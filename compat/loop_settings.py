@@ -18,6 +18,7 @@ from stepscope.runtime.control.settings import Control
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.nearest import nearest
 from stepscope.runtime.options import Options
+from stepscope.runtime.output import Output
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import ScheduleFunction, schedule
@@ -134,7 +135,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def build(
         self,
-        directory: Path | None = None,
+        output: Output | None = None,
         *,
         rank: int | None = None,
         world_size: int | None = None,
@@ -144,13 +145,14 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Makes the profiler of one run.
 
         Args:
-            directory: of the run, all ranks; `None` for a new one.
+            output: directory of the run, all ranks; `None` for a new one.
             rank: of this process; default: what the environment says.
             world_size: likewise.
             backends: what records if the user has not said.
             instances: whether exporters that were given ready-made take part.
         """
         exporters: list[Exporter] = []
+        directory = None if output is None else output.path
         own = None if directory is None else directory if rank is None else directory / f"rank{rank}"
         for item in self.exporters:
             if isinstance(item, Exporter):
@@ -169,7 +171,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             exporters=exporters,
             on_trace_ready=None if isinstance(ready, Exporter) and not instances else ready,
             name=self.name,
-            output_dir=directory,
+            output_dir=output,
             metadata=self.metadata,
             rank=rank,
             world_size=world_size,

@@ -140,7 +140,9 @@ class ConsoleExporter:
 
     def _write(self, text: str, last: bool) -> None:
         stream = self._stream
-        assert stream is not None
+        if stream is None:  # standard error was closed when the process began
+            self.write_errors += 1
+            return
         try:
             encoding = stream.encoding or "utf-8"
             text = text.encode(encoding, "backslashreplace").decode(encoding)

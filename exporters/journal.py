@@ -11,6 +11,7 @@ from stepscope.exporters.one_run import refuse_another_run
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.journal.writer import Fsync, JournalWriter
+from stepscope.runtime.paths import absolute
 
 
 class JournalExporter:
@@ -43,7 +44,7 @@ class JournalExporter:
     ) -> None:
         self._default_name = path is None
         self._writer = JournalWriter(
-            Path(path or "journal").absolute(),
+            absolute(path or "journal"),
             max_bytes=max_bytes,
             fsync=fsync,
             compression="zlib" if compress else "",

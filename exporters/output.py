@@ -16,7 +16,9 @@ import aiofiles
 import aiofiles.os
 
 from stepscope.exporters.rotation import PART, numbered
+from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.errors import OutputError
+from stepscope.runtime.paths import real
 from stepscope.runtime.presence import Presence, rescue
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ def open_for_writing(path: str | os.PathLike[str], flags: int) -> int:
     Raises:
         OSError: if it is something else: a link is not followed, and a pipe is not waited for.
     """
+    reserve_standard_descriptors()
     file = os.open(path, flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -160,7 +163,7 @@ class OutputFile:
         Raises:
             OutputError: if that cannot be done.
         """
-        key = await asyncio.to_thread(os.path.realpath, path)
+        key = await asyncio.to_thread(real, path)
         if key in _being_written:
             raise OutputError(errno.EBUSY, f"another exporter of this process writes to {path}; give one another name")
         _being_written.add(key)

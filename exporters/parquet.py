@@ -7,7 +7,6 @@ import os
 import threading
 from collections import Counter
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from stepscope.exporters.completion import complete_all
@@ -18,6 +17,7 @@ from stepscope.exporters.rotation import part
 from stepscope.exporters.trace_file import about_run, about_window
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import EventBatch
+from stepscope.runtime.paths import absolute
 from stepscope.runtime.presence import make_directories
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
@@ -52,7 +52,7 @@ class ParquetExporter:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = f"parquet:{os.fspath(path)}"
-        self._path = Path(path).absolute()
+        self._path = absolute(path)
         try:
             self._arrow: Any = import_module("pyarrow")
             self._parquet: Any = import_module("pyarrow.parquet")

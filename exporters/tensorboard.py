@@ -15,6 +15,7 @@ from stepscope.exporters.open_files import OpenFiles
 from stepscope.exporters.output import check_directory
 from stepscope.exporters.trace_file import about_window
 from stepscope.runtime.events import EventBatch
+from stepscope.runtime.paths import absolute
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 
@@ -54,7 +55,7 @@ class TensorBoardExporter(OpenFiles[ChromeFile]):
         if layout not in ("spans", "runs"):
             raise ValueError(f"layout must be 'spans' or 'runs', got {layout!r}")
         super().__init__(f"tensorboard:{os.fspath(dir_name)}")
-        self._directory = Path(dir_name).absolute()
+        self._directory = absolute(dir_name)
         self._worker = worker_name
         self._suffix = ".pt.trace.json.gz" if use_gzip else ".pt.trace.json"
         self._layout = Layout(dialect="tensorboard", form="object", gzip=use_gzip)

@@ -13,6 +13,7 @@ from stepscope.exporters.output import check_directory
 from stepscope.exporters.rotation import fill, numbered
 from stepscope.exporters.trace_file import TraceFile, about_window
 from stepscope.runtime.events import Block, EventBatch
+from stepscope.runtime.paths import absolute
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 
@@ -110,7 +111,7 @@ class TraceExporter(OpenFiles[TraceSeries]):
         if max_bytes is not None and max_bytes < SMALLEST:
             raise ValueError(f"max_bytes must be at least {SMALLEST}, got {max_bytes}")
         super().__init__(f"{kind}:{os.fspath(path)}")
-        self._path = Path(path).absolute()
+        self._path = absolute(path)
         self._gzip = self._path.name.endswith(".gz") if gzip is None else gzip
         self._limit = max_bytes
         self._on_full: OnFull = on_full

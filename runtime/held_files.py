@@ -6,6 +6,7 @@ process. Another machine sees it only where the file system takes locks from one
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -35,6 +36,18 @@ def lock(path: Path, *, alone: bool = False, write: bool = False) -> int:
             raise
         return -1
     return descriptor
+
+
+def is_locked_by_another(error: OSError) -> bool:
+    """Whether locking failed since another has the lock. Any other error means that the file cannot be locked at all, as on a
+    network file system or a mounted bucket that has no locks. Source: flock(2), fcntl(2)."""
+    return error.errno in (errno.EAGAIN, errno.EACCES)
+
+
+def no_locks(error: OSError, path: Path) -> OSError:
+    """The error for a file that cannot be locked at all: says what it means and what to do."""
+    said = f"its file system has no locks ({error.strerror}); put it on one that has"
+    return OSError(error.errno, said, str(path))
 
 
 def hold(path: Path) -> int:

@@ -8,9 +8,13 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from stepscope.runtime.descriptors import check_free_descriptors
 from stepscope.runtime.error_text import error_text
 
 log = logging.getLogger("stepscope")
+
+LOOP_DESCRIPTORS = 12
+"""More than a loop opens. libuv ends the process where it gets none for its first loop."""
 
 if TYPE_CHECKING:
     _Loop = asyncio.SelectorEventLoop
@@ -44,7 +48,12 @@ class _Lasting(_Loop):
 
 
 def lasting_loop() -> asyncio.AbstractEventLoop:
-    """A new loop: uvloop's where that is installed, else asyncio's."""
+    """A new loop: uvloop's where that is installed, else asyncio's.
+
+    Raises:
+        OSError: if the process may not open as many files as a loop needs.
+    """
+    check_free_descriptors(LOOP_DESCRIPTORS)
     base: type[asyncio.AbstractEventLoop] = asyncio.SelectorEventLoop
     with contextlib.suppress(ImportError):
         base = importlib.import_module("uvloop").Loop

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stepscope.runtime.clock import identity
+from stepscope.runtime.paths import absolute
 from stepscope.runtime.processes import birth_of
 from stepscope.runtime.run import job_from_environment, rank_from_environment, this_host
 
@@ -76,7 +77,7 @@ def own_directory(path: Path, rank: int | None) -> Path:
 def _not_given(first: Path, holds: Callable[[Path], bool], below: str = "") -> Path:
     """The first of a name and the numbers of it that holds nothing, and was not given before."""
     path, token, number = first, object(), 1
-    while holds(path) or _given.setdefault((path / below).absolute(), token) is not token:
+    while holds(path) or _given.setdefault(absolute(path / below), token) is not token:
         number += 1
         path = first.with_name(f"{first.name}-{number}")
     return path

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from stepscope.runtime import locks
+from stepscope.runtime.paths import readable
 from stepscope.runtime.plain import plain
 
 log = logging.getLogger("stepscope")
@@ -32,7 +33,7 @@ class Metadata:
         _check_str("key", key)
         kept = plain(value)
         with self._lock:
-            self._values[key] = kept
+            self._values[readable(key)] = kept
 
     def add_json(self, key: str, text: str) -> None:
         """Adds a value given as JSON text; other text, and what is nested too deep, is kept as a string, and logged.
@@ -48,7 +49,7 @@ class Metadata:
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
             log.warning("metadata %r is not JSON (%s); it is kept as text", key, error)
         with self._lock:
-            self._values[key] = value
+            self._values[readable(key)] = value
 
     def copy(self) -> Metadata:
         """The same values, with a lock of their own: that of this one may be held for ever in a forked child."""

@@ -45,8 +45,8 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     small_ns: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 10_000
     """Duration in ns below which an event of a category in `shed` goes before the others of its category."""
     session_dir: str | None = None
-    """Where rings live, on a tmpfs: training waits for a slow disk. Default: a private directory in /dev/shm, or the temporary
-    directory where there is none. What killed runs left there stays until it is recovered, unless room is needed; a
+    """Where rings live, on a tmpfs: training waits for a slow disk. Default: a private directory in /dev/shm; where none
+    can be made there, in the directory for temporary files, else in that of the run. What killed runs left there stays until it is recovered, unless room is needed; a
     container's own /dev/shm goes with it."""
     drain_interval: PositiveFloat = 0.5
     """Longest time in seconds between two drains; rings that are half full call for one at once. Few drains cost training less:

@@ -22,6 +22,7 @@ from stepscope.runtime.options import Options
 from stepscope.runtime.outcome import Kept, counted, remedy
 from stepscope.runtime.outlet_statistics import OutletStatistics
 from stepscope.runtime.part_errors import GRACE, cancels
+from stepscope.runtime.paths import readable
 from stepscope.runtime.programs_code import is_programs, run_async
 from stepscope.runtime.run import Run
 from stepscope.runtime.shedding import SPARE, Shedding
@@ -70,7 +71,7 @@ class Outlet:
         """Args: the exporter; the run; limit of the queue in bytes; our clock; accounts of all exporters by window; what
         goes first when the queue is full."""
         self.exporter = exporter
-        self.name = exporter.name
+        self.name = readable(exporter.name)
         self.raised: ErrorKeeper[BaseException] = ErrorKeeper(contexts=True)
         self.is_journal = bool(getattr(exporter, "is_journal", False))
         self.given = 0

@@ -19,6 +19,7 @@ from stepscope.runtime.formats import exporter_for, replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.launch import launch_directory, launch_name, own_directory
 from stepscope.runtime.outlet import Outlet
+from stepscope.runtime.paths import absolute, can_create_in, temporary_directory, user_directory
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.portal import run_on_own_loop
 from stepscope.runtime.presence import refuse_link
@@ -34,6 +35,11 @@ log = logging.getLogger("stepscope")
 RUNS = Path("stepscope_runs")
 """Where runs have their directories, if nothing is said."""
 
+_WRONG_NAMES = frozenset(
+    getattr(errno, name) for name in "EACCES EPERM EROFS ENOENT ENOTDIR EEXIST EISDIR ELOOP EINVAL ENAMETOOLONG".split()
+)
+"""Errors of the name that the user gave, rather than of the machine at this moment, such as a full disk."""
+
 
 @runtime_checkable
 class _Journal(Protocol):
@@ -46,9 +52,22 @@ class _Journal(Protocol):
         ...
 
 
+_warned: set[str] = set()
+"""Why runs of this process are not in the working directory: it is said once."""
+
+
+def _default_runs() -> tuple[Path, str]:
+    """The directory for runs whose place nobody named, and why it is not in the working directory."""
+    if can_create_in(RUNS):
+        return RUNS, ""
+    place = temporary_directory()
+    other = None if place is None else user_directory(place, RUNS.name)
+    return (RUNS, "") if other is None else (other, "the working directory cannot be written")
+
+
 def file_name(name: str) -> str:
     """The name of a run as it is fit for a directory."""
-    return re.sub(r"[^\w.-]+", "_", name).strip(".").encode()[:64].decode(errors="ignore") or "run"
+    return re.sub(r"[^\w.-]+", "_", name).strip(".").encode(errors="replace")[:64].decode(errors="ignore") or "run"
 
 
 class Output:
@@ -57,11 +76,15 @@ class Output:
     Args:
         path: its name.
         ours: whether that was not chosen by the user: a link of this name is not followed then.
+        named: whether the user named it, or the directory that it is in.
+        elsewhere: why it is not in the working directory, where it would be by default.
     """
 
-    def __init__(self, path: Path, *, ours: bool = False) -> None:
+    def __init__(self, path: Path, *, ours: bool = False, named: bool = True, elsewhere: str = "") -> None:
         self.path = path
-        self._ours = ours
+        self.made = False
+        """Whether the directory can be written."""
+        self._ours, self._named, self._elsewhere = ours, named, elsewhere
         self.pipeline: Pipeline | None = None
         self._note: tuple[Path, SessionNote] | None = None
         self._noting = threading.Lock()
@@ -69,21 +92,39 @@ class Output:
     @classmethod
     def choose(cls, output_dir: str | os.PathLike[str] | None, name: str, rank: int | None) -> Output:
         """The directory that was asked for, or a new one under `stepscope_runs`; ranks get one each, in that of their launch
-        if it has a name."""
-        if output_dir is None and (launch := launch_name()):
-            path = launch_directory(RUNS, file_name(name), file_name(launch))
-        elif output_dir is None:
-            now = datetime.datetime.now(datetime.UTC)
-            path = own_directory(RUNS / f"{file_name(name)}-{now:%Y%m%d-%H%M%S}-{os.getpid()}", rank)
+        if it has a name. An `Output` is a path, too: one that was chosen before is taken as it is.
+
+        `stepscope_runs` is in the working directory. If that cannot be written, it is `stepscope_runs-<user's number>` in
+        the directory for temporary files, and `make` warns.
+        """
+        if isinstance(output_dir, Output):
+            output = output_dir
+        elif output_dir is not None:
+            output = cls(Path(output_dir))
         else:
-            path = Path(output_dir)
-        return cls(path) if rank is None else cls(path / f"rank{rank}", ours=True)
+            runs, elsewhere = _default_runs()
+            launch = launch_name()
+            now = datetime.datetime.now(datetime.UTC)
+            if launch:
+                path = launch_directory(runs, file_name(name), file_name(launch))
+            else:
+                path = own_directory(runs / f"{file_name(name)}-{now:%Y%m%d-%H%M%S}-{os.getpid()}", rank)
+            output = cls(path, named=False, elsewhere=elsewhere)
+        return output if rank is None else output.below(f"rank{rank}", ours=True)
+
+    def below(self, name: str, *, ours: bool = False) -> Output:
+        """A directory in this one, chosen by the same."""
+        return Output(self.path / name, ours=ours, named=self._named, elsewhere=self._elsewhere)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
 
     def make(self) -> None:
-        """Makes the directory.
+        """Makes the directory. If it cannot be written, one warning says so, and the run goes on without: exporters that
+        write to it fail, and no others.
 
         Raises:
-            OutputError: if it cannot be made or written; says where and why.
+            OutputError: if the user named it and the name is wrong, as where there is no permission; says where and why.
         """
         try:
             if self._ours:
@@ -91,13 +132,26 @@ class Output:
             self.path.mkdir(parents=True, exist_ok=True)
             self.path = self.path.resolve()
             if not os.access(self.path, os.W_OK | os.X_OK):
-                raise PermissionError(13, "Permission denied")
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except ValueError as error:
             raise OutputError(errno.EINVAL, f"cannot write the run to {self.path!r}: {error}") from error
         except OSError as error:
-            raise OutputError(
-                error.errno, f"cannot write the run to {self.path}: {error.strerror}; choose another output_dir"
-            ) from error
+            self._cannot_be_written(error)
+            return
+        self.made = True
+        if self._elsewhere and self._elsewhere not in _warned:
+            _warned.add(self._elsewhere)
+            log.warning("%s, so the run is written to %s; output_dir names another place", self._elsewhere, self.path)
+
+    def _cannot_be_written(self, error: OSError) -> None:
+        said = f"cannot write the run to {self.path}: {error.strerror}"
+        if self._named and error.errno in _WRONG_NAMES:
+            raise OutputError(error.errno, f"{said}; choose another output_dir") from error
+        log.warning(
+            "%s. The program goes on; what would be written there is not written, and a killed run cannot be recovered: "
+            "choose another output_dir",
+            said,
+        )
 
     def announce(self, session: Path, profiler: int, run: Run, keep_last: int = 0) -> None:
         """Notes for `stepscope recover` where the rings are, and whose.
@@ -107,10 +161,9 @@ class Output:
             profiler: its number in them.
             run: whose name and rank are noted, as there may be no journal that says them.
             keep_last: steps that a flight recorder keeps.
-
-        Raises:
-            OutputError: if the note cannot be written, as on a full disk.
         """
+        if not self.made:
+            return
         me = process_identity()
         note = SessionNote(
             directory=str(session),
@@ -127,14 +180,21 @@ class Output:
             try:
                 self._note = new_note(self.path, note), note
             except OSError as error:
-                raise OutputError(
-                    error.errno, f"cannot write to {self.path}: {error.strerror}; choose another output_dir"
-                ) from error
+                log.warning(
+                    "cannot write to %s: %s. The program goes on; if it is killed, the run cannot be recovered",
+                    *(self.path, error.strerror),
+                )
+                return
             keep_run(session, profiler, self._note[0])
+
+    @property
+    def announced(self) -> bool:
+        """Whether `stepscope recover` would find the rings of this run."""
+        return self._note is not None
 
     def note_output(self, file: Path, being_written: bool) -> None:
         """Notes which files recovery would have to complete; from any thread, as exporters begin and complete them."""
-        name = os.path.abspath(file)
+        name = os.path.normpath(absolute(file))
         with self._noting:
             if self._note is None:
                 return
@@ -216,7 +276,7 @@ class Output:
             raise ProfilerStateError(
                 f"window {window.index} has no file any more: newer and slower ones were saved since"
             )
-        directory = path.absolute().parent
+        directory = absolute(path).parent
         exporter = exporter_for(path, format)
 
         async def replay() -> None:

@@ -20,7 +20,8 @@ from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.delivering import delivering
 from stepscope.runtime.ending import call_after_signal, call_before_close
-from stepscope.runtime.errors import ClosedError, ProfilerStateError
+from stepscope.runtime.error_text import error_text
+from stepscope.runtime.errors import ClosedError, OutputError, ProfilerStateError, StepscopeError
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.greenlets import refusal, replaced_note, threads_replaced_by
 from stepscope.runtime.join import leave
@@ -92,7 +93,7 @@ class Profiler(Reporting):
         self._start_on_enter = start
         self._budget = budget
         self._closing: Work[None] | None = None
-        self._opening: Work[None] | None = None
+        self._opening: Work[str] | None = None
         self._closes_by = 0
         """When closing is to be done, in ns; 0 before it was asked for."""
         self._begins_closing = locks.reentrant()
@@ -124,12 +125,13 @@ class Profiler(Reporting):
         Backends that are bound to a thread are bound to this one, if the step records or warms up, unless it is known that
         another one steps; else to the one that calls `step()` next. A call that a signal handler makes while another
         call is under way is carried out when that one is done. In a process that has joined another's session and recorded
-        there it becomes inert, and says so in the log.
+        there it becomes inert, and says so in the log; so it does where the system gives no memory, threads or descriptors, or no
+        directory for the session can be made.
 
         Raises:
             ProfilerStateError: if it runs already or was closed; if gevent or eventlet has replaced the threads of the
                 standard library; and if the process is ending.
-            OutputError: if the run's directory or the session's cannot be made.
+            OutputError: if the directory that the user named cannot be used.
             BackendError: if a backend has not opened after `Options.start_timeout` seconds: which. A later call goes on.
         """
         if self._state != "inert":
@@ -159,7 +161,12 @@ class Profiler(Reporting):
             self._state = "starting"
             if self._pipeline is None:
                 # Whatever interrupts the caller, this is done as a whole.
-                self._open() if hub.on_loop() else self._have_opened(starting)
+                lacks = self._open() if hub.on_loop() else self._have_opened(starting)
+                if lacks:
+                    reason = f"nothing can be recorded: {lacks}"
+                    log.error("profiler %r is inert: %s. The program goes on", self.name, reason)
+                    self._become_inert(reason)
+                    return
                 opening = clock.now() - began
             if self.options.handle_sigterm:
                 signals.watch(_end_all, self.options.close_timeout + LATEST)
@@ -177,29 +184,48 @@ class Profiler(Reporting):
         self._carry_out()
         self._took.started(clock.now() - began, opening)
 
-    def _have_opened(self, starting: Starting) -> None:
-        """Waits for the opening, which a start that gave it up may have begun."""
+    def _have_opened(self, starting: Starting) -> str:
+        """Waits for the opening, which a start that gave it up may have begun; returns what that does."""
         opening = self._opening = self._opening or Work(self._open, name="stepscope opening")
         try:
-            opening.finish(starting.look)
+            return opening.finish(starting.look)
         finally:
             if opening.over:
                 self._opening = None
 
-    def _open(self) -> None:
+    def _open(self) -> str:
+        """Opens the run.
+
+        Returns:
+            What the system does not give, such as a directory, a thread or memory; empty if all is well.
+
+        Raises:
+            OutputError: if the directory that the user named cannot be used.
+        """
         self.output.make()
-        source = recorder(self.options, self.output, self.output.path)
         try:
-            self._open_in(source)
+            self._open_recorder()
+        except StepscopeError as error:
+            if not isinstance(error, OutputError):
+                raise
+            return str(error)
+        except (OSError, MemoryError, RuntimeError) as error:
+            return error_text(error)
+        return ""
+
+    def _open_recorder(self) -> None:
+        last = self.output.path if self.output.made else None
+        source = self._recorder = recorder(self.options, self.output, self.output.path, last)
+        self._without_effect = source.without_effect(self.options)
+        if self._without_effect:
+            log.warning("profiler %r: %s", self.name, self._without_effect)
+        try:
+            self._open_pipeline(source)
         except BaseException:
             source.delivered(self.output)
             raise
 
-    def _open_in(self, source: Recorder) -> None:
-        self._recorder = source
-        self._without_effect = source.without_effect(self.options)
-        if self._without_effect:
-            log.warning("profiler %r: %s", self.name, self._without_effect)
+    def _open_pipeline(self, source: Recorder) -> None:
         self._anchor = clock.ClockAnchor.read()
         run = Run.here(
             name=self.name,
@@ -236,7 +262,14 @@ class Profiler(Reporting):
                 ask=self._ask_detail,
             )
 
-        self._pipeline = self._hub.add(make)
+        try:
+            self._pipeline = self._hub.add(make)
+        except BaseException:
+            self._hub = None
+            hub.release()
+            raise
+        if not self.output.announced:
+            source.undelivered[self.output] = None
         self.output.pipeline = self._pipeline
         _alive.add(self)
         if self._state == "closed":  # start() gave this up, and nobody waits any more

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from stepscope.runtime import _core, asyncio_tasks, greenlets
+from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.detail import EVERYTHING
-from stepscope.runtime.errors import OutputError, ProfilerStateError
+from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks
 from stepscope.runtime.mounts import IN_MEMORY, file_system_of
 from stepscope.runtime.options import Options
+from stepscope.runtime.paths import temporary_directory
 from stepscope.runtime.recorder_statistics import RecorderStatistics
 from stepscope.runtime.recovery.sweep import sweep_beside
 from stepscope.runtime.session import (
@@ -59,17 +61,22 @@ class Recorder:
     closed its profilers leaves nothing behind, however it ends. The next profiler gets a new directory.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, last: Path | None = None) -> None:
         """Makes the session directory and opens the native recorder in it.
+
+        Args:
+            options: sizes, and where the directory is to be.
+            last: where it is made if it cannot be elsewhere.
 
         Raises:
             OutputError: if no directory for the session can be made.
         """
-        self._options = options
+        self._options, self._last = options, last
         self._slots, self._rings = ring_sizes(options, options.ring_bytes)
         self._keeps_ring = options.overflow == "drop_oldest"
-        self.undelivered: dict[object, Path] = {}
-        """Directories of the runs of which it may hold something that nobody has yet, by whom `recorder` was called for."""
+        self.undelivered: dict[object, Path | None] = {}
+        """Directories of the runs of which it may hold something that nobody has yet, by whom `recorder` was called for; `None`:
+        the run has none, and what it holds can be recovered by nobody."""
         self._looked, self._gone = -LOOK_EVERY, False
         order = Shedding.of(options)
         _core.set_shedding(order.native, order.shares)
@@ -78,25 +85,27 @@ class Recorder:
         self._make_directory(self._open)
         _warn_of_disk(self.directory)
 
-    def _open(self) -> None:
+    def _open(self, directory: Path) -> None:
         options = self._options
-        self.wake_fd = _core.open(
-            str(self.directory), self._slots, self._rings, options.overflow, options.block_seconds
-        )
+        self.wake_fd = _core.open(str(directory), self._slots, self._rings, options.overflow, options.block_seconds)
 
-    def _open_again(self) -> None:
+    def _open_again(self, directory: Path) -> None:
         _core.spool_tell(_core.unspooled(), 0)  # what came before was delivered
-        _core.make_files(str(self.directory))
+        _core.make_files(str(directory))
 
-    def _make_directory(self, open_there: Callable[[], None]) -> None:
+    def _make_directory(self, open_there: Callable[[Path], None]) -> None:
         options = self._options
-        self.directory = make_session(options, sweep_beside)
-        try:
-            open_there()
-            self.spool = Spool(self.directory, options.queue_bytes)
-        except OSError as error:
-            self._remove_directory()
-            raise OutputError(error.errno, f"cannot open a session in {self.directory}: {error.strerror}") from error
+        reserve_standard_descriptors()
+
+        def use(directory: Path) -> None:
+            self.spool = Spool(directory, options.queue_bytes)
+            try:
+                open_there(directory)
+            except BaseException:
+                self.spool.close()
+                raise
+
+        self.directory = make_session(options, sweep_beside, use, self._last)
         self.workers = Workers(self.directory, options.worker_ring_bytes)
         self._outer_session = os.environ.get(ENVIRONMENT)
         os.environ[ENVIRONMENT] = str(self.directory)
@@ -230,9 +239,10 @@ class Recorder:
         if not self.on_disk:
             return
         self._let_go()
-        if self.undelivered:
+        undelivered = {run for run in self.undelivered.values() if run is not None}
+        if undelivered:
             end_session(self.directory)
-            runs = " ".join(shlex.quote(str(run)) for run in sorted(set(self.undelivered.values())))
+            runs = " ".join(shlex.quote(str(run)) for run in sorted(undelivered))
             log.error(
                 "what was recorded and not delivered is left in %s: `stepscope recover %s` brings it back",
                 self.directory,
@@ -266,13 +276,14 @@ _closed = False
 _making = threading.Lock()
 
 
-def recorder(options: Options, user: object = None, run: Path | None = None) -> Recorder:
+def recorder(options: Options, user: object = None, run: Path | None = None, last: Path | None = None) -> Recorder:
     """The process's recorder, with a session directory; the options of the first caller count.
 
     Args:
         options: for the first call.
         user: who records from now on, until `Recorder.delivered`.
         run: directory of its run.
+        last: where the session directory is made if it cannot be elsewhere; for the first call.
 
     Raises:
         OutputError: if no directory for the session can be made.
@@ -283,10 +294,10 @@ def recorder(options: Options, user: object = None, run: Path | None = None) -> 
         if _closed:
             raise ProfilerStateError("nothing can be recorded any more: the interpreter exits")
         if _recorder is None:
-            _recorder = Recorder(options)
+            _recorder = Recorder(options, last)
         else:
             _recorder.go_on()
-        if run is not None:
+        if user is not None:
             _recorder.undelivered[user] = run
         return _recorder
 
@@ -304,6 +315,13 @@ def inherited() -> Path | None:
 def closed_for_good() -> bool:
     """Whether the process is ending, so that nothing can be recorded any more."""
     return _closed
+
+
+def scratch_directory() -> Path | None:
+    """Where a large file may be for a moment: the system's place for temporary files; where none can be written, beside the
+    session. `None` if there is neither."""
+    temporary = temporary_directory()
+    return temporary if temporary is not None or _recorder is None else _recorder.directory.parent
 
 
 def close_recorder() -> None:

@@ -16,6 +16,7 @@ from stepscope.runtime.control.command import Answer, Command
 from stepscope.runtime.control.ranks import MAX_RANKS
 from stepscope.runtime.documented import Documented
 from stepscope.runtime.ledger import Ledger
+from stepscope.runtime.paths import readable
 
 MAX_JOB = 200
 """Characters of a job's id."""
@@ -75,7 +76,7 @@ class Run(Documented, frozen=True, kw_only=True):
     ) -> Run:
         """A run of this process, whose own facts are filled in."""
         return cls(
-            name=name,
+            name=readable(name),
             output_dir=output_dir,
             pid=os.getpid(),
             host=this_host(),
@@ -94,7 +95,7 @@ class Run(Documented, frozen=True, kw_only=True):
 
 def this_host() -> str:
     """Name of this machine."""
-    return socket.gethostname()
+    return readable(socket.gethostname())
 
 
 def job_from_environment(variables: Sequence[str] = JOB_VARIABLES) -> str:
@@ -102,7 +103,7 @@ def job_from_environment(variables: Sequence[str] = JOB_VARIABLES) -> str:
     for name in variables:
         text = os.environ.get(name, "").strip()
         if text and text != "none":  # what torchrun says if nobody chose an id
-            return text[:MAX_JOB]
+            return readable(text[:MAX_JOB])[:MAX_JOB]
     return ""
 
 

@@ -13,22 +13,26 @@ delivered     is there while nobody needs what was recorded
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
 import re
+import shutil
 import stat
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from stepscope.runtime.encoding import exact_json, from_exact_json
 from stepscope.runtime.errors import OutputError, SessionError
 from stepscope.runtime.flight.segment import PREFIX as KEPT
 from stepscope.runtime.held_files import hold, lock, release
 from stepscope.runtime.options import Options
+from stepscope.runtime.paths import absolute, temporary_directory
 from stepscope.runtime.processes import is_running, process_identity
 from stepscope.runtime.spool import FILES as SPOOL_FILES
 
@@ -71,36 +75,48 @@ class Identity(msgspec.Struct, frozen=True):
         return is_running(self.pid, self.start_time)
 
 
-def make_session(options: Options, prepare: Callable[[Path], None] = lambda place: None) -> Path:
-    """Makes a private directory, in memory where the system has a place for that.
+def make_session(
+    options: Options,
+    prepare: Callable[[Path], None] = lambda place: None,
+    use: Callable[[Path], None] = lambda directory: None,
+    last: Path | None = None,
+) -> Path:
+    """Makes a private directory, in memory where the system has a place for that. Where one place fails the next is tried.
 
     It is in use (`in_use`) as long as this process lives.
 
     Args:
         options: where it is to be, and what processes that join are to know.
         prepare: is called before a directory is made in a place, which may be full.
+        use: opens what is to be in the directory; an `OSError` means that this place cannot be used.
+        last: a place that is taken where no other can be, such as the run's directory.
 
     Raises:
         OutputError: if none can be made.
     """
     problems: list[str] = []
-    for place in places(options.session_dir):
+    for place in itertools.chain(places(options.session_dir), () if last is None else (str(last),)):
         prepare(Path(place))
+        held = -1
         try:
             directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
         except OSError as error:
             problems.append(f"{place}: {error.strerror}")
             continue
         try:
-            _write(directory / "options", msgspec.json.encode(options))
+            _write(directory / "options", exact_json(options))
             write_identity(directory)
+            held = hold(directory / "process.json")
+            use(directory)
         except OSError as error:
+            release(held)
             problems.append(f"{place}: {error.strerror}")
-            with contextlib.suppress(OSError):
-                remove_session(directory)
+            shutil.rmtree(directory, ignore_errors=True)
             continue
-        _locks[directory] = hold(directory / "process.json")
+        _locks[directory] = held
         return directory
+    if not options.session_dir and temporary_directory() is None:
+        problems.append("no directory for temporary files can be written")
     raise OutputError(f"no directory for the session can be made ({'; '.join(problems)}); set Options.session_dir")
 
 
@@ -217,7 +233,7 @@ def read_options(session: Path) -> Options:
         SessionError: if they cannot be read, as when another version wrote them.
     """
     try:
-        return msgspec.json.decode(_read(session / "options"), type=Options)
+        return from_exact_json(_read(session / "options"), Options)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise SessionError(f"the settings in {session} cannot be used: {error}") from error
 
@@ -246,9 +262,16 @@ def session_of(pid: int) -> Path | None:
     return None
 
 
-def places(wanted: str | None) -> list[str]:
-    """Directories that may hold sessions, the preferred one first."""
-    return [os.path.abspath(wanted)] if wanted else ["/dev/shm", tempfile.gettempdir()]
+def places(wanted: str | None) -> Iterator[str]:
+    """Directories that may hold sessions, the preferred one first. The second choice is looked up when it is asked for: where
+    the first will do, there need not be any."""
+    if wanted:
+        yield str(absolute(wanted))
+        return
+    yield "/dev/shm"
+    temporary = temporary_directory()
+    if temporary is not None:
+        yield str(temporary)
 
 
 def is_session_file(name: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import msgspec
 
+from stepscope.runtime.encoding import exact_json, from_exact_json
 from stepscope.runtime.presence import replace_private
 from stepscope.runtime.processes import is_running
 from stepscope.runtime.session import in_use
@@ -91,7 +92,7 @@ def new_note(place: Path, note: SessionNote) -> Path:
         raise FileExistsError(errno.EEXIST, f"{_MAX_NAMES - 1} runs were killed here, recover them")
     try:
         with os.fdopen(file, "wb") as stream:
-            stream.write(msgspec.json.encode(note))
+            stream.write(exact_json(note))
     except OSError:
         path.unlink(missing_ok=True)
         raise
@@ -104,7 +105,7 @@ def replace_note(path: Path, note: SessionNote) -> None:
     Raises:
         OSError: if that is not possible; the note is as it was.
     """
-    replace_private(path, msgspec.json.encode(msgspec.structs.replace(note, owner=-1)))
+    replace_private(path, exact_json(msgspec.structs.replace(note, owner=-1)))
 
 
 def recovered_of(note: Path) -> Path:
@@ -139,7 +140,7 @@ def read_note(path: Path, problems: list[str]) -> SessionNote | None:
         return None
     with os.fdopen(file, "rb") as stream:
         try:
-            note = msgspec.json.decode(stream.read(_MAX_NOTE), type=SessionNote)
+            note = from_exact_json(stream.read(_MAX_NOTE), SessionNote)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             problems.append(f"{path} cannot be read: {error}")
             return None

@@ -20,6 +20,7 @@ from stepscope.runtime.messages import Advancing, Delivery, Dropped, Message, Mi
 from stepscope.runtime.number import whole
 from stepscope.runtime.options import Options
 from stepscope.runtime.part_errors import contain, from_signal_handler
+from stepscope.runtime.paths import readable
 from stepscope.runtime.programs_code import is_programs, run, run_async
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.signals import uninterrupted
@@ -104,7 +105,7 @@ class Source:
 
     def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options) -> None:
         self.backend = backend
-        self.name = backend.name
+        self.name = readable(backend.name)
         self.raised: ErrorKeeper[BaseException] = ErrorKeeper()
         self.open = False
         self._closing: anyio.CancelScope | None = None

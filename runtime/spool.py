@@ -61,7 +61,13 @@ class Spool:
     def __init__(self, directory: Path, limit: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         self._limit = limit
-        self._files = [os.open(directory / name, flags, 0o600) for name in FILES]
+        self._files: list[int] = []
+        try:
+            for name in FILES:
+                self._files.append(os.open(directory / name, flags, 0o600))
+        except OSError:
+            self.close()
+            raise
         self._now = 0
         self._left: Passage | None = None
         """Of the file that is not written to."""

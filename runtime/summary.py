@@ -9,6 +9,7 @@ import msgspec
 
 from stepscope.runtime import _core, strings
 from stepscope.runtime.documented import Documented
+from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.table import (
     Column,
     human_count,
@@ -166,7 +167,7 @@ class Summary(Documented, frozen=True):
     def json(self, sort_by: str = "self", top: int | None = None) -> str:
         """An object with the fields of `Summary`; times in ns, full precision. See `render` for what is raised."""
         shown = msgspec.structs.replace(self, rows=tuple(self._top(sort_by, top)))
-        return msgspec.json.encode(shown).decode()
+        return json_bytes(shown).decode()
 
     def _top(self, sort_by: str, top: int | None) -> list[SummaryRow]:
         if sort_by not in _SORT:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
 
-import msgspec
-
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.documented import Documented
+from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.outcome import counted, remedy
+from stepscope.runtime.paths import readable
 from stepscope.runtime.sink import BackendReport
 from stepscope.runtime.statistics import PipelineStatistics, ProfilerStatistics
 from stepscope.runtime.table import human_count, human_time
@@ -45,10 +45,10 @@ class TrustReport(Documented, frozen=True, kw_only=True):
 
     def json(self) -> str:
         """The report as JSON text."""
-        return msgspec.json.encode(self).decode()
+        return json_bytes(self).decode()
 
     def __str__(self) -> str:
-        return "\n".join([f"Trust report of {self.name}", *(f"  {line}" for line in self._lines())])
+        return readable("\n".join([f"Trust report of {self.name}", *(f"  {line}" for line in self._lines())]))
 
     def _lines(self) -> Iterator[str]:
         stats, pipeline = self.statistics, self.statistics.pipeline

@@ -11,7 +11,6 @@ import pytest
 
 import stepscope as sc
 from stepscope.backends.script import Deliver, Span
-from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import Kind
 from stepscope.runtime.statistics import ProfilerStatistics
 
@@ -107,13 +106,6 @@ def test_negative_durations_become_nothing(output_dir: Path) -> None:
     assert spans["forth"] == 0.5
     rows = {row.name: row for row in profiler.aggregates().rows}
     assert rows["back"].total_ns == 0
-
-
-def test_a_disk_that_is_full_from_the_start(small_disk: Path) -> None:
-    """The run is refused with the path and the system's word for it."""
-    (small_disk / "filler").write_bytes(b"x" * (1 << 20))
-    with pytest.raises(OutputError, match="small-disk.*(space|output_dir)"), sc.trace(output_dir=small_disk / "run"):
-        pass
 
 
 def test_a_disk_that_fills_up_costs_the_outputs_on_it_only(small_disk: Path, tmp_path: Path) -> None:

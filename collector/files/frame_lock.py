@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+from stepscope.runtime.held_files import is_locked_by_another, no_locks
+
 NAME = "rewriting"
 _LOOK_EVERY = 0.005
 """Seconds."""
@@ -43,7 +45,7 @@ class FrameLock:
 
         Raises:
             TimeoutError: if another has had it for so long.
-            OSError: if its file cannot be opened.
+            OSError: if its file cannot be opened or locked.
         """
         file = self._open()
         if file is None:
@@ -51,7 +53,7 @@ class FrameLock:
             return
         try:
             end = time.monotonic() + patience
-            while not _taken(file):
+            while not _taken(file, self._path):
                 if time.monotonic() >= end:
                     raise TimeoutError(errno.ETIMEDOUT, "another process holds the frames of journals", str(self._path))
                 pause(_LOOK_EVERY)
@@ -68,9 +70,11 @@ class FrameLock:
             raise
 
 
-def _taken(file: int) -> bool:
+def _taken(file: int, path: Path) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
+        if not is_locked_by_another(error):
+            raise no_locks(error, path) from error
         return False
     return True

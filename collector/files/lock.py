@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from stepscope.collector.errors import DirectoryInUseError
+from stepscope.runtime.held_files import is_locked_by_another, no_locks
 
 UPLOADS = "uploads"
 """Directory of the locks on what is uploaded to."""
@@ -27,16 +28,18 @@ class DirectoryLock:
 
         Raises:
             DirectoryInUseError: if another has it; names that.
-            OSError: if the file cannot be made.
+            OSError: if the file cannot be made or locked.
         """
         if self._file >= 0:
             return
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except OSError as error:
             holder = os.pread(file, 20, 0).decode(errors="replace").strip()
             os.close(file)
+            if not is_locked_by_another(error):
+                raise no_locks(error, self._path) from error
             raise DirectoryInUseError(
                 f"{self._use.format(holder or 'unknown')} {self._directory}; stop it, or give another directory"
             ) from error
@@ -53,7 +56,7 @@ class DirectoryLock:
 
 def place_name(place: str) -> str:
     """Names a place that is uploaded to, in file names."""
-    return hashlib.sha256(place.encode()).hexdigest()[:16]
+    return hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
 
 
 class UploadLock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -12,15 +13,31 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.compat.mindspore.errors import ProfilerIOException
+from stepscope.compat.mindspore.options import DEFAULT_PATH
 from stepscope.compat.mindspore.target import Target
 from stepscope.exporters.plainjson import plain
 from stepscope.runtime.journal.format import FrameType
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.records import decode_record
+from stepscope.runtime.paths import can_create_in, temporary_directory, user_directory
 from stepscope.runtime.run import job_from_environment, this_host
+
+log = logging.getLogger("stepscope")
 
 RAW = "FRAMEWORK"
 """Directory of raw data in that of a window: the journal of stepscope."""
+
+
+def default_or_other(output_path: str) -> str:
+    """The output path; where it is the default, which nobody chose, and cannot be written, another place, with a warning."""
+    if output_path != DEFAULT_PATH or can_create_in(Path(output_path)):
+        return output_path
+    place = temporary_directory()
+    other = None if place is None else user_directory(place, "stepscope_mindspore")
+    if other is None:
+        return output_path
+    log.warning("%s cannot be written, so output goes to %s; output_path names another place", output_path, other)
+    return str(other)
 
 
 def new_directory(output_path: str | os.PathLike[str], worker: str | None, device: str) -> Path:

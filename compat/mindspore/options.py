@@ -35,10 +35,14 @@ NEED_OP_TIME: Final = (
 """Options that MindSpore's documents tie to `op_time`."""
 
 
+DEFAULT_PATH = "./data"
+"""Where MindSpore writes if nobody says."""
+
+
 class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is recorded, and where it is written. Made by `read_options`, which checks every value."""
 
-    output_path: str = "./data"
+    output_path: str = DEFAULT_PATH
     """Directory below which every window gets a directory of its own."""
     profiler_level: ProfilerLevel | None = None
     """Sets what a level stands for; `None`: the other options say."""

@@ -15,6 +15,7 @@ from stepscope.compat.mindspore.analysis import Analysis
 from stepscope.compat.mindspore.capabilities import limits
 from stepscope.compat.mindspore.cost import CostEstimate, costs
 from stepscope.compat.mindspore.handlers import TraceHandler
+from stepscope.compat.mindspore.layout import default_or_other
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.take import Take, TakenWindow, TakePlan
 from stepscope.runtime import _core
@@ -133,7 +134,7 @@ class Recording:
         log.info("%s: recording begins; %s", self._who, self.estimate)
         self.target = targets.find()  # a framework may have been imported meanwhile
         named = None if self._handler is None else self._handler.dir_name
-        base = self.options.output_path if named is None else named
+        base = default_or_other(self.options.output_path) if named is None else named
         plan = TakePlan(
             options=self.options,
             target=self.target,

@@ -196,7 +196,10 @@ class Take:
         try:
             # Written now as well, so that an analysis after a crash knows how it was recorded.
             strategy = plan.options.parallel_strategy
-            write_facts(self.directory, plan.target, self._about(0), plan.metadata(), strategy=strategy)
+            try:
+                write_facts(self.directory, plan.target, self._about(0), plan.metadata(), strategy=strategy)
+            except OSError as error:  # the disk is full, perhaps for a moment only: they are written at the end again
+                log.warning("%s: cannot write how it is recorded: %s", self.directory, error.strerror)
             self.profiler.start()
             self._read_memory()
             if self._waits is not None:

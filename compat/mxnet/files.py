@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from stepscope.exporters.rotation import SUFFIXES, numbered
+from stepscope.runtime.paths import real
 from stepscope.runtime.run import rank_from_environment
 
 
@@ -31,10 +32,10 @@ class Files:
         process has written that already. What an earlier process has left there is replaced, as MXNet does."""
         path = self._named(filename)
         number = 0
-        while os.path.realpath(numbered(path, number)) in self._used:
+        while real(numbered(path, number)) in self._used:
             number += 1
         self.latest = numbered(path, number)
-        self._used.add(os.path.realpath(self.latest))
+        self._used.add(real(self.latest))
         return self.latest
 
     def _named(self, filename: str) -> Path:

@@ -13,6 +13,7 @@ from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.formats import replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.paths import absolute
 from stepscope.runtime.portal import run_on_own_loop
 
 
@@ -31,7 +32,7 @@ def export_window(cycle: Cycle, path: Path, facts: Mapping[str, Any]) -> None:
     plugin = path.name.removesuffix(".gz").endswith(".pt.trace.json")
     exporter = ChromeTraceExporter(path, form="object", dialect="tensorboard" if plugin else "kineto")
 
-    directory = path.absolute().parent
+    directory = absolute(path).parent
 
     async def replay() -> None:
         with JournalReader(cycle.journal) as reader:

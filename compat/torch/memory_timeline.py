@@ -12,6 +12,7 @@ from typing import Any
 from stepscope.backends.kineto_worker import FinishedTrace
 from stepscope.runtime import locks
 from stepscope.runtime.errors import ProfilerStateError
+from stepscope.runtime.recorder import scratch_directory
 from stepscope.runtime.window import Window
 
 NEEDS = ("record_shapes", "profile_memory", "with_stack")
@@ -86,7 +87,7 @@ def export_memory_timeline(
     if not name.endswith(".gz"):
         timeline.export_memory_timeline(name, chosen)
         return
-    with tempfile.TemporaryDirectory(prefix="stepscope-") as directory:
+    with tempfile.TemporaryDirectory(prefix="stepscope-", dir=scratch_directory()) as directory:
         plain = Path(directory) / "timeline.json"
         write = timeline.export_memory_timeline_raw if name.endswith("raw.json.gz") else timeline.export_memory_timeline
         write(str(plain), chosen)

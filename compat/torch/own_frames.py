@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from stepscope.runtime import strings
 from stepscope.runtime.events import Block
+from stepscope.runtime.paths import absolute
 
 _FUNCTION = re.compile(r"(.+)\(\d+\): ")
 _PROFILERS = ("torch/profiler/", "torch/autograd/profiler", "<built-in ", "<frozen ")
@@ -51,7 +52,7 @@ def own_frames(spans: Block, functions: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 def _own_files() -> Iterator[str]:
     """Files of stepscope's modules, as torch may call them."""
-    prefixes = {os.path.join(os.path.abspath(entry), "") for entry in sys.path}
+    prefixes = {os.path.join(absolute(entry), "") for entry in sys.path}
     for name, module in list(sys.modules.items()):
         file: str | None = getattr(module, "__file__", None)
         if name.partition(".")[0] == "stepscope" and file is not None:

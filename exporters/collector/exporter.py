@@ -31,6 +31,7 @@ from stepscope.runtime.control.command import VERSION as CONTROL
 from stepscope.runtime.control.command import Answer, Command
 from stepscope.runtime.control.decoding import decode_json
 from stepscope.runtime.control.peer import this_machine
+from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.errors import ClosedError, ControlError, OutputError
 from stepscope.runtime.journal.records import ClockSync, run_record
 from stepscope.runtime.journal.writer import JournalWriter
@@ -165,9 +166,9 @@ class CollectorExporter:
         try:
             command = decode_json(text, Command)
         except ControlError as error:
-            return msgspec.json.encode(Answer(error=str(error)))
+            return json_bytes(Answer(error=str(error)))
         answer = await asyncio.wrap_future(self._run.control(command))
-        while len(encoded := msgspec.json.encode(answer)) > protocol.MAX_ORDER:
+        while len(encoded := json_bytes(answer)) > protocol.MAX_ORDER:
             answer = msgspec.structs.replace(answer, windows=answer.windows[len(answer.windows) // 2 + 1 :])
         return encoded
 

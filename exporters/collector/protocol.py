@@ -12,6 +12,7 @@ from typing import Annotated
 
 import msgspec
 
+from stepscope.runtime.encoding import msgpack_bytes
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import Int64, RunRecord
 
@@ -126,13 +127,12 @@ class Obeyed(msgspec.Struct, frozen=True, tag=9, array_like=True):
 
 Header = Hello | Welcome | Refused | Frames | Ack | Ping | Pong | Order | Obeyed
 
-_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Header).decode
 
 
 def encode(header: Header, *payload: bytes | bytearray | memoryview) -> bytes:
     """A message."""
-    packed = _encode(header)
+    packed = msgpack_bytes(header)
     return b"".join((_LENGTH.pack(len(packed)), packed, *payload))
 
 

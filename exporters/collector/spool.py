@@ -18,6 +18,7 @@ import msgspec
 from stepscope.exporters.collector.piece import Piece, Segment
 from stepscope.exporters.collector.protocol import StreamId, SyncWord
 from stepscope.runtime.control.peer import Peer
+from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.held_files import hold, release
 from stepscope.runtime.journal import format as fmt
@@ -84,7 +85,7 @@ class Spool:
             lock = self.directory / LOCK
             os.close(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
             self._held = hold(lock)  # before the note, by which the spool is found
-            replace_private(self.directory / NOTE, msgspec.json.encode(note))
+            replace_private(self.directory / NOTE, json_bytes(note))
         except OSError as error:
             release(self._held)
             raise OutputError(
@@ -157,9 +158,7 @@ class Spool:
 
     def _say_closed(self) -> None:
         try:
-            replace_private(
-                self.directory / NOTE, msgspec.json.encode(msgspec.structs.replace(self._note, closed=True))
-            )
+            replace_private(self.directory / NOTE, json_bytes(msgspec.structs.replace(self._note, closed=True)))
         except OSError as error:
             log.warning("%s does not say that it is complete: %s", self.directory, error.strerror)
 

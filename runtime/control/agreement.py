@@ -12,8 +12,6 @@ import logging
 import time
 from pathlib import Path
 
-import msgspec
-
 from stepscope.runtime.control.armable import Armable
 from stepscope.runtime.control.armed import Armed
 from stepscope.runtime.control.following import Following, Outcome
@@ -24,6 +22,7 @@ from stepscope.runtime.control.proposal import Asked, Records, Wish
 from stepscope.runtime.control.rate import StepRate
 from stepscope.runtime.control.telling import answer_before
 from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.errors import ControlError
 
 log = logging.getLogger("stepscope")
@@ -80,7 +79,7 @@ class Agreement:
         Args:
             key: what makes it the same; default: the request.
         """
-        text = key or msgspec.json.encode(asked).decode()
+        text = key or json_bytes(asked).decode()
         if isinstance(asked, WindowRequest):
             self._wishes[text] = Wish(asked, trigger)
         else:

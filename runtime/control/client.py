@@ -11,6 +11,7 @@ import msgspec
 from stepscope.runtime.control.command import Answer, Command
 from stepscope.runtime.control.local_socket import NAME, peer_user
 from stepscope.runtime.control.takers import takers_near
+from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.processes import exists
 from stepscope.runtime.session import session_of
@@ -52,7 +53,7 @@ def ask_socket(path: Path, command: Command, timeout: float, who: str) -> list[A
             sock.connect(str(path))
             if peer_user(sock) not in (os.geteuid(), 0):
                 raise ControlError(f"{path} is listened to by another user")
-            sock.sendall(msgspec.json.encode(command) + b"\n")
+            sock.sendall(json_bytes(command) + b"\n")
             content = b""
             while not content.endswith(b"\n") and len(content) < MOST_BYTES:
                 part = sock.recv(1 << 16)

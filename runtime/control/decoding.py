@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from stepscope.runtime.encoding import from_exact_json
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.misfit import Misfit, as_json, find_misfit
 from stepscope.runtime.nearest import nearest as nearest
@@ -27,7 +28,7 @@ def decode_json(content: bytes, kind: type[T]) -> T:
     if content.startswith(b"\xef\xbb\xbf"):  # the mark that some editors begin a file with
         content = content[3:]
     try:
-        return msgspec.json.decode(content, type=kind)
+        return from_exact_json(content, kind)
     except msgspec.ValidationError as error:
         raise _invalid(content, kind, str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

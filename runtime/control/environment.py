@@ -122,7 +122,7 @@ def options_from_environment(fixed: Collection[str] = ()) -> EnvironmentOptions 
     if len(text) > MAX_TEXT:
         raise ControlError(f"{VARIABLE} has {len(text):,} characters, the limit is {MAX_TEXT:,}")
     try:
-        said = decode_json(text.encode(errors="replace"), EnvironmentOptions)
+        said = decode_json(text.encode(errors="backslashreplace"), EnvironmentOptions)
     except ControlError as error:
         raise ControlError(f"{VARIABLE} cannot be followed: {error}", line=error.line, column=error.column) from error
     silent = EnvironmentOptions()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 
-import msgspec
-
 from stepscope.runtime.control.armable import Armable
 from stepscope.runtime.control.asking import Asking
 from stepscope.runtime.control.control_file import ControlFile
 from stepscope.runtime.control.taken import TakenRequests
 from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.table import human_count
 
 TRIGGER = "file"
@@ -32,7 +31,7 @@ class FileRequests:
             if request is not None:
                 self.window(request)
         elif self._asking.agreement is not None:
-            self._asking.all_ranks(end, TRIGGER, key=msgspec.json.encode(found).decode())
+            self._asking.all_ranks(end, TRIGGER, key=json_bytes(found).decode())
         elif end.command == "abort":
             ended = self._profiler.abort(end.run_id or None, reason=end.reason)
             answer = f"{human_count(len(ended), 'window')} ended" if ended else "no armed window runs or waits"
@@ -48,7 +47,7 @@ class FileRequests:
             self._asking.say(request, TRIGGER, passed_over, logging.WARNING)
         elif passed_over is None:
             times = self._taken.times(request)
-            text = msgspec.json.encode(request).decode()
+            text = json_bytes(request).decode()
             if self._asking.agreement is not None:
                 self._asking.say(request, TRIGGER, ASKING)
             self._asking.window(request, TRIGGER, key=f"{text} {times}" if times else text)

@@ -22,7 +22,9 @@ import msgspec
 from stepscope.runtime import locks
 from stepscope.runtime.control.file_reading import read_bounded
 from stepscope.runtime.control.peer import SILENCE, Peer
+from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.errors import ControlError
+from stepscope.runtime.held_files import is_locked_by_another
 from stepscope.runtime.presence import replace_private
 
 log = logging.getLogger("stepscope")
@@ -58,7 +60,7 @@ class JobDirectory:
     def __init__(self, watched: Path, job: str) -> None:
         """Args: the watched file; what the job is called, empty where nobody says."""
         watched = watched.parent.resolve() / watched.name
-        named = hashlib.sha256(f"{os.geteuid()}\0{job}\0{watched}".encode()).hexdigest()[:16]
+        named = hashlib.sha256(os.fsencode(f"{os.geteuid()}\0{job}\0{watched}")).hexdigest()[:16]
         self.path = watched.parent / f".stepscope-{named}"
         self.me = Peer.here()
         self._lock = -1
@@ -95,6 +97,7 @@ class JobDirectory:
             Whether this process leads.
 
         Raises:
+            ControlError: if the file system has no locks.
             OSError: if the directory is gone.
         """
         if self._lock >= 0:
@@ -106,9 +109,14 @@ class JobDirectory:
             try:
                 # Of the process, not of the open file: children that are forked do not keep it.
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except OSError as error:
                 os.close(file)
-                return False
+                if is_locked_by_another(error):
+                    return False
+                raise ControlError(
+                    f"the file system of {self.path} has no locks ({error.strerror}), so the ranks cannot agree on a window: "
+                    "put the control file on one that has, or set agree=False, and each rank records by itself"
+                ) from error
             _led.add(str(self.path))
             self._lock = file
             return True
@@ -166,7 +174,7 @@ class JobDirectory:
 
     def say_leader(self, epoch: str) -> None:
         """Writes that this process leads the run."""
-        replace_private(self.path / "current.json", msgspec.json.encode(Current(epoch, self.me)))
+        replace_private(self.path / "current.json", json_bytes(Current(epoch, self.me)))
 
     def goes_on(self, epoch: str, rank: int) -> bool:
         """Whether another one of the run lives than this process as this rank. Of those of other machines only the time of

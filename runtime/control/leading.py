@@ -15,6 +15,7 @@ from stepscope.runtime.control.job_directory import Member, read_record
 from stepscope.runtime.control.proposal import ArmedAnswer, AtStep, Decision, Proposal, Records, Start
 from stepscope.runtime.control.telling import repeats
 from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.presence import replace_private
 
 log = logging.getLogger("stepscope")
@@ -71,7 +72,7 @@ class Leading:
             if not same:
                 records.write(Proposal(number + 1, key, wish.request, wish.trigger, end=wish.end), number + 1)
             taken = msgspec.structs.replace(wish, proposal=same or number + 1)
-            replace_private(records.path("wish", key), msgspec.json.encode(taken))
+            replace_private(records.path("wish", key), json_bytes(taken))
             if same:
                 log.info(
                     "control: %s, asked for by %s, is what will be recorded already", wish.asked.text(), wish.trigger

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-import msgspec
-
 from stepscope.runtime import locks
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.command import MAX_BYTES, Answer, Command
 from stepscope.runtime.control.decoding import decode_json
+from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.promise import Promise
 
@@ -101,7 +100,7 @@ class LocalSocket:
             async with asyncio.timeout(PATIENCE):
                 line = await reader.readline()
             answers = await self._answer(line)
-            writer.write(msgspec.json.encode(answers) + b"\n")
+            writer.write(json_bytes(answers) + b"\n")
             await writer.drain()
         except (TimeoutError, ConnectionError, ValueError) as error:
             log.info("a command did not arrive whole: %r", error)

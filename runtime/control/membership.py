@@ -6,11 +6,10 @@ import contextlib
 import os
 import time
 
-import msgspec
-
 from stepscope.runtime import locks
 from stepscope.runtime.control.job_directory import JobDirectory, Member, read_record
 from stepscope.runtime.control.proposal import Records
+from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.presence import replace_private
 
@@ -167,7 +166,7 @@ class Membership:
 
     def _say(self, records: Records, *, left: bool = False, waits: bool = False) -> None:
         member = Member(self._rank, self._directory.me, left, waits)
-        replace_private(records.path("member", self._rank), msgspec.json.encode(member))
+        replace_private(records.path("member", self._rank), json_bytes(member))
 
     def _show_life(self, records: Records) -> None:
         now = time.monotonic()

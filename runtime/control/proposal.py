@@ -23,6 +23,7 @@ from stepscope.runtime.control.end_change import EndChange, EndRequest
 from stepscope.runtime.control.file_reading import create_once
 from stepscope.runtime.control.job_directory import read_record
 from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.encoding import json_bytes
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -147,7 +148,7 @@ class Records:
         Raises:
             OSError: if it cannot be.
         """
-        return create_once(self.path(_NAMES[type(record)], *parts), msgspec.json.encode(record))
+        return create_once(self.path(_NAMES[type(record)], *parts), json_bytes(record))
 
     def latest(self) -> int:
         """Number of the latest proposal; 0 before the first."""
@@ -195,7 +196,7 @@ class Records:
             OSError: if it cannot be written.
         """
         path = self.directory / f".decision-{number}-{rank}-{os.getpid()}"
-        path.write_bytes(msgspec.json.encode(record))
+        path.write_bytes(json_bytes(record))
         return path
 
 

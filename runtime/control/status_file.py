@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from stepscope.runtime.control.armed import ArmedStatus
+from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.presence import replace_private
 
 log = logging.getLogger("stepscope")
@@ -45,7 +46,7 @@ class StatusFile:
             return
         said = {**self._facts, "pid": os.getpid(), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         try:
-            replace_private(self.path, msgspec.json.format(msgspec.json.encode(said), indent=2) + b"\n")
+            replace_private(self.path, msgspec.json.format(json_bytes(said), indent=2) + b"\n")
         except OSError as error:
             if not self._failed:
                 self._failed = True

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from stepscope.runtime.control import control_loop
@@ -16,6 +15,7 @@ from stepscope.runtime.control.file_reading import Reading, create_once, read_bo
 from stepscope.runtime.control.status_file import StatusFile
 from stepscope.runtime.error_keeper import ErrorKeeper
 from stepscope.runtime.error_text import error_text
+from stepscope.runtime.paths import absolute
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class WatchedFile(Generic[T]):
             raise ValueError(f"poll must be a number of seconds from {LEAST_POLL} to {MOST_POLL:g}, got {poll!r}")
         if create and default is None:
             raise ValueError("create=True needs default=..., what the new file is to hold")
-        self.path = Path(path).absolute()
+        self.path = absolute(path)
         self.current: T | None = None
         """The latest valid value; reading it costs what reading an attribute costs. The value must not be changed."""
         self.problem = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.presence import Presence, create, make_directories, rescue
 
@@ -35,6 +36,7 @@ class AppendFile:
         self._fd = -1
         self._presence = Presence()
         try:
+            reserve_standard_descriptors()
             make_directories(path.parent)
             self._fd, self.path = create(path, _FLAGS, 0o600, _other_name)
         except OSError as error:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.control.ranks import MAX_RANKS
+from stepscope.runtime.encoding import msgpack_bytes
 from stepscope.runtime.journal.format import FrameType
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.plain import plain
@@ -177,7 +178,7 @@ def window_record(window: Window) -> WindowRecord:
     )
 
 
-encode_record = msgspec.msgpack.Encoder().encode
+encode_record = msgpack_bytes
 
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     FrameType.RUN: msgspec.msgpack.Decoder(RunRecord),

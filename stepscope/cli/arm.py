@@ -6,14 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from stepscope.runtime.control.client import ask_process
 from stepscope.runtime.control.command import Answer, Command
 from stepscope.runtime.control.ranks import ranks_from
 from stepscope.runtime.control.takers import takers
 from stepscope.runtime.control.window_detail import detail_from
 from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.errors import ControlError
 
 DESCRIPTION = """\
@@ -167,7 +166,7 @@ def _list(given: argparse.Namespace) -> int:
     """Shows who can be asked; 1 if nobody can."""
     found = [each for pid in takers() for each in _status(pid, given.timeout)]
     if given.json:
-        print(msgspec.json.encode(found).decode())
+        print(json_bytes(found).decode())
     elif not found:
         print(
             "no process of this user takes commands; it needs trace(control=Control(socket=True)) or STEPSCOPE_OPTIONS"
@@ -195,7 +194,7 @@ def _ask_process(given: argparse.Namespace, name: Any, request: WindowRequest | 
     )
     answers = ask_process(given.pid, command, given.timeout)
     if given.json:
-        print(msgspec.json.encode(answers).decode())
+        print(json_bytes(answers).decode())
     for answer in () if given.json else answers:
         rank = "" if answer.rank is None else f" rank {answer.rank}"
         print(f"{answer.profiler or 'process'}{rank} (pid {answer.pid}, {_where(answer)}): {_text(name, answer)}")
@@ -227,7 +226,7 @@ def _ask_collector(given: argparse.Namespace, name: Any) -> int:
     }
     result = send_order(given, order)
     if given.json:
-        print(msgspec.json.encode(result).decode())
+        print(json_bytes(result).decode())
         return 0 if result.outcome == "done" else 1
     steps = "" if result.first is None else f": steps {result.first}-{'...' if result.last is None else result.last}"
     print(

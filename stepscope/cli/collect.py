@@ -7,13 +7,13 @@ import asyncio
 import logging
 import os
 import socket
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from stepscope.cli import descriptors, nats_options
+from stepscope.cli.messages import message
 from stepscope.cli.sizes import size
 from stepscope.runtime.errors import StepscopeError
 from stepscope.runtime.misfit import default_of, find_misfit, struct_fields
@@ -164,10 +164,9 @@ def collect(given: argparse.Namespace) -> int:
     try:
         allowed = settings.within(descriptors.allow_all())
         if allowed != settings:
-            print(
+            message(
                 f"stepscope: for the open files that this process may have there can be {allowed.max_streams} streams and "
-                f"{allowed.max_readers} other connections at once; allow more (ulimit -n)",
-                file=sys.stderr,
+                f"{allowed.max_readers} other connections at once; allow more (ulimit -n)"
             )
         collector = Collector(allowed)
     except (ImportError, ValueError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import anyio
 
 from stepscope.cli import formats, opening
 from stepscope.cli.made_directory import made_directory
+from stepscope.cli.messages import message
 from stepscope.cli.progress import Progress
 from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.errors import FormatError, NoWindowError
@@ -104,7 +104,7 @@ def _journal_in(directory: Path) -> Path:
         raise FormatError(f"{directory} has no journal. {' '.join([*choice.missing, below(directory)])}".strip())
     others = journals.others(chosen)
     beside = f" (not {others}: name one to convert it)" if others else ""
-    print(f"reading {opening.shown(chosen)}{beside}", file=sys.stderr)
+    message(f"reading {opening.shown(chosen)}{beside}")
     return chosen
 
 
@@ -121,7 +121,7 @@ def _hint_at_recovery(directory: Path) -> None:
         return
     if any(not note.running and not recovered_of(path).exists() for path, note in notes):
         recover = f"stepscope recover {shlex.quote(opening.shown(directory))}"
-        print(f"a process that wrote here was killed: more may be had with {recover}", file=sys.stderr)
+        message(f"a process that wrote here was killed: more may be had with {recover}")
 
 
 def _damage(replayed: Replayed) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 from stepscope.cli import opening
+from stepscope.cli.messages import message
 
 
 @contextmanager
@@ -18,4 +18,4 @@ def made_directory(directory: Path) -> Generator[None]:
         yield
     finally:
         if not was_there and directory.exists():
-            print(f"made the directory {opening.shown(directory)}", file=sys.stderr)
+            message(f"made the directory {opening.shown(directory)}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 
 from stepscope.cli import analyse, arm, collect, convert, deliver, demo, merge, recover, run, upload
+from stepscope.cli.messages import discard_unwritten, flush, message, print_any_text
+from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.errors import NoWindowError, StepscopeError
 
 COMMANDS = (demo, run, arm, recover, convert, analyse, collect, deliver, upload, merge)
@@ -58,23 +59,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: from argparse, for wrong usage (2), `--help` and `--version` (0).
     """
+    reserve_standard_descriptors()
     given = parser().parse_args(arguments)
+    given.words = list(sys.argv[1:] if arguments is None else arguments)
+    if given.command != "run":
+        print_any_text()
     try:
         code: int = given.function(given)
-        if not sys.stdout.closed:  # a program that was run may have closed it
-            sys.stdout.flush()
+        if (
+            given.command != "run"
+        ):  # what a program has not written yet, the interpreter writes at its exit, as without us
+            flush(sys.stdout)
         return code
     except KeyboardInterrupt:
-        print("stepscope: interrupted", file=sys.stderr)
+        message("stepscope: interrupted")
         return 130
-    except BrokenPipeError:
-        # The reader of a pipe has gone, as `head` does; Python would complain again when it flushes at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of a pipe has gone, as `head` does
+        discard_unwritten(sys.stdout)
         return 1
     except Exception as error:
-        if given.traceback:
+        if given.traceback and sys.stderr is not None:
             traceback.print_exc()
-        print(f"stepscope {given.command}: {_sentence(error)}", file=sys.stderr)
+        message(f"stepscope {given.command}: {_sentence(error)}")
+        discard_unwritten(sys.stdout)
         return error.exit_code if isinstance(error, NoWindowError) else 1
 
 

@@ -14,7 +14,10 @@ PERFETTO = "https://ui.perfetto.dev"
 
 def shown(path: Path) -> str:
     """A path as it is typed here: relative if that is shorter."""
-    relative = os.path.relpath(path)
+    try:
+        relative = os.path.relpath(path)
+    except OSError:  # the working directory was deleted
+        return str(path)
     return relative if len(relative) < len(str(path)) else str(path)
 
 

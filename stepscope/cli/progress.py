@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TextIO
 
+from stepscope.cli.messages import discard_unwritten
 from stepscope.runtime.threads import start
 
 PLAIN_INTERVAL = 5.0
@@ -21,14 +23,16 @@ class Progress:
     """Rewrites one line of a terminal; elsewhere it writes a line now and then, and always the last one.
 
     Args:
-        stream: where to write; default: `sys.stderr`.
+        stream: where to write; default: `sys.stderr`. Where that is closed or full nothing is shown.
         clock: seconds, monotonic.
     """
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream = sys.stderr if stream is None else stream
+        self._stream: TextIO | None = sys.stderr if stream is None else stream
         self._clock = clock
-        self._terminal = self._stream.isatty()
+        self._terminal = False
+        with contextlib.suppress(ValueError):  # a program that was run has closed it
+            self._terminal = self._stream is not None and self._stream.isatty()
         self._shown_at = clock()
         self._pending = False
 
@@ -64,11 +68,15 @@ class Progress:
             done.set()
             thread.join()
             if self._pending:
-                self._stream.write("\r\x1b[K")
-                self._stream.flush()
+                self._put("\r\x1b[K")
                 self._pending = False
 
     def _write(self, text: str, rewritten: bool) -> None:
         # \r and "erase to the end of the line" (ECMA-48 EL) let this line take the place of the one before.
-        self._stream.write(("\r\x1b[K" if self._terminal else "") + text + ("" if rewritten else "\n"))
-        self._stream.flush()
+        self._put(("\r\x1b[K" if self._terminal else "") + text + ("" if rewritten else "\n"))
+
+    def _put(self, text: str) -> None:
+        if self._stream is not None:  # it is None where standard error was closed when the process began
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.write(text)
+            discard_unwritten(self._stream)

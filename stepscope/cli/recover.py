@@ -6,12 +6,12 @@ import argparse
 import contextlib
 import errno
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from stepscope.cli import opening
 from stepscope.cli.made_directory import made_directory
+from stepscope.cli.messages import message
 from stepscope.cli.progress import Progress
 from stepscope.cli.traces import TARGETS, Traces, free_name, is_trace, repair_one
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError, RecoveredError
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     complete = len(recovered) == len(several or [named]) and not any(each.missing for each in recovered)
     if complete and not traces.torn:
         return 0
-    print("stepscope recover: not all could be brought back, see above", file=sys.stderr)
+    message("stepscope recover: not all could be brought back, see above")
     return INCOMPLETE
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli import script
+from stepscope.cli.messages import message
 from stepscope.cli.traced_program import TracedProgram
 from stepscope.compat.mindspore.env import EnvProfiler
 from stepscope.runtime.ending import after_signal
@@ -31,6 +32,8 @@ examples:
   torchrun --no-python --nproc-per-node 2 stepscope run --out runs/exp2 train.py
 
 Options come before the program; what follows it is the program's.
+One process is traced. Of the ranks that a launcher starts each needs the command, as in the last example; others that the
+program starts put their spans into its trace if STEPSCOPE_JOIN=1 is set and they import stepscope.
 Where MS_PROFILER_OPTIONS has "start": true, the program is recorded as stepscope.mindspore does it as well, which needs no
 import of it: docs/mindspore.md.
 A journal is always kept in the output directory. If the program is killed, `stepscope recover DIR` brings back what was
@@ -112,6 +115,10 @@ def run(arguments: argparse.Namespace) -> int:
         parser: argparse.ArgumentParser = arguments.parser
         parser.error(f"there is no file {program}")
     traced = TracedProgram.of(arguments, program, rest)
+    if traced.ranks:
+        message(
+            f"stepscope run: {program} starts other processes, which this trace will not have; to trace each:\n  {traced.ranks}"
+        )
     owner = os.getpid()
     if not arguments.quiet:
         after_signal(traced.tell_of_signal)

@@ -16,6 +16,9 @@ from types import FrameType, ModuleType, TracebackType
 
 import msgspec
 
+from stepscope.cli.messages import message
+from stepscope.runtime.paths import absolute, real
+
 _OWN = (__file__, runpy.__file__)
 
 
@@ -32,7 +35,7 @@ class Outcome(msgspec.Struct, frozen=True):
     def tell(self) -> None:
         """Prints what the interpreter would have printed at the end: the error as `sys.excepthook` shows it."""
         if self.message:
-            print(self.message, file=sys.stderr)
+            message(self.message)
         if self.error is not None:
             # Python's own hook shows the traceback that the error holds, not the one that it is given.
             self.error.__traceback__ = _without_own(self.error.__traceback__)
@@ -49,8 +52,11 @@ def run(program: str, arguments: Sequence[str], *, module: bool) -> Outcome:
     """
     sys.argv = [program, *arguments]
     if not sys.flags.safe_path:
-        path = Path(program).resolve()
-        sys.path[0] = os.getcwd() if module else str(path if path.is_dir() else path.parent)
+        if module:
+            sys.path[0] = str(absolute(""))
+        else:
+            path = Path(real(program))
+            sys.path[0] = str(path if path.is_dir() else path.parent)
     try:
         if module:
             runpy.run_module(program, run_name="__main__", alter_sys=True)

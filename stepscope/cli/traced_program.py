@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import select
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,9 @@ import msgspec
 
 from stepscope.backends.torch import TorchBackend
 from stepscope.cli import opening
+from stepscope.cli.child_processes import ChildProcesses, command_for_ranks
 from stepscope.cli.late_torch import LateTorch
+from stepscope.cli.messages import message
 from stepscope.cli.optimizer_steps import OptimizerSteps
 from stepscope.cli.progress import Progress
 from stepscope.cli.torch_import import TorchImport
@@ -29,6 +30,7 @@ from stepscope.runtime.output import Output
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.run import rank_from_environment
 from stepscope.runtime.schedule import Schedule, schedule
+from stepscope.runtime.table import human_count
 from stepscope.trace import trace
 
 PATIENT = Options(linger=60, close_timeout=120)
@@ -49,6 +51,9 @@ class TracedProgram(msgspec.Struct, frozen=True):
     watch: TorchImport
     files: dict[str, Path]
     """What is written, by exporter."""
+    children: ChildProcesses
+    ranks: str
+    """The command that traces the ranks, if the program is a launcher."""
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, program: str, rest: list[str]) -> TracedProgram:
@@ -58,8 +63,8 @@ class TracedProgram(msgspec.Struct, frozen=True):
         backend = None if arguments.no_torch else _backend(arguments)
         rank = rank_from_environment()[0]
         # Chosen here, so that what the exporters write is in the run's directory.
-        directory = Output.choose(arguments.out, name, None).path
-        files, exporters = _exporters(arguments, directory if rank is None else directory / f"rank{rank}")
+        output = Output.choose(arguments.out, name, None)
+        files, exporters = _exporters(arguments, output.path if rank is None else output.path / f"rank{rank}")
         steps = OptimizerSteps(lambda: profiler.step())
         profiler = trace(
             schedule=chosen,
@@ -67,14 +72,16 @@ class TracedProgram(msgspec.Struct, frozen=True):
             backends=[] if backend is None else [LateTorch(backend)],
             exporters=exporters,
             name=name,
-            output_dir=directory,
+            output_dir=output,
             metadata={"command": [program, *rest]},
             options=PATIENT,
         )
+        children = ChildProcesses()
+        options = [word for word in arguments.words[1 : -len(arguments.program)] if word not in ("-m", "--")]
         watch = TorchImport(steps.attach)
         if arguments.step_on == "optimizer":
             watch.watch()
-        return cls(profiler, steps, watch, files)
+        return cls(profiler, steps, watch, files, children, command_for_ranks(options, program, rest))
 
     def end(self) -> None:
         """Closes everything; what was recorded is on disk then."""
@@ -85,8 +92,24 @@ class TracedProgram(msgspec.Struct, frozen=True):
 
     def tell(self) -> None:
         """Prints the table, the report and what opens the result."""
-        say = [self.profiler.summary(top=15), str(self.profiler.report()), "", *self._opening()]
-        print("\n".join(say), file=sys.stderr)
+        say = [self.profiler.summary(top=15), str(self.profiler.report()), "", *self._untraced(), *self._opening()]
+        message("\n".join(say))
+
+    def _untraced(self) -> list[str]:
+        """That there were other processes, where this one did no step: then they did the work."""
+        statistics = self.profiler.statistics()
+        joined = 0 if statistics.recorder is None else len(statistics.recorder.workers)
+        count = self.children.count - joined
+        if statistics.steps or count <= 0:
+            return []
+        ran = f"children   {human_count(count, 'process', 'es')} that the program started ran, and this trace does not have them"
+        if self.ranks:
+            return [ran, f"           to trace each: {self.ranks}"]
+        return [
+            ran,
+            "           ranks: start them by torchrun --no-python --nproc-per-node N stepscope run [options] train.py, or call",
+            "           stepscope.trace() in them; spans of others: set STEPSCOPE_JOIN=1, and import stepscope in them",
+        ]
 
     def tell_of_signal(self, name: str) -> None:
         """Says that a signal ends the program, and where the files are; `end` has been called by nobody."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from stepscope.cli.messages import message
 from stepscope.runtime.errors import FormatError, StepscopeError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _follow(uploader: Uploader, rest: bool, every: float) -> NoReturn:
         except (OSError, FormatError) as error:
             if uploader.nbytes > before:
                 pause = every  # what fails for one stream need not fail for others
-            print(f"stepscope upload: {error}; tried again in {pause:g} s", file=sys.stderr, flush=True)
+            message(f"stepscope upload: {error}; tried again in {pause:g} s")
             time.sleep(pause)
             pause = min(2 * pause, max(every, MOST_PAUSE))
         else:
