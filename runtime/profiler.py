@@ -546,7 +546,10 @@ def _end_all(cause: str) -> None:
         close_recorder()
 
 
-_FORKED = "it was started in the process that this one was forked from, whose session stepscope.join() takes part in"
+_FORKED = (
+    "it records in the process that started it, from which this one was forked: call stepscope.trace() here for a trace of this "
+    "process, or stepscope.join() to be in the other's"
+)
 _JOINED = "this process has joined the session of another, and what it records is in the traces of that"
 
 

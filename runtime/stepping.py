@@ -276,8 +276,9 @@ class Stepping(_core.StepCounter):
         self._ignored += 1
         if self._asked:
             self._step_asked()
-        if self._ignored == 1 and self._state != "inert":
-            log.warning("step() of profiler %r while it is %s: ignored, and counted", self.name, self._state)
+        if self._ignored == 1:
+            because = f" ({self._inert_because})" if self._inert_because else ""
+            log.warning("step() of profiler %r while it is %s%s: ignored, and counted", self.name, self._state, because)
 
     @uninterrupted
     def _step_asked(self) -> None:

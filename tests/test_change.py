@@ -67,7 +67,7 @@ class CountingLoop(asyncio.SelectorEventLoop):
 
     woken = 0
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
         """As the base."""
         self.woken += 1
         return super().call_soon_threadsafe(callback, *args, context=context)

@@ -1,0 +1,54 @@
+"""A program records the garbage collector by `gc.callbacks`, and its objects record in `__del__`, until the end.
+
+The collector runs inside of any allocation, also inside of the profiler's own calls; `__del__` runs when the interpreter
+has taken its modules apart.
+
+Right: nothing dies or hangs, and each span is there.
+"""
+
+import gc
+import subprocess
+import sys
+import tempfile
+
+PROGRAM = """
+import gc, sys, threading
+import stepscope as sc
+open_spans = []
+def collected(phase, info):
+    if phase == "start":
+        open_spans.append(sc.span("gc", generation=info["generation"])); open_spans[-1].__enter__()
+        sc.instant("gc began", kept=[1, 2, {"a": object()}])
+    elif open_spans:
+        open_spans.pop().__exit__(None, None, None)
+class Finalized:
+    def __init__(self): self.me = self
+    def __del__(self):
+        with sc.span("del"):
+            pass
+gc.callbacks.append(collected)
+gc.set_threshold(50, 2, 2)
+memory = sc.MemoryExporter()
+with sc.trace(output_dir=sys.argv[1], exporters=[memory], schedule=sc.schedule(wait=0, warmup=0, active=10)) as p:
+    for n in range(2000):
+        with sc.span("step", values=[object() for _ in range(20)], name=str(n)):
+            Finalized()
+        p.step()
+    gc.callbacks.remove(collected)
+    gc.collect()
+names = memory.names()
+print("steps", names.count("step"), "del", names.count("del"), "gc", names.count("gc"))
+late = [Finalized() for _ in range(10)]
+sys.stuck = late
+"""
+faults = []
+with tempfile.TemporaryDirectory() as folder:
+    command = [sys.executable, "-X", "faulthandler", "-c", PROGRAM, folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    print(done.stdout, done.stderr[-2000:])
+    if done.returncode:
+        faults.append(f"exit {done.returncode}")
+    if not done.stdout.startswith("steps 2000 del 2000"):
+        faults.append(done.stdout.strip())
+print("WRONG: " + "; ".join(faults) if faults else "ok: all are there")
+sys.exit(bool(faults))

@@ -1,0 +1,51 @@
+"""Two jobs are started by mistake with the same output directory and the same trace file, at the same time.
+
+Right: both run; neither writes into the other's files, or the report of one says so.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+PROGRAM = """
+import sys, time
+import stepscope as sc
+with sc.trace(output_dir="run", exporters=[sc.ChromeTraceExporter("trace.json", form=sys.argv[2]), sc.ChromeTraceExporter("w-{window}.json", form=sys.argv[2])],
+              schedule=sc.schedule(wait=0, warmup=0, active=50)) as p:
+    for n in range(400):
+        with sc.span("job " + sys.argv[1], n=n): time.sleep(0.002)
+        p.step()
+p.raise_errors()
+"""
+faults = []
+for form in ("array", "object"):
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [
+            subprocess.Popen([sys.executable, "-c", PROGRAM, name, form], cwd=folder, stderr=subprocess.PIPE, text=True)
+            for name in "AB"
+        ]
+        for job in jobs:
+            text = job.communicate(timeout=60)[1]
+            if job.returncode:
+                faults.append(f"{form}: exit {job.returncode}: {text[-300:]}")
+        found = {}
+        for name in sorted(os.listdir(folder)):
+            if name.endswith(".json"):
+                text = open(f"{folder}/{name}").read()
+                try:
+                    json.loads(
+                        text if form == "object" or text.rstrip().endswith("]") else text.rstrip().rstrip(",") + "]"
+                    )
+                except ValueError as error:
+                    faults.append(f"{form}: {name} is no JSON: {error}")
+                found[name] = (text.count('"job A"'), text.count('"job B"'))
+        print(" ", form, found, os.listdir(f"{folder}/run"))
+        for job in "AB":
+            out = f"{folder}/{job}.json"
+        mixed = [name for name, (a, b) in found.items() if a and b]
+        if mixed:
+            faults.append(f"{form}: {mixed} have events of both")
+print("WRONG: " + "; ".join(faults) if faults else "ok: each has its own")
+sys.exit(bool(faults))
