@@ -6,7 +6,6 @@ has taken its modules apart.
 Right: nothing dies or hangs, and each span is there.
 """
 
-import gc
 import subprocess
 import sys
 import tempfile

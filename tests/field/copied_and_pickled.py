@@ -10,7 +10,6 @@ import pickle
 import sys
 import tempfile
 
-import stepscope
 import stepscope as sc
 
 

@@ -42,7 +42,8 @@ with tempfile.TemporaryDirectory() as folder:
             break
         time.sleep(0.1)
     time.sleep(0.5)
-    read = lambda name: open(f"{folder}/{name}").read() if os.path.exists(f"{folder}/{name}") else ""
+    def read(name):
+        return open(f"{folder}/{name}").read() if os.path.exists(f"{folder}/{name}") else ""
     facts = {
         "parent recorded": '"before"' in read("parent.json"),
         "daemon lives": os.path.exists(f"{folder}/done"),
