@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 
 PROGRAM = """
 import os, sys, time
@@ -33,7 +34,6 @@ with own:
     with sc.span("own"): pass
 open(folder + "/done", "w").write(str(sum(os.fstat(file.fileno()).st_size for file in own_files)))
 """
-import time
 
 with tempfile.TemporaryDirectory() as folder:
     done = subprocess.run([sys.executable, "-c", PROGRAM, folder], capture_output=True, text=True, timeout=60)
@@ -42,8 +42,10 @@ with tempfile.TemporaryDirectory() as folder:
             break
         time.sleep(0.1)
     time.sleep(0.5)
+
     def read(name):
         return open(f"{folder}/{name}").read() if os.path.exists(f"{folder}/{name}") else ""
+
     facts = {
         "parent recorded": '"before"' in read("parent.json"),
         "daemon lives": os.path.exists(f"{folder}/done"),
