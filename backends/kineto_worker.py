@@ -20,6 +20,7 @@ from stepscope.backends.kineto_tracks import KinetoTracks
 from stepscope.runtime.clock import ClockAnchor, ClockMapping
 from stepscope.runtime.errors import ClosedError, FormatError
 from stepscope.runtime.events import Block, join_blocks
+from stepscope.runtime.nesting import cut_frames
 from stepscope.runtime.sink import Sink
 from stepscope.runtime.threads import Work
 
@@ -150,6 +151,7 @@ class KinetoWorker:
         if not parts:
             return
         whole = join_blocks(events for events, _ in parts)
+        cut_frames(whole)
         nest(whole)
         start = at = 0
         heap = bytearray()
