@@ -96,18 +96,26 @@ class ChromeFile(TraceFile):
         head = dumps({"ph": "i", "s": "p", "cat": "stepscope", "name": name, "pid": pid, "tid": pid})
         return f'{head[:-1]}, "ts": {us}.{ns:03}, "args": {dumps(args)}}}'
 
-    def _head(self) -> str:
+    def _opening(self, at: int) -> bytes:
+        if self._layout.form == "object":
+            return b""
+        # In an array, what are keys of the object form have no place but an event.
+        return self._instant("run", at, {**self._about(), "rank": self._run.rank})
+
+    def _about(self) -> dict[str, Any]:
         run = self._run
-        about = {
+        return {
             "schemaVersion": 1,
             "baseTimeNanoseconds": run.anchor.wall(self._base),
             "clock": run.anchor,
             "host_name": run.host,
             "displayTimeUnit": "ms",
         }
+
+    def _head(self) -> str:
+        run, about = self._run, self._about()
         if self._layout.form == "array":
-            # Here the keys of the object form have no place but an event.
-            return "[\n" + self._rows.head() + self._event("run", self._last, {**about, "rank": run.rank}) + ",\n"
+            return "[\n" + self._rows.head()
         added = dict(run.metadata())
         keys: dict[str, Any] = {}
         if run.rank is not None:

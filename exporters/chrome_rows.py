@@ -14,9 +14,12 @@ DEVICES = 5_000_000
 
 
 def metadata_event(name: str, pid: int, tid: int, value: str | int) -> str:
-    """One `M` event: a name, labels or a sort index of a process or thread (Trace Event Format, "Metadata Events")."""
+    """One `M` event: a name, labels or a sort index of a process or thread (Trace Event Format, "Metadata Events").
+
+    It has no time, as that would be one outside of what was recorded.
+    """
     key = {"process_labels": "labels"}.get(name, "sort_index" if name.endswith("_sort_index") else "name")
-    fields = {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": {key: value}}
+    fields = {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": {key: value}}
     return dumps(fields) + ",\n"
 
 

@@ -191,7 +191,7 @@ class ParquetRows:
 
     def _key(self, name: int) -> str:
         if name not in self._keys:
-            self._keys[name] = json.dumps(strings.text(name))
+            self._keys[name] = json.dumps(strings.text(name), ensure_ascii=False)
         return self._keys[name]
 
 

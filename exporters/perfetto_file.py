@@ -12,12 +12,11 @@ from stepscope.exporters.plainjson import plain
 from stepscope.exporters.protobuf import field
 from stepscope.exporters.trace_file import TAIL, TraceFile, begin
 from stepscope.runtime import _core
-from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import Block
 from stepscope.runtime.run import Run
 
-DESCRIBING, SAYING = 1, 2
-"""Packet sequences: of descriptors, and of what is said of the run and its windows. The encoder uses others."""
+SAYING = 2
+"""Packet sequence of what is said of the run and its windows. The encoder uses others, with 1 for descriptors."""
 
 REALTIME, MONOTONIC = 1, 3
 """Numbers of clocks (perfetto/common/builtin_clock.proto)."""
@@ -82,7 +81,7 @@ class PerfettoFile(TraceFile):
         event = field(9, INSTANT) + field(11, self._process) + field(22, "stepscope") + field(23, name) + said
         return packet(SAYING, field(8, at) + field(58, MONOTONIC) + field(11, event))
 
-    def _head(self) -> bytes:
+    def _opening(self, at: int) -> bytes:
         run = self._run
         about = {
             "schemaVersion": 1,
@@ -91,16 +90,16 @@ class PerfettoFile(TraceFile):
             "rank": run.rank,
             "world_size": run.world_size,
         }
+        return packet(SAYING, _snapshot(at, run.anchor.wall(at))) + self._instant("run", at, about)
+
+    def _head(self) -> bytes:
+        run = self._run
         label = run.host if run.rank is None else f"rank {run.rank} on {run.host}"
         process = field(1, run.pid) + field(6, plain(run.name)) + field(8, plain(label))
         if run.rank is not None:
             process += field(3, run.rank)
         descriptor = field(1, self._process) + field(3, process)
-        return (
-            packet(SAYING, _snapshot(run.anchor))
-            + packet(DESCRIBING, field(60, descriptor))
-            + self._instant("run", self._last, about)
-        )
+        return packet(SAYING, field(60, descriptor))
 
 
 def packet(sequence: int, fields: bytes) -> bytes:
@@ -108,9 +107,9 @@ def packet(sequence: int, fields: bytes) -> bytes:
     return field(1, field(10, sequence) + fields)
 
 
-def _snapshot(anchor: ClockAnchor) -> bytes:
+def _snapshot(monotonic_ns: int, wall_ns: int) -> bytes:
     """The monotonic clock is that of the trace; what it was when the wall clock showed what."""
-    read = ((MONOTONIC, anchor.monotonic_ns), (REALTIME, anchor.wall_ns))
+    read = ((MONOTONIC, monotonic_ns), (REALTIME, wall_ns))
     clocks = b"".join(field(1, field(1, clock) + field(2, time)) for clock, time in read)
     return field(6, clocks + field(2, MONOTONIC))
 

@@ -35,8 +35,11 @@ def plain(value: Any) -> Any:
 
 
 def dumps(value: Any) -> str:
-    """JSON text of `plain(value)` on one line, with a space after commas and colons."""
-    return json.dumps(plain(value), allow_nan=False)
+    """JSON text of `plain(value)` on one line, with a space after commas and colons, and every character as it is.
+
+    Perfetto shows escapes such as \\u00e9 in names of processes and threads as they stand.
+    """
+    return json.dumps(plain(value), allow_nan=False, ensure_ascii=False)
 
 
 class _Plain:
@@ -74,4 +77,4 @@ class _Plain:
 
     def _key(self, key: Any) -> str:
         made = self.of(key, MAX_DEPTH - 2)
-        return made if isinstance(made, str) else json.dumps(made)
+        return made if isinstance(made, str) else json.dumps(made, ensure_ascii=False)
