@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 
-from stepscope.exporters.chrome_rows import Rows, metadata_event
+from stepscope.exporters.chrome_rows import NOTES_TID, Rows, metadata_event
 from stepscope.exporters.output import OutputFile
 from stepscope.exporters.plainjson import dumps
 from stepscope.exporters.rotation import part
@@ -92,8 +92,8 @@ class ChromeFile(TraceFile):
 
     def _event(self, name: str, at: int, args: Mapping[str, Any]) -> str:
         us, ns = divmod(at - self._base, 1000)
-        pid = self._run.pid
-        head = dumps({"ph": "i", "s": "p", "cat": "stepscope", "name": name, "pid": pid, "tid": pid})
+        row = {"pid": self._run.pid, "tid": NOTES_TID}
+        head = dumps({"ph": "i", "s": "t", "cat": "stepscope", "name": name, **row})
         return f'{head[:-1]}, "ts": {us}.{ns:03}, "args": {dumps(args)}}}'
 
     def _opening(self, at: int) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from stepscope.exporters.chrome_rows import NOTES
 from stepscope.exporters.output import OutputFile
 from stepscope.exporters.plainjson import plain
 from stepscope.exporters.protobuf import field
@@ -37,6 +38,8 @@ class PerfettoFile(TraceFile):
         super().__init__(path, run, output, limit)
         self._encoder = _core.PerfettoEncoder(base_of(run), run.pid)
         self._process = self._encoder.process(run.pid)
+        self._notes = self._process ^ 1 << 63 or 1
+        """Number of the row of what the file says of its run and windows."""
         self._unsure = False  # whether the encoder's last bytes may be missing in the file
         self._pieces: int = 0  # in the file before these
 
@@ -78,7 +81,7 @@ class PerfettoFile(TraceFile):
         said = b"".join(
             field(4, _annotation(key, value)) for key, value in cast(dict[str, object], plain(args)).items()
         )
-        event = field(9, INSTANT) + field(11, self._process) + field(22, "stepscope") + field(23, name) + said
+        event = field(9, INSTANT) + field(11, self._notes) + field(22, "stepscope") + field(23, name) + said
         return packet(SAYING, field(8, at) + field(58, MONOTONIC) + field(11, event))
 
     def _opening(self, at: int) -> bytes:
@@ -99,7 +102,8 @@ class PerfettoFile(TraceFile):
         if run.rank is not None:
             process += field(3, run.rank)
         descriptor = field(1, self._process) + field(3, process)
-        return packet(SAYING, field(60, descriptor))
+        notes = field(1, self._notes) + field(5, self._process) + field(2, NOTES)
+        return packet(SAYING, field(60, descriptor)) + packet(SAYING, field(60, notes))
 
 
 def packet(sequence: int, fields: bytes) -> bytes:

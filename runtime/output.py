@@ -17,7 +17,7 @@ import msgspec
 
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.errors import OutputError, ProfilerStateError
-from stepscope.runtime.formats import exporter_for, replay_into, run_of
+from stepscope.runtime.formats import replay_into, run_of, writing
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.launch import launch_directory, launch_name, own_directory
 from stepscope.runtime.outlet import Outlet
@@ -218,14 +218,16 @@ class Output:
                 f"window {window.index} has no file any more: newer and slower ones were saved since"
             )
         directory = path.absolute().parent
-        exporter = exporter_for(path, format)
+        with writing(path, format) as exporter:
 
-        async def replay() -> None:
-            with JournalReader(source) as reader:
-                await replay_into(reader, exporter, run_of(reader, directory), window)
+            async def replay() -> None:
+                with JournalReader(source) as reader:
+                    await replay_into(reader, exporter, run_of(reader, directory), window)
 
-        # On a loop of its own, so that it can be called from callbacks and coroutines alike.
-        with anyio.from_thread.start_blocking_portal(name="stepscope export") as portal:
-            portal.call(replay)
+            # On a loop of its own, so that it can be called from callbacks and coroutines alike.
+            with anyio.from_thread.start_blocking_portal(name="stepscope export") as portal:
+                portal.call(replay)
+        if not getattr(exporter, "is_journal", False):
+            return path
         written = getattr(exporter, "path", path)  # a journal does not overwrite another
         return written if isinstance(written, Path) else path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from stepscope.cli import formats
 from stepscope.cli.made_directory import made_directory
 from stepscope.cli.progress import Progress
 from stepscope.runtime.errors import StepscopeError
+from stepscope.runtime.formats import staged
+from stepscope.runtime.table import human_count, printable
 
 EPILOG = """\
 examples:
@@ -76,10 +79,11 @@ def merge(given: argparse.Namespace) -> int:
     try:
         from stepscope.collector.merge.outputs import DIRECTORIES, write_merged
         from stepscope.collector.merge.plan import Selection
+        from stepscope.collector.merge.sources import NOT_MERGED
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
     if given.format not in DIRECTORIES:
-        formats.chosen(given, "out")
+        formats.check(given, "out")
     if given.of and given.window is None:
         given.parser.error("--of says whose number of a window it is: it wants --window")
     progress = Progress()
@@ -95,10 +99,16 @@ def merge(given: argparse.Namespace) -> int:
                 progress=lambda events: progress.show(f"{events:,} events"),
             )
         )
-    progress.done(f"{report.events:,} events written to {given.out}")
+    progress.done(f"{report.events:,} events written to {report.written or given.out}")
     print(report.text())
+    lacking = [note for note in report.notes if note.startswith(NOT_MERGED)]
+    if lacking:
+        print(f"the trace is not whole: {human_count(len(lacking), 'journal')} could not be read", file=sys.stderr)
+    for note in lacking:
+        print(printable(note), file=sys.stderr)
     if given.report is not None:
-        given.report.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+        with staged(given.report) as place:
+            place.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
     return 0
 
 
