@@ -73,7 +73,8 @@ class ChromeFile(TraceFile):
         tail = _tail(run, layout).encode() if layout.closed else b""
         output = await begin(path if at_its_place else part(path), run, gzip=layout.gzip, tail=tail)
         file = cls(path, run, layout, output)
-        await output.write(file._head().encode())
+        if at_its_place:
+            await output.write(file._head(run.anchor.monotonic_ns).encode())
         return file
 
     async def _write(self, events: Block, args: bytes, window: int) -> bool:
@@ -98,24 +99,26 @@ class ChromeFile(TraceFile):
 
     def _opening(self, at: int) -> bytes:
         if self._layout.form == "object":
-            return b""
+            return b"" if self._layout.closed else self._head(at).encode()
         # In an array, what are keys of the object form have no place but an event.
-        return self._instant("run", at, {**self._about(), "rank": self._run.rank})
+        return self._instant("run", at, {**self._about(at), "rank": self._run.rank})
 
-    def _about(self) -> dict[str, Any]:
+    def _about(self, at: int) -> dict[str, Any]:
         run = self._run
         return {
             "schemaVersion": 1,
-            "baseTimeNanoseconds": run.anchor.wall(self._base),
+            # By the clock as it was then: of a file of one window, the time of that, also after the clock was set.
+            "baseTimeNanoseconds": run.wall(at) - (at - self._base),
             "clock": run.anchor,
             "host_name": run.host,
             "displayTimeUnit": "ms",
         }
 
-    def _head(self) -> str:
-        run, about = self._run, self._about()
+    def _head(self, at: int) -> str:
+        run = self._run
         if self._layout.form == "array":
             return "[\n" + self._rows.head()
+        about = self._about(at)
         added = dict(run.metadata())
         keys: dict[str, Any] = {}
         if run.rank is not None:

@@ -13,6 +13,7 @@ from stepscope.exporters.plainjson import plain
 from stepscope.exporters.protobuf import field
 from stepscope.exporters.trace_file import TAIL, TraceFile, begin
 from stepscope.runtime import _core
+from stepscope.runtime.clock import WALL_STEP_NS
 from stepscope.runtime.events import Block
 from stepscope.runtime.run import Run
 
@@ -40,6 +41,7 @@ class PerfettoFile(TraceFile):
         self._process = self._encoder.process(run.pid)
         self._notes = self._process ^ 1 << 63 or 1
         """Number of the row of what the file says of its run and windows."""
+        self._ahead = 0  # wall clock less monotonic clock, as the file has it
         self._unsure = False  # whether the encoder's last bytes may be missing in the file
         self._pieces: int = 0  # in the file before these
 
@@ -93,7 +95,19 @@ class PerfettoFile(TraceFile):
             "rank": run.rank,
             "world_size": run.world_size,
         }
-        return packet(SAYING, _snapshot(at, run.anchor.wall(at))) + self._instant("run", at, about)
+        return self._clocks(at) + self._instant("run", at, about)
+
+    def _clocks(self, at: int) -> bytes:
+        """What the wall clock showed at a monotonic time."""
+        wall = self._run.wall(at)
+        self._ahead = wall - at
+        return packet(SAYING, _snapshot(at, wall))
+
+    async def mark(self, name: str, at: int, args: Mapping[str, Any]) -> bool:
+        """The same, and what the wall clock shows now if it was set."""
+        if self._opened and abs(self._run.wall(at) - at - self._ahead) > WALL_STEP_NS:
+            await self._output.write(self._clocks(at))
+        return await super().mark(name, at, args)
 
     def _head(self) -> bytes:
         run = self._run

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.from_thread
 
-from stepscope.runtime import _core, signals
+from stepscope.runtime import _core, clock, signals
 from stepscope.runtime.change import Change
 from stepscope.runtime.events import Block, Kind, join_blocks, without_ids
 from stepscope.runtime.faults import Faults
@@ -299,6 +299,7 @@ class Hub:
 
     async def _drain(self, final: bool = False) -> bool:
         async with self._draining:
+            clock.wall_clock.look()
             until = self._take()
             if _core.changing(0) > 0 and not final:
                 return True

@@ -178,6 +178,7 @@ class Profiler(Reporting):
         self.output.make()
         source = self._recorder = recorder(self.options)
         self._anchor = clock.ClockAnchor.read()
+        clock.wall_clock.look(self._anchor)
         run = Run.here(
             name=self.name,
             output_dir=self.output.path,
