@@ -87,7 +87,7 @@ class WallClock:
         if not changes:
             changes.append((anchor.monotonic_ns, offset))
         elif abs(offset - changes[-1][1]) > WALL_STEP_NS and anchor.monotonic_ns >= self._looked:
-            changes.append((self._looked, offset))
+            changes.append((self._looked + 1, offset))
             if len(changes) > _MOST_CHANGES:
                 del changes[1]
         self._looked = anchor.monotonic_ns
