@@ -129,7 +129,9 @@ class KinetoWorker:
 
     def _deliver(self, file: KinetoFile, trace: FinishedTrace, flops: dict[int, int]) -> None:
         if set_by := set_between(trace.anchors[0], trace.anchors[-1]):
-            self.problems[f"the wall clock was set by {set_by / 1e9:+,.1f} s while torch recorded: its times may be off"] += 1
+            self.problems[
+                f"the wall clock was set by {set_by / 1e9:+,.1f} s while torch recorded: its times may be off"
+            ] += 1
         mapping = ClockMapping.fit([(a.wall_ns, a.monotonic_ns, a.error_ns) for a in trace.anchors])
         converter: KinetoConverter | None = None
         parts: list[tuple[Block, bytes]] = []

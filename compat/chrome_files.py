@@ -128,7 +128,9 @@ class ChromeFilesBackend:
     def _deliver(self, sink: Sink, file: KinetoFile, at: int) -> None:
         now = ClockAnchor.read()
         if set_by := set_between(self._anchor, now):
-            self._problems[f"the wall clock was set by {set_by / 1e9:+,.1f} s meanwhile: times in files may be off"] += 1
+            self._problems[
+                f"the wall clock was set by {set_by / 1e9:+,.1f} s meanwhile: times in files may be off"
+            ] += 1
         pairs = [(a.wall_ns, a.monotonic_ns, a.error_ns) for a in (self._anchor, now)]
         mapping = ClockMapping.fit(pairs)
         self._error_ns = max(self._error_ns, mapping.error_ns)

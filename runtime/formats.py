@@ -105,9 +105,13 @@ def staged(target: Path) -> Generator[Path]:
     if stat.S_ISLNK(mode):
         raise OutputError(errno.EINVAL, "it is a symbolic link; name the file that it leads to", str(target))
     if not stat.S_ISREG(mode):
-        raise OutputError(errno.EINVAL, "it is no regular file; name one that is, or one that is not there", str(target))
+        raise OutputError(
+            errno.EINVAL, "it is no regular file; name one that is, or one that is not there", str(target)
+        )
     if os.path.realpath(target) in being_written:
-        raise OutputError(errno.EBUSY, "another exporter of this process writes to it; choose another name", str(target))
+        raise OutputError(
+            errno.EBUSY, "another exporter of this process writes to it; choose another name", str(target)
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         prefix = f".{target.name[:100]}."

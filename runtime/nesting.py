@@ -213,6 +213,8 @@ class Rows:
             return cached[1]
         found += [spans.on(track) for spans in others]
         none = np.zeros(0, np.int64)
-        edges = Edges.of(np.concatenate([none, *(part[0] for part in found)]), np.concatenate([none, *(part[1] for part in found)]))
+        edges = Edges.of(
+            np.concatenate([none, *(part[0] for part in found)]), np.concatenate([none, *(part[1] for part in found)])
+        )
         self._edges[source, track] = known, edges
         return edges

@@ -384,7 +384,9 @@ class Pipeline:
         self.notes.extend(f"window {window.index}: {note}" for note in notes)
         change = clock.wall_clock.change(start, end)
         if abs(change) >= WALL_CHANGE_TOLD_NS:
-            notes.append(f"the wall clock was set by {change / 1e9:+,.1f} s: times in files count on as if it had not been")
+            notes.append(
+                f"the wall clock was set by {change / 1e9:+,.1f} s: times in files count on as if it had not been"
+            )
         finished = Window(
             index=window.index,
             profiler=self.run_facts.name,

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import pytest
 
-from stepscope.exporters.chrome_rows import NOTES_TID
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
+from stepscope.exporters.chrome_rows import NOTES_TID
 from stepscope.exporters.output import OutputFile
 from stepscope.exporters.repair import repair_chrome
 from stepscope.runtime.errors import ClosedError, FormatError, OutputError

@@ -132,9 +132,7 @@ def test_windows_tell_the_new_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             profiler.step()
             assert profiler.flush()
     anchored = [window.wall_start_ns - window.start_ns for window in windows]
-    bases = [
-        json.loads((tmp_path / f"t-{window.index}.json").read_text())["baseTimeNanoseconds"] for window in windows
-    ]
+    bases = [json.loads((tmp_path / f"t-{window.index}.json").read_text())["baseTimeNanoseconds"] for window in windows]
     assert abs(anchored[2] - anchored[0] - HOUR) < SECOND
     assert abs(bases[2] - bases[0] - HOUR) < SECOND
     assert any("the wall clock was set by +3,600.0 s" in note for note in windows[1].diagnostics)
@@ -149,6 +147,10 @@ def test_spans_of_otlp(seconds: int) -> None:
     if shutil.which("cc") is None:
         missing("a C compiler", "Install it (on Debian: apt-get install build-essential).")
     done = subprocess.run(
-        [sys.executable, PROGRAM], env={**os.environ, "STEP_S": str(seconds)}, capture_output=True, text=True, timeout=60
+        [sys.executable, PROGRAM],
+        env={**os.environ, "STEP_S": str(seconds)},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,7 +60,9 @@ def drawn_by_chrome(batches: list[EventBatch]) -> tuple[list[tuple[str, int, int
     """Slices and async pairs of the Chrome JSON of these batches."""
     text = b"".join(_core.encode_chrome(batch.events, batch.args, 0, "kineto") for batch in batches)
     found = [json.loads(line.rstrip(b",")) for line in text.splitlines()]
-    slices = [(event["name"], round(event["ts"] * 1000), round(event["dur"] * 1000)) for event in found if event["ph"] == "X"]
+    slices = [
+        (event["name"], round(event["ts"] * 1000), round(event["dur"] * 1000)) for event in found if event["ph"] == "X"
+    ]
     begun: dict[tuple[str, Any], int] = {}
     pairs: list[tuple[str, int, int]] = []
     for event in found:

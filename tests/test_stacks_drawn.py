@@ -55,12 +55,18 @@ def test_both_formats_draw_the_same(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", TRAINING, tmp_path], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     answers = [
-        perfetto.query(tmp_path / name, perfetto.PROBLEMS, ANNOTATIONS, COUNTS, OUTSIDE) for name in ("t.json", "t.pftrace")
+        perfetto.query(tmp_path / name, perfetto.PROBLEMS, ANNOTATIONS, COUNTS, OUTSIDE)
+        for name in ("t.json", "t.pftrace")
     ]
     assert answers[0] == answers[1]
     problems, annotations, counts, outside = answers[0]
     assert problems == [] and outside == [{"n": 0}]
     names = [row["name"] for row in annotations]
-    assert sum(name.startswith("ProfilerStep#") for name in names) == names.count("forward") == names.count("backward") == 4
+    assert (
+        sum(name.startswith("ProfilerStep#") for name in names)
+        == names.count("forward")
+        == names.count("backward")
+        == 4
+    )
     assert sum(name.startswith("Optimizer.step") for name in names) == 4
     assert {row["category"] for row in counts} == {"cpu_op", "python_function", "user_annotation"}

@@ -77,7 +77,10 @@ def convert(arguments: argparse.Namespace) -> int:
     written = getattr(exporter, "path", arguments.target)  # a journal does not replace another
     counting.progress.done(f"{human_count(replayed.events, 'event')} of {_windows(replayed)} written to {written}")
     if not replayed.events:
-        print(f"{source} holds no events: the run was killed before it recorded any, or the file is empty", file=sys.stderr)
+        print(
+            f"{source} holds no events: the run was killed before it recorded any, or the file is empty",
+            file=sys.stderr,
+        )
     if not source.name.endswith(RECOVERED):
         _hint_at_recovery(source.parent)
     if replayed.damage:
