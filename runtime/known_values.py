@@ -39,7 +39,7 @@ def shown(value: object) -> str | dict[str, Any] | float | None:
     """
     kind = type(value)
     if _is(kind, _BY_MODULE):
-        zone = getattr(value, "tzinfo", None) if kind.__module__ == "datetime" else None
+        zone: object = getattr(value, "tzinfo", None) if kind.__module__ == "datetime" else None
         return str(value) if zone is None or _is(type(zone), _ZONES) else None
     if _is(kind, _NUMBERS):
         return cast(float, cast(Any, value).item())

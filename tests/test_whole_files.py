@@ -110,7 +110,9 @@ def test_a_parquet_file_that_cannot_be_completed_counts_as_dropped(tmp_path: Pat
             with sc.span("work", text=f"{number * 7919:x}"):
                 pass
         profiler.step()
-    output = next(one for one in profiler.statistics().pipeline.exporters if one.name.startswith("parquet"))
+    pipeline = profiler.statistics().pipeline
+    assert pipeline is not None
+    output = next(one for one in pipeline.exporters if one.name.startswith("parquet"))
     assert output.ledger.exported == 0
     assert output.ledger.dropped == {"error": output.ledger.offered} and output.ledger.offered >= 9000
     report = str(profiler.report())

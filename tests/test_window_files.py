@@ -57,7 +57,7 @@ def chrome(path: Path) -> list[dict[str, Any]]:
     """Its events."""
     data = path.read_bytes()
     found: Any = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-    events: list[dict[str, Any]] = found["traceEvents"] if isinstance(found, dict) else found
+    events: list[dict[str, Any]] = found["traceEvents"] if data.lstrip()[:1] == b"{" else found
     return events
 
 
