@@ -14,11 +14,12 @@ import pytest
 
 import stepscope as sc
 from stepscope.exporters.parquet import MOST_BYTES, MOST_PIECES, ParquetExporter
+from stepscope.exporters.parquet_rows import COLUMNS
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.window import Window
-from tests.support import require
+from tests.support import ROOT, require
 
 pq: Any = require("pyarrow.parquet")
 arrow: Any = require("pyarrow")
@@ -148,3 +149,10 @@ def test_rows_say_what_they_are(tmp_path: Path) -> None:
     assert len({row["id"] for row in spans}) == len(spans) and None not in {row["self_dur"] for row in spans}
     assert all(row["cut"] is None for row in rows if row["kind"] != "span")
     assert all(field.metadata[b"description"] for field in table.schema)
+
+
+def test_columns_are_documented() -> None:
+    """On their page, as the file describes them."""
+    page = (ROOT / "docs" / "parquet.md").read_text()
+    for name, (type, text) in COLUMNS.items():
+        assert f"| `{name}` | {type} | {text} |\n" in page
