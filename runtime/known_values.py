@@ -35,7 +35,7 @@ _ZONES = {"datetime": frozenset({"timezone"}), "zoneinfo": frozenset({"ZoneInfo"
 def shown(value: object) -> str | dict[str, Any] | float | None:
     """The text of a value, or the number; the fields of a dataclass; `None` for a value of a type that is not known.
 
-    Enums are named with their class, as in `Color.RED`.
+    An enum is its value if that is text, else its name with that of the class, as in `Color.RED`.
     """
     kind = type(value)
     if _is(kind, _BY_MODULE):
@@ -47,7 +47,9 @@ def shown(value: object) -> str | dict[str, Any] | float | None:
         return str(value)
     fields = cast(dict[str, Any], getattr(value, "__dict__", {}) if _plain_attributes(kind) else {})
     if issubclass(kind, Enum):
-        name = fields.get("_name_")
+        name, text = fields.get("_name_"), fields.get("_value_")
+        if type(text) is str:
+            return text
         return f"{kind.__name__}.{name}" if type(name) is str else None
     declared = kind.__dict__.get("__dataclass_fields__")
     if type(declared) is dict:

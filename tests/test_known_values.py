@@ -32,6 +32,12 @@ class Colour(enum.Enum):
     RED = "red"
 
 
+class Level(enum.Enum):
+    """A choice whose value says nothing."""
+
+    HIGH = 3
+
+
 class Rights(enum.Flag):
     """Several choices."""
 
@@ -85,13 +91,14 @@ VALUES: list[tuple[Any, Any]] = [
     (decimal.Decimal("1.50"), "1.50"),
     (fractions.Fraction(1, 3), "1/3"),
     (1j, "1j"),
-    (Colour.RED, "Colour.RED"),
+    (Colour.RED, "red"),
+    (Level.HIGH, "Level.HIGH"),
     (Rights.READ | Rights.WRITE, "Rights.READ|WRITE"),
     (np.datetime64("2026-01-02"), "2026-01-02"),
     (np.dtype("f4"), "float32"),
     (np.int64(3), 3),
     (np.bool_(True), True),
-    (Config(), {"rate": 0.1, "where": "a/b", "colour": "Colour.RED", "inner": None}),
+    (Config(), {"rate": 0.1, "where": "a/b", "colour": "red", "inner": None}),
     ([uuid.UUID(int=1), {"p": pathlib.PurePosixPath("x")}], ["00000000-0000-0000-0000-000000000001", {"p": "x"}]),
 ]
 OPAQUE: list[Any] = [lambda: MOMENT.replace(tzinfo=Zone()), lambda: Named(int=1), object]

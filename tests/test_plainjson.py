@@ -66,7 +66,7 @@ class Hostile:
         (b"bytes", "<bytes>"),
         (float("-inf"), "-inf"),
         ("\ud800", "\\ud800"),
-        ({1: {Colour.RED: PurePosixPath("a/b")}}, {"1": {"Colour.RED": "a/b"}}),
+        ({1: {Colour.RED: PurePosixPath("a/b")}}, {"1": {"red": "a/b"}}),
         (np.float32(0.5), 0.5),
         (
             Ledger(sources={"a": SourceLedger(1, 1)}).sources,

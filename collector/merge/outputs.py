@@ -16,7 +16,7 @@ import msgspec
 from stepscope.collector.merge.merge import Merge, Progress
 from stepscope.collector.merge.plan import Selection, plan
 from stepscope.collector.merge.report import MergeReport
-from stepscope.collector.merge.sources import gather
+from stepscope.collector.merge.sources import NOT_MERGED, gather
 from stepscope.collector.runs.job import Job, Member, chosen_job
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.output import check_directory
@@ -90,7 +90,7 @@ def _prepare(
 ) -> Merge:
     recordings, notes = gather(sources, room)
     if notes and not recordings:
-        raise FormatError("; ".join(notes[:3]))
+        raise FormatError("; ".join(note.removeprefix(NOT_MERGED) for note in notes[:3]))
     name, chosen = chosen_job(recordings, job)
     described = Job(name, chosen)
     return Merge(described, plan(described, selection), target.absolute().parent, progress, notes)

@@ -58,7 +58,8 @@ class Placement(IdMap):
         name, tid = record.name, record.tid
         if record.kind == TrackKind.PROCESS:
             run = self._member.recording.run
-            name = f"{self._member.label}: {run.name if record.pid == run.pid else name}"
+            unnamed = record.pid == run.pid and name == "process"
+            name = f"{self._member.label}: {run.name if unnamed else name}"
         elif self._sharing == "rank":
             tid += THREADS * self._member.start
         return msgspec.structs.replace(record, pid=self._pid(record.pid), tid=tid, name=name)

@@ -38,7 +38,8 @@ class _StepsOfTheProgram(ChromeTraceExporter):
 
     async def export(self, batch: EventBatch) -> None:
         self._marks += int((batch.events["kind"] == int(Kind.STEP)).sum())
-        if self._first is None and self._marks < 2 and batch.source == STEPS:
+        steps = batch.source == STEPS and bool((batch.events["kind"] == int(Kind.SPAN)).all())  # there are pauses, too
+        if self._first is None and self._marks < 2 and steps:
             self._first = batch
             return
         if self._first is not None and self._marks >= 2:
