@@ -70,7 +70,8 @@ def _is(kind: type | None, known: Mapping[str, Collection[str]]) -> bool:
 
 def _plain_attributes(kind: type) -> bool:
     """Whether looking at an attribute runs no code of the program."""
-    return kind.__getattribute__ is object.__getattribute__
+    asks: object = kind.__getattribute__
+    return asks is object.__getattribute__
 
 
 _core.set_known_values(shown)

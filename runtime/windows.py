@@ -20,7 +20,8 @@ from stepscope.runtime.events import Block, EventBatch, Kind, join_blocks
 from stepscope.runtime.intervals import FOREVER, Interval, Mask, ends, has_duration, touching, touching_any
 from stepscope.runtime.ledger import SourceLedger, losses
 from stepscope.runtime.messages import WindowEnds
-from stepscope.runtime.open_window import RECORDER, STEPS, OpenWindow
+from stepscope.runtime.open_window import RECORDER as RECORDER
+from stepscope.runtime.open_window import STEPS, OpenWindow
 from stepscope.runtime.step_marks import StepMark
 
 INTERRUPTED = "a change of the action was interrupted by an exception, as of a signal handler"

@@ -111,11 +111,12 @@ def test_windows_tell_the_new_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(clock, "wall_clock", wall)
     monkeypatch.setattr("stepscope.runtime.run.wall_clock", wall)
     look, ahead = wall.look, [0]
-    monkeypatch.setattr(wall, "look", lambda found=None: look(moved(found or ClockAnchor.read(), ahead[0])))  # type: ignore[misc]
 
-    def moved(found: ClockAnchor, by: int) -> ClockAnchor:
-        return ClockAnchor(found.monotonic_ns, found.wall_ns + by, found.error_ns)
+    def moved(found: ClockAnchor | None = None) -> None:
+        found = found or ClockAnchor.read()
+        look(ClockAnchor(found.monotonic_ns, found.wall_ns + ahead[0], found.error_ns))
 
+    monkeypatch.setattr(wall, "look", moved)
     windows: list[Window] = []
     cycle = sc.schedule(wait=0, warmup=0, active=1)
     with sc.trace(

@@ -62,6 +62,12 @@ class Zone(datetime.tzinfo):
         """Must not be called."""
         raise AssertionError("code of the program ran")
 
+    dst = utcoffset
+
+    def tzname(self, moment: datetime.datetime | None) -> str:
+        """Must not be called."""
+        raise AssertionError("code of the program ran")
+
 
 class Named(uuid.UUID):
     """Has a text of its own."""

@@ -86,8 +86,7 @@ def without_times_of_frames(rows: Counter[Row]) -> Counter[Row]:
     """The same, without begins and durations of Python frames."""
     changed: Counter[Row] = Counter()
     for row, count in rows.items():
-        phase, category, name, ts, dur, args = row
-        changed[(phase, category, name, 0, 0, args) if category == "python_function" else row] += count
+        changed[(*row[:3], 0, 0, row[5]) if row[1] == "python_function" else row] += count
     return changed
 
 
