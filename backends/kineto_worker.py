@@ -19,9 +19,10 @@ from stepscope.backends.kineto_blocks import KinetoConverter, nest
 from stepscope.backends.kineto_file import KinetoFile
 from stepscope.backends.kineto_result import SharedResult
 from stepscope.backends.kineto_tracks import KinetoTracks
-from stepscope.runtime.clock import ClockAnchor, ClockMapping
+from stepscope.runtime.clock import ClockAnchor, ClockMapping, set_between
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, join_blocks
+from stepscope.runtime.nesting import cut_frames
 from stepscope.runtime.recorder import scratch_directory
 from stepscope.runtime.sink import Sink
 from stepscope.runtime.threads import Work
@@ -186,6 +187,10 @@ class KinetoWorker:
             self._keeper(trace)
 
     def _deliver(self, file: KinetoFile, trace: FinishedTrace, flops: dict[int, int]) -> None:
+        if set_by := set_between(trace.anchors[0], trace.anchors[-1]):
+            self.problems[
+                f"the wall clock was set by {set_by / 1e9:+,.1f} s while torch recorded: its times may be off"
+            ] += 1
         mapping = ClockMapping.fit([(a.wall_ns, a.monotonic_ns, a.error_ns) for a in trace.anchors])
         converter: KinetoConverter | None = None
         parts: list[tuple[Block, bytes]] = []
@@ -214,6 +219,7 @@ class KinetoWorker:
         if not parts:
             return
         whole = join_blocks(events for events, _ in parts)
+        cut_frames(whole)
         nest(whole)
         start = at = 0
         heap = bytearray()

@@ -21,7 +21,7 @@ from stepscope.compat.torch.results import Results, export_facts
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.control.environment import options_in_effect
 from stepscope.runtime.errors import ProfilerStateError
-from stepscope.runtime.formats import exporter_for, replay_into, run_of
+from stepscope.runtime.formats import replay_into, run_of, writing
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.options import Options
 from stepscope.runtime.portal import run_on_own_loop
@@ -138,13 +138,13 @@ class AccelerateRun(Traced, Results):
             why = "within the `with`" if self.loop.stage else "of a run that was not recorded or keeps no journal"
             raise ProfilerStateError(f"export_chrome_trace({os.fspath(path)!r}) {why}: there is nothing to write")
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        with writing(target, "kineto") as exporter:
 
-        async def replay() -> None:
-            with JournalReader(journal.path) as reader:
-                await replay_into(reader, exporter_for(target, "kineto"), run_of(reader, target.parent))
+            async def replay() -> None:
+                with JournalReader(journal.path) as reader:
+                    await replay_into(reader, exporter, run_of(reader, target.parent))
 
-        run_on_own_loop(replay)
+            run_on_own_loop(replay)
 
     def metrics(self, prefix: str = "stepscope/") -> dict[str, float]:
         """Step times in ms so far, for `accelerator.log(...)`: `step_ms_mean`, `_p50`, `_p95`, `_max`, and `steps`.

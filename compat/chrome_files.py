@@ -18,7 +18,7 @@ from stepscope.backends.kineto_blocks import KinetoConverter, nest
 from stepscope.backends.kineto_file import KinetoFile
 from stepscope.backends.kineto_tracks import KinetoTracks
 from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.clock import ClockAnchor, ClockMapping
+from stepscope.runtime.clock import ClockAnchor, ClockMapping, set_between
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, join_blocks
 from stepscope.runtime.recorder import scratch_directory
@@ -127,7 +127,12 @@ class ChromeFilesBackend:
                 plain.unlink(missing_ok=True)
 
     def _deliver(self, sink: Sink, file: KinetoFile, at: int) -> None:
-        pairs = [(a.wall_ns, a.monotonic_ns, a.error_ns) for a in (self._anchor, ClockAnchor.read())]
+        now = ClockAnchor.read()
+        if set_by := set_between(self._anchor, now):
+            self._problems[
+                f"the wall clock was set by {set_by / 1e9:+,.1f} s meanwhile: times in files may be off"
+            ] += 1
+        pairs = [(a.wall_ns, a.monotonic_ns, a.error_ns) for a in (self._anchor, now)]
         mapping = ClockMapping.fit(pairs)
         self._error_ns = max(self._error_ns, mapping.error_ns)
         converter: KinetoConverter | None = None

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 
-from stepscope.exporters.chrome_rows import Rows, metadata_event
+from stepscope.exporters.chrome_rows import NOTES_TID, Rows, metadata_event
 from stepscope.exporters.output import OutputFile
 from stepscope.exporters.plainjson import dumps
 from stepscope.exporters.rotation import part
@@ -73,7 +73,8 @@ class ChromeFile(TraceFile):
         tail = _tail(run, layout).encode() if layout.closed else b""
         output = await begin(path if at_its_place else part(path), run, gzip=layout.gzip, tail=tail)
         file = cls(path, run, layout, output)
-        await output.write(file._head().encode())
+        if at_its_place:
+            await output.write(file._head(run.anchor.monotonic_ns).encode())
         return file
 
     async def _write(self, events: Block, args: bytes, window: int) -> bool:
@@ -92,22 +93,32 @@ class ChromeFile(TraceFile):
 
     def _event(self, name: str, at: int, args: Mapping[str, Any]) -> str:
         us, ns = divmod(at - self._base, 1000)
-        pid = self._run.pid
-        head = dumps({"ph": "i", "s": "p", "cat": "stepscope", "name": name, "pid": pid, "tid": pid})
+        row = {"pid": self._run.pid, "tid": NOTES_TID}
+        head = dumps({"ph": "i", "s": "t", "cat": "stepscope", "name": name, **row})
         return f'{head[:-1]}, "ts": {us}.{ns:03}, "args": {dumps(args)}}}'
 
-    def _head(self) -> str:
+    def _opening(self, at: int) -> bytes:
+        if self._layout.form == "object":
+            return b"" if self._layout.closed else self._head(at).encode()
+        # In an array, what are keys of the object form have no place but an event.
+        return self._instant("run", at, {**self._about(at), "rank": self._run.rank})
+
+    def _about(self, at: int) -> dict[str, Any]:
         run = self._run
-        about = {
+        return {
             "schemaVersion": 1,
-            "baseTimeNanoseconds": run.anchor.wall(self._base),
+            # By the clock as it was then: of a file of one window, the time of that, also after the clock was set.
+            "baseTimeNanoseconds": run.wall(at) - (at - self._base),
             "clock": run.anchor,
             "host_name": run.host,
             "displayTimeUnit": "ms",
         }
+
+    def _head(self, at: int) -> str:
+        run = self._run
         if self._layout.form == "array":
-            # Here the keys of the object form have no place but an event.
-            return "[\n" + self._rows.head() + self._event("run", self._last, {**about, "rank": run.rank}) + ",\n"
+            return "[\n" + self._rows.head()
+        about = self._about(at)
         added = dict(run.metadata())
         keys: dict[str, Any] = {}
         if run.rank is not None:

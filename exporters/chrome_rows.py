@@ -12,11 +12,17 @@ from stepscope.runtime.tracks import Track, TrackKind
 DEVICES = 5_000_000
 """Devices are shown below processes: Kineto's sort index for them."""
 
+NOTES, NOTES_TID = "run and windows", (1 << 30) - 1
+"""Row of what a file says of its run and windows; it has a number that no thread has."""
+
 
 def metadata_event(name: str, pid: int, tid: int, value: str | int) -> str:
-    """One `M` event: a name, labels or a sort index of a process or thread (Trace Event Format, "Metadata Events")."""
+    """One `M` event: a name, labels or a sort index of a process or thread (Trace Event Format, "Metadata Events").
+
+    It has no time, as that would be one outside of what was recorded.
+    """
     key = {"process_labels": "labels"}.get(name, "sort_index" if name.endswith("_sort_index") else "name")
-    fields = {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": {key: value}}
+    fields = {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": {key: value}}
     return dumps(fields) + ",\n"
 
 
@@ -36,6 +42,8 @@ class Rows:
             metadata_event("process_name", run.pid, 0, run.name)
             + metadata_event("process_labels", run.pid, 0, label)
             + metadata_event("process_sort_index", run.pid, 0, run.pid if run.rank is None else run.rank)
+            + metadata_event("thread_name", run.pid, NOTES_TID, NOTES)
+            + metadata_event("thread_sort_index", run.pid, NOTES_TID, -1)
         )
 
     def before(self, events: Block) -> str:

@@ -50,5 +50,11 @@ class OpenFiles(ABC, Generic[F]):
         return self._run
 
     @abstractmethod
-    async def _complete(self, key: int, args: Mapping[str, Any]) -> None:
-        """Writes the end of one file, which is not open any more then; goes on where a cancelled call was."""
+    async def _complete(self, key: int, args: Mapping[str, Any], at: int | None = None) -> None:
+        """Writes the end of one file, which is not open any more then; goes on where a cancelled call was.
+
+        Args:
+            key: of the file.
+            args: of its last event.
+            at: monotonic time of that in ns; by default that of the event before.
+        """

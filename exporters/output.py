@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import stat
 import tempfile
 import zlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiofiles
 import aiofiles.os
 
-from stepscope.exporters.rotation import PART, numbered
+from stepscope.exporters.rotation import PART, numbered, part
 from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.errors import OutputError
+from stepscope.runtime.formats import being_written
 from stepscope.runtime.paths import real
 from stepscope.runtime.presence import Presence, rescue
 
@@ -84,9 +86,22 @@ def open_for_writing(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def _other_name(path: Path, number: int) -> Path:
-    part = PART if path.name.endswith(PART) else ""
-    other = numbered(path.with_name(path.name.removesuffix(part)), number)
-    return other.with_name(other.name + part)
+    ending = PART if path.name.endswith(PART) else ""
+    other = numbered(path.with_name(path.name.removesuffix(ending)), number)
+    return other.with_name(other.name + ending)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Generator[Path]:
+    """A name to write a small file under, which becomes `path` when the block ends, and is deleted if that raises."""
+    place = part(path)
+    try:
+        yield place
+        os.replace(place, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            place.unlink()
+        raise
 
 
 async def delete_files(paths: Iterable[Path]) -> None:
@@ -108,10 +123,6 @@ async def delete_files(paths: Iterable[Path]) -> None:
     failed = await asyncio.to_thread(delete)
     if failed is not None:
         raise failed
-
-
-_being_written: set[str] = set()
-"""Files that are open for writing: two exporters on one file would ruin it for both."""
 
 
 class OutputFile:
@@ -164,15 +175,15 @@ class OutputFile:
             OutputError: if that cannot be done.
         """
         key = await asyncio.to_thread(real, path)
-        if key in _being_written:
+        if key in being_written:
             raise OutputError(errno.EBUSY, f"another exporter of this process writes to {path}; give one another name")
-        _being_written.add(key)
+        being_written.add(key)
         try:
             await asyncio.to_thread(make_directory, path.parent)
             file = await aiofiles.open(path, "w+b", buffering=0, opener=open_for_writing)
             output = cls(path, file, gzip, tail)
         except BaseException as error:
-            _being_written.discard(key)
+            being_written.discard(key)
             if isinstance(error, OSError):
                 raise output_error(error, path, "create the file") from error
             raise
@@ -301,7 +312,7 @@ class OutputFile:
         except OutputError as error:
             self._untold = self._untold or error
         self._closed = True
-        _being_written.discard(self._key)
+        being_written.discard(self._key)
         try:
             await self._file.close()
         except OSError as error:

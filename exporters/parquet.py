@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections import Counter
@@ -15,7 +16,7 @@ from stepscope.exporters.parquet_rows import ParquetRows, Told
 from stepscope.exporters.plainjson import dumps
 from stepscope.exporters.rotation import part
 from stepscope.exporters.trace_file import about_run, about_window
-from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.paths import absolute
 from stepscope.runtime.presence import make_directories
@@ -34,14 +35,17 @@ class ParquetExporter:
     """Writes one row for each event, by columns; names and other repeated texts are dictionaries.
 
     Columns: `rank`, `host`, `window`, `step`, `ts` (ns of Unix time), `dur` and `self_dur` (ns), `value` (of counters and
-    memory events), `kind`, `category`, `name`, `process`, `thread`, `pid`, `tid`, `id`, `parent`, `args` (JSON), `source`,
-    `error_ns` (what `ts` may be off the collector's clock; null: unknown, or not merged). What does not apply is null.
+    memory events), `kind`, `category`, `name`, `process`, `thread`, `pid`, `tid`, `id`, `parent`, `cut`, `open`, `error`,
+    `args` (JSON), `source`, `error_ns` (what `ts` may be off the collector's clock; null: unknown, or not merged). What does
+    not apply is null. The field metadata of each column say what it means, under the key `description`.
 
     A window is a row of the kind `window`, whose `args` have its steps, ledger, diagnostics and metadata. The run's metadata
     and ledger, and the number of windows, are in the file's metadata, under the key `stepscope`. Memory does not depend on
     the size of the trace, nor on the number of windows.
 
-    The file grows under the name with `.part` behind it: a Parquet file can be read when it is complete, and not before.
+    The file grows under the name with `.part` behind it: a Parquet file can be read when it is complete, and not before. If
+    it cannot be completed, as on a full disk, nothing of it can be read: what was written is deleted, and all of its events
+    count as dropped.
 
     Args:
         path: file to write; one that is there is replaced. Missing directories are made.
@@ -49,6 +53,9 @@ class ParquetExporter:
     Raises:
         ImportError: if pyarrow is not installed.
     """
+
+    whole_or_nothing = True
+    """Nothing of the file can be read if it cannot be completed."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = f"parquet:{os.fspath(path)}"
@@ -69,6 +76,7 @@ class ParquetExporter:
         self._bytes = 0
         self._told: list[Told] = []
         self._windows: Counter[str] = Counter()
+        self._failure: OutputError | None = None
 
     async def open(self, run: Run) -> None:
         """Begins the file.
@@ -88,7 +96,7 @@ class ParquetExporter:
         """Takes a batch; writes when there are enough rows.
 
         Raises:
-            OutputError: if the system refused.
+            OutputError: if the system refused, then or earlier.
             ClosedError: before `open` or after `aclose`.
         """
         await asyncio.to_thread(self._add, batch, self._opened())
@@ -104,7 +112,11 @@ class ParquetExporter:
         await asyncio.to_thread(self._tell, window)
 
     async def aclose(self) -> None:
-        """Completes the file. A cancelled call still does so if half a second is enough."""
+        """Completes the file. A cancelled call still does so if half a second is enough.
+
+        Raises:
+            OutputError: if it could not be written; it is deleted then.
+        """
         await complete_all(lambda: () if self._run is None else (0,), self._complete)
 
     def _opened(self) -> Run:
@@ -134,12 +146,14 @@ class ParquetExporter:
         with self._lock:
             if self._file is None:
                 return
+            if self._failure is not None:
+                raise self._failure
             for first in range(0, len(batch), ROW_GROUP):
                 self._keep(self._rows.table(batch.events[first : first + ROW_GROUP], batch, run))
 
     def _tell(self, window: Window) -> None:
         with self._lock:
-            if self._file is None or self._run is None:
+            if self._file is None or self._run is None or self._failure is not None:
                 return
             self._windows["complete" if window.complete else "incomplete"] += 1
             told = Told(window.index, window.start_ns, window.end_ns, dumps(about_window(window)))
@@ -177,22 +191,33 @@ class ParquetExporter:
         try:
             self._writer.write_table(table, row_group_size=2 * ROW_GROUP)
         except OSError as error:
-            raise output_error(error, self._path, "write") from error
+            self._failure = output_error(error, self._path, "write")
+            raise self._failure from error
 
     def _finish(self) -> None:
         with self._lock:
             run, file = self._run, self._file
             if run is None or file is None:
                 return
+            whole = False
             try:
+                if self._failure is not None:
+                    raise self._failure
                 self._settle()
                 self._write()
                 self._writer.add_key_value_metadata({"stepscope": dumps({**about_run(run), "windows": self._windows})})
                 self._writer.close()
                 file.close()
                 os.replace(part(self._path), self._path)
+                whole = True
+            except OutputError:
+                raise
             except OSError as error:
                 raise output_error(error, self._path, "complete the file") from error
             finally:
-                file.close()
-                self._file = None
+                self._waiting, self._file = [], None
+                with contextlib.suppress(OSError):  # what it could not write yet: there is an error for that already
+                    file.close()
+                if not whole:
+                    with contextlib.suppress(OSError):
+                        part(self._path).unlink()

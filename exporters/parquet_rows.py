@@ -14,12 +14,52 @@ from stepscope.exporters.plainjson import dumps
 from stepscope.runtime import _core, strings, tracks
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind
 from stepscope.runtime.run import Run
+from stepscope.runtime.tracks import Track, TrackKind
 
 MAX_SEEN = 1 << 14
 """Arguments of a block that are kept to be found again, for they repeat."""
 
+DEEPEST = 8
+"""Rows between one and its process, of which more are not followed: a damaged file may have a circle."""
+
 WINDOW = "window"
 """The kind of a row that is a window."""
+
+COLUMNS: dict[str, tuple[str, str]] = {
+    "rank": ("int64", "rank of the process in its job; null without one"),
+    "host": ("text", "name of the machine"),
+    "window": ("int64", "number of the recorded window, from 0"),
+    "step": ("int32", "step in which the event began; null outside of steps"),
+    "ts": ("int64", "begin, in ns of Unix time"),
+    "dur": ("int64", "duration in ns, of spans and gaps"),
+    "self_dur": (
+        "int64",
+        "of spans: ns not spent in child spans; null for steps, which enclose spans without being a parent",
+    ),
+    "value": ("float64", "of counters and memory events"),
+    "kind": (
+        "text",
+        "span, instant, counter, flow_start, flow_step, flow_end, async_begin, async_end, memory, metadata, step, gap, window",
+    ),
+    "category": ("text", "such as user_annotation, cpu_op, kernel"),
+    "name": ("text", "name of the event; steps are ProfilerStep#<number>"),
+    "process": ("text", "name of the process; that of the run itself is called as the run"),
+    "thread": ("text", "name of the thread, asyncio task or device stream"),
+    "pid": ("int64", "number of the process, or of the device of a stream"),
+    "tid": ("int64", "number of the thread or stream"),
+    "id": (
+        "uint64",
+        "of spans: unique in the process; of flows and async events: what links them; null if there is none",
+    ),
+    "parent": ("uint64", "id of the enclosing span; null if there is none"),
+    "cut": ("bool", "of spans: whether it was cut at the border of what was recorded"),
+    "open": ("bool", "of spans: whether it had not ended when it was written"),
+    "error": ("bool", "of spans: whether it was left by an exception"),
+    "args": ("json", "arguments as a JSON object; null without any"),
+    "source": ("text", "backend that made the event; recorder: the program itself"),
+    "error_ns": ("int64", "how far ts may be off the collector's clock; null: unknown, or not merged"),
+}
+"""Type and meaning of each column."""
 
 _VALUED = (int(Kind.COUNTER), int(Kind.MEMORY))
 
@@ -46,36 +86,30 @@ class ParquetRows:
     def _schema(self) -> Any:
         arrow = self._arrow
         text = arrow.dictionary(arrow.int32(), arrow.string())
-        fields = {
-            "rank": arrow.int64(),
-            "host": text,
-            "window": arrow.int64(),
-            "step": arrow.int32(),
-            "ts": arrow.int64(),
-            "dur": arrow.int64(),
-            "self_dur": arrow.int64(),
-            "value": arrow.float64(),
-            "kind": text,
-            "category": text,
-            "name": text,
-            "process": text,
-            "thread": text,
-            "pid": arrow.int64(),
-            "tid": arrow.int64(),
-            "id": arrow.uint64(),
-            "parent": arrow.uint64(),
-            "args": arrow.string(),
-            "source": text,
-            "error_ns": arrow.int64(),
+        types = {
+            "text": text,
+            "json": arrow.string(),
+            "bool": arrow.bool_(),
+            "int32": arrow.int32(),
+            "int64": arrow.int64(),
+            "uint64": arrow.uint64(),
+            "float64": arrow.float64(),
         }
-        return arrow.schema(list(fields.items()))
+        return arrow.schema(
+            [
+                arrow.field(name, types[type], metadata={"description": description})
+                for name, (type, description) in COLUMNS.items()
+            ]
+        )
 
     def table(self, events: Block, batch: EventBatch, run: Run) -> Any:
         """The rows of some events of a batch, of a run."""
         arrow = self._arrow
         spans = events["kind"] == int(Kind.SPAN)
+        # Steps are spans without an id: nothing has them for a parent.
+        timed = spans & (events["flags"] & int(Flag.NUMBERED) == 0)
         valued = np.isin(events["kind"], _VALUED)
-        process, thread, pid, tid = self._rows_of(events["track"])
+        process, thread, pid, tid = self._rows_of(events["track"], run)
         error = run.metadata().get("aligned clock")
         bound = cast(Mapping[str, Any], error).get("bound_ns") if isinstance(error, Mapping) else None
         known = isinstance(bound, float) and bound < 2**62
@@ -98,7 +132,7 @@ class ParquetRows:
             column(events["step"].copy(), events["step"] >= 0),
             column(events["ts"] + offset),
             column(events["dur"].copy()),
-            column(events["self_dur"].copy(), spans),
+            column(events["self_dur"].copy(), timed),
             column(events["value"].copy(), valued),
             self._dictionary(events["kind"].astype(np.int64), _kind),
             self._dictionary(events["category"].astype(np.int64), strings.text),
@@ -107,8 +141,9 @@ class ParquetRows:
             thread,
             column(pid),
             column(tid),
-            column(events["id"].copy()),
+            column(events["id"].copy(), (events["id"] > 0) & (events["kind"] != int(Kind.STEP))),
             column(events["parent"].copy(), events["parent"] > 0),
+            *(column(events["flags"] & int(flag) != 0, spans) for flag in (Flag.CLIPPED, Flag.OPEN, Flag.ERROR)),
             self._arguments(events, batch.args),
             one(batch.source),
             same(round(cast(float, bound)) if known else None, arrow.int64()),
@@ -126,6 +161,8 @@ class ParquetRows:
             "dur": [_number(one.end_ns - one.start_ns) for one in told],
             "kind": [WINDOW] * len(told),
             "name": [f"window {one.number}" for one in told],
+            "pid": [run.pid] * len(told),
+            "process": [_storable(run.name)] * len(told),
             "args": [one.about for one in told],
         }
         columns = [
@@ -153,15 +190,11 @@ class ParquetRows:
         texts = [_storable(text(key)) for key in unique.tolist()]
         return self._arrow.DictionaryArray.from_arrays(indices.astype(np.int32), texts)
 
-    def _rows_of(self, used: NDArray[np.uint32]) -> tuple[Any, Any, NDArray[np.int64], NDArray[np.int64]]:
+    def _rows_of(self, used: NDArray[np.uint32], run: Run) -> tuple[Any, Any, NDArray[np.int64], NDArray[np.int64]]:
         unique, indices = np.unique(used, return_inverse=True)
         known = [tracks.get(number) for number in unique.tolist()]
-        parents = [None if track is None else tracks.get(track.parent) for track in known]
         threads = ["" if track is None else _storable(track.name) for track in known]
-        processes = [
-            "" if track is None or parent is None or parent.pid != track.pid else _storable(parent.name)
-            for track, parent in zip(known, parents, strict=True)
-        ]
+        processes = [_storable(_process(track, run)) for track in known]
         pids = np.array([0 if track is None else track.pid for track in known], np.int64)[indices]
         tids = np.array([0 if track is None else track.tid for track in known], np.int64)[indices]
         where = indices.astype(np.int32)
@@ -191,8 +224,18 @@ class ParquetRows:
 
     def _key(self, name: int) -> str:
         if name not in self._keys:
-            self._keys[name] = json.dumps(strings.text(name))
+            self._keys[name] = json.dumps(strings.text(name), ensure_ascii=False)
         return self._keys[name]
+
+
+def _process(track: Track | None, run: Run) -> str:
+    """Name of the process that a row belongs to, however many rows lie between."""
+    above, left = track, DEEPEST
+    while above is not None and above.kind != TrackKind.PROCESS and left:
+        above, left = tracks.get(above.parent), left - 1
+    if track is None or above is None or above.kind != TrackKind.PROCESS or above.pid != track.pid:
+        return ""
+    return run.name if above.pid == run.pid else above.name
 
 
 def _kind(kind: int) -> str:

@@ -7,17 +7,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from stepscope.exporters.chrome_rows import NOTES
 from stepscope.exporters.output import OutputFile
 from stepscope.exporters.plainjson import plain
 from stepscope.exporters.protobuf import field
 from stepscope.exporters.trace_file import TAIL, TraceFile, begin
 from stepscope.runtime import _core
-from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.clock import WALL_STEP_NS
 from stepscope.runtime.events import Block
 from stepscope.runtime.run import Run
 
-DESCRIBING, SAYING = 1, 2
-"""Packet sequences: of descriptors, and of what is said of the run and its windows. The encoder uses others."""
+SAYING = 2
+"""Packet sequence of what is said of the run and its windows. The encoder uses others, with 1 for descriptors."""
 
 REALTIME, MONOTONIC = 1, 3
 """Numbers of clocks (perfetto/common/builtin_clock.proto)."""
@@ -38,6 +39,9 @@ class PerfettoFile(TraceFile):
         super().__init__(path, run, output, limit)
         self._encoder = _core.PerfettoEncoder(base_of(run), run.pid)
         self._process = self._encoder.process(run.pid)
+        self._notes = self._process ^ 1 << 63 or 1
+        """Number of the row of what the file says of its run and windows."""
+        self._ahead = 0  # wall clock less monotonic clock, as the file has it
         self._unsure = False  # whether the encoder's last bytes may be missing in the file
         self._pieces: int = 0  # in the file before these
 
@@ -79,10 +83,10 @@ class PerfettoFile(TraceFile):
         said = b"".join(
             field(4, _annotation(key, value)) for key, value in cast(dict[str, object], plain(args)).items()
         )
-        event = field(9, INSTANT) + field(11, self._process) + field(22, "stepscope") + field(23, name) + said
+        event = field(9, INSTANT) + field(11, self._notes) + field(22, "stepscope") + field(23, name) + said
         return packet(SAYING, field(8, at) + field(58, MONOTONIC) + field(11, event))
 
-    def _head(self) -> bytes:
+    def _opening(self, at: int) -> bytes:
         run = self._run
         about = {
             "schemaVersion": 1,
@@ -91,16 +95,29 @@ class PerfettoFile(TraceFile):
             "rank": run.rank,
             "world_size": run.world_size,
         }
+        return self._clocks(at) + self._instant("run", at, about)
+
+    def _clocks(self, at: int) -> bytes:
+        """What the wall clock showed at a monotonic time."""
+        wall = self._run.wall(at)
+        self._ahead = wall - at
+        return packet(SAYING, _snapshot(at, wall))
+
+    async def mark(self, name: str, at: int, args: Mapping[str, Any]) -> bool:
+        """The same, and what the wall clock shows now if it was set."""
+        if self._opened and abs(self._run.wall(at) - at - self._ahead) > WALL_STEP_NS:
+            await self._output.write(self._clocks(at))
+        return await super().mark(name, at, args)
+
+    def _head(self) -> bytes:
+        run = self._run
         label = run.host if run.rank is None else f"rank {run.rank} on {run.host}"
         process = field(1, run.pid) + field(6, plain(run.name)) + field(8, plain(label))
         if run.rank is not None:
             process += field(3, run.rank)
         descriptor = field(1, self._process) + field(3, process)
-        return (
-            packet(SAYING, _snapshot(run.anchor))
-            + packet(DESCRIBING, field(60, descriptor))
-            + self._instant("run", self._last, about)
-        )
+        notes = field(1, self._notes) + field(5, self._process) + field(2, NOTES)
+        return packet(SAYING, field(60, descriptor)) + packet(SAYING, field(60, notes))
 
 
 def packet(sequence: int, fields: bytes) -> bytes:
@@ -108,9 +125,9 @@ def packet(sequence: int, fields: bytes) -> bytes:
     return field(1, field(10, sequence) + fields)
 
 
-def _snapshot(anchor: ClockAnchor) -> bytes:
+def _snapshot(monotonic_ns: int, wall_ns: int) -> bytes:
     """The monotonic clock is that of the trace; what it was when the wall clock showed what."""
-    read = ((MONOTONIC, anchor.monotonic_ns), (REALTIME, anchor.wall_ns))
+    read = ((MONOTONIC, monotonic_ns), (REALTIME, wall_ns))
     clocks = b"".join(field(1, field(1, clock) + field(2, time)) for clock, time in read)
     return field(6, clocks + field(2, MONOTONIC))
 

@@ -6,12 +6,13 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from enum import Enum
 from pathlib import PurePath
 from typing import Any, cast
 
 import msgspec
 import numpy as np
+
+from stepscope.runtime.known_values import shown
 
 MAX_DEPTH = 24
 """Deeper values are shown by their type: this also ends cycles."""
@@ -27,16 +28,19 @@ MAX_BITS = 4096
 def plain(value: Any) -> Any:
     """The value made of dict, list, str, int, float, bool and None alone.
 
-    NaN and infinity become strings, for JSON has no such numbers; lone surrogates become the text `\\udXXX`; what is
-    no data at all becomes `<its type>`. No `repr` of user objects is called: it may be slow, wait for a device, or
-    raise.
+    NaN and infinity become strings, for JSON has no such numbers; lone surrogates become the text `\\udXXX`. Values of
+    well-known types become their text (`known_values.shown`), and other objects `<their type>`. No `repr` of user objects is
+    called: it may be slow, wait for a device, or raise.
     """
     return _Plain().of(value, 0)
 
 
 def dumps(value: Any) -> str:
-    """JSON text of `plain(value)` on one line, with a space after commas and colons."""
-    return json.dumps(plain(value), allow_nan=False)
+    """JSON text of `plain(value)` on one line, with a space after commas and colons, and every character as it is.
+
+    Perfetto shows escapes such as \\u00e9 in names of processes and threads as they stand.
+    """
+    return json.dumps(plain(value), allow_nan=False, ensure_ascii=False)
 
 
 class _Plain:
@@ -60,8 +64,6 @@ class _Plain:
         return self._inside(value, depth + 1)
 
     def _inside(self, value: Any, depth: int) -> Any:
-        if isinstance(value, Enum):
-            return self.of(value.value, depth)
         if isinstance(value, np.generic):
             return self.of(value.item(), depth)
         if isinstance(value, msgspec.Struct):
@@ -70,8 +72,9 @@ class _Plain:
             return {self._key(key): self.of(item, depth) for key, item in cast(Any, value).items()}
         if isinstance(value, (Sequence, AbstractSet)) and not isinstance(value, (bytes, bytearray, memoryview)):
             return [self.of(item, depth) for item in cast(Iterable[Any], value)]
-        return f"<{type(cast(object, value)).__name__}>"
+        known = shown(value)
+        return f"<{type(cast(object, value)).__name__}>" if known is None else self.of(known, depth)
 
     def _key(self, key: Any) -> str:
         made = self.of(key, MAX_DEPTH - 2)
-        return made if isinstance(made, str) else json.dumps(made)
+        return made if isinstance(made, str) else json.dumps(made, ensure_ascii=False)

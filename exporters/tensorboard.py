@@ -86,7 +86,7 @@ class TensorBoardExporter(OpenFiles[ChromeFile]):
 
     async def close_window(self, window: Window) -> None:
         """Completes the window's file and shows it to TensorBoard."""
-        await self._complete(window.index, about_window(window))
+        await self._complete(window.index, about_window(window), window.end_ns)
 
     async def discard_window(self, window: int) -> None:
         """Deletes the window's file, and its directory if it had one.
@@ -108,10 +108,10 @@ class TensorBoardExporter(OpenFiles[ChromeFile]):
         directory = self._directory / f"window_{window}" if self._runs else self._directory
         return directory / f"{worker}.{self._stamp}{self._suffix}"
 
-    async def _complete(self, key: int, args: Mapping[str, Any]) -> None:
+    async def _complete(self, key: int, args: Mapping[str, Any], at: int | None = None) -> None:
         file = self._open.get(key)
         if file is not None:
-            await file.finish(args)
+            await file.finish(args, at)
             self._complete_files[key] = [file.path]
             del self._open[key]
 

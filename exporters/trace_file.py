@@ -43,7 +43,7 @@ class TraceFile(ABC):
         self._limit = None if limit is None else max(limit - TAIL, 0)
         self._slice = SLICE
         self._last = run.anchor.monotonic_ns
-        self._ended = False
+        self._opened = self._ended = False
 
     @property
     def size(self) -> int:
@@ -60,6 +60,9 @@ class TraceFile(ABC):
             OutputError: if the system refused; the file ends with the last whole slice then.
         """
         done = 0
+        if len(events):
+            await self._open(int(events["ts"].min()))
+            self._last = max(self._last, int(events["ts"].max()))
         while done < len(events):
             some = events[done : done + self._slice]
             if await self._write(some, args, window):
@@ -90,21 +93,26 @@ class TraceFile(ABC):
             at: monotonic time in ns.
             args: JSON-like values.
         """
+        await self._open(at)
         self._last = max(self._last, at)
         await self._output.look()
         limit = None if self._limit is None else self._limit + TAIL // 2
         return await self._output.write(self._instant(name, at, args), limit)
 
-    async def finish(self, args: Mapping[str, Any]) -> None:
+    async def finish(self, args: Mapping[str, Any], at: int | None = None) -> None:
         """Writes the end, closes the file and gives it its name; goes on where a cancelled call was.
 
         Args:
             args: JSON-like values for the last event, which is called `stepscope`.
+            at: its monotonic time in ns; by default that of the last event before it.
 
         Raises:
             OutputError: if the system refused. A file that grew under another name keeps that then.
         """
         if not self._ended:
+            if at is not None:
+                self._last = max(self._last, at)
+            await self._open(self._last)
             self._ended = True  # also if this call is cancelled: what was begun is written
             end = self._end(args)
             if self._limit is not None and len(end) > TAIL // 2:
@@ -120,6 +128,21 @@ class TraceFile(ABC):
         if self._noted != self.path and self._output.path != self.path:
             await self._output.rename(self.path)
         await asyncio.to_thread(self._run.note_output, self._noted, False)
+
+    async def _open(self, at: int) -> None:
+        """Writes what the file says of its run, at the time of the first event: a viewer shows no time before that."""
+        if self._opened:
+            return
+        self._opened = True  # also if this call is cancelled: what was begun is written
+        try:
+            await self._output.write(self._opening(at))
+        except OutputError:
+            self._opened = False
+            raise
+
+    @abstractmethod
+    def _opening(self, at: int) -> bytes:
+        """What the file says of its run, at a monotonic time in ns."""
 
     @abstractmethod
     async def _write(self, events: Block, args: bytes, window: int) -> bool:

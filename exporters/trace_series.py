@@ -86,11 +86,11 @@ class TraceSeries:
         """The files written so far, in their order."""
         return [numbered(self._path, number) for number in range(self._number + 1)]
 
-    async def finish(self, args: Mapping[str, Any]) -> None:
-        """Writes the end of the last file."""
+    async def finish(self, args: Mapping[str, Any], at: int | None = None) -> None:
+        """Writes the end of the last file; `at` as for `TraceFile.finish`."""
         file = await self.begin()
         self.dropped += await file.settle()
-        await file.finish({**args, "dropped by size limit": self.dropped})
+        await file.finish({**args, "dropped by size limit": self.dropped}, at)
 
     async def _next(self, args: Mapping[str, Any]) -> None:
         assert self._file is not None
@@ -151,7 +151,7 @@ class TraceExporter(OpenFiles[TraceSeries]):
         """Writes what there is to say of the window, and completes its file if it has its own."""
         series = self._series(window.index)
         if self._by_window:
-            await self._complete(window.index, about_window(window))
+            await self._complete(window.index, about_window(window), window.end_ns)
         else:
             await series.mark(f"window {window.index}", window.end_ns, about_window(window))
 
@@ -175,9 +175,9 @@ class TraceExporter(OpenFiles[TraceSeries]):
             OutputError: if it cannot be written.
         """
 
-    async def _complete(self, key: int, args: Mapping[str, Any]) -> None:
+    async def _complete(self, key: int, args: Mapping[str, Any], at: int | None = None) -> None:
         series = self._open[key]
-        await series.finish(args)
+        await series.finish(args, at)
         self._dropped += series.dropped
         if self._by_window:
             self._complete_files[key] = series.paths

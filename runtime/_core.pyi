@@ -164,6 +164,8 @@ def call_under(span: int, function: Callable[..., _T], /, *args: Any, **kwargs: 
     """Calls a function; spans in it that would have no parent hang on `span`."""
 
 def set_decorator(decorate: Callable[[span, Any], Any], /) -> None: ...
+def set_known_values(shown: Callable[[object], str | dict[str, Any] | float | None], /) -> None:
+    """What arguments of other types than numbers, text, lists and dicts are recorded as; `None`: by their type's name."""
 
 # arguments
 def encode_arguments(arguments: Mapping[str, Any], /) -> bytes: ...

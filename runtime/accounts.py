@@ -69,6 +69,15 @@ class Accounts:
         else:
             self._past_kept += count
 
+    def lose(self, reason: str) -> None:
+        """What was exported, of all windows, cannot be read after all."""
+        for window, count in list(self._exported.items()):
+            self._exported[window] = 0
+            self.drop(window, reason, count)
+        past, self._past_exported = self._past_exported, 0
+        self._past_dropped[reason] += past
+        self._all_dropped += past
+
     def drop_held(self, reason: str) -> None:
         """Drops what was never told of."""
         for window, count in self._held.items():

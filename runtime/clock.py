@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from pathlib import Path
 
 import msgspec
@@ -59,6 +60,57 @@ class ClockAnchor(msgspec.Struct, frozen=True):
     def wall(self, monotonic_ns: int) -> int:
         """Unix time in ns of a monotonic reading, as this anchor has it."""
         return self.wall_ns + (monotonic_ns - self.monotonic_ns)
+
+
+WALL_STEP_NS = 10_000_000
+"""A smaller difference between the wall clock and what the monotonic one lets expect is drift, and left alone."""
+
+_MOST_CHANGES = 1024
+
+
+class WallClock:
+    """What the wall clock showed at readings of this process's monotonic clock, also after it was set.
+
+    It is set by NTP, by hand, and when a suspended machine wakes up: the monotonic clock stands still then. Between two
+    looks nobody knows when that was: what began since the look before is taken to have begun after it.
+    """
+
+    def __init__(self) -> None:
+        self._changes: list[tuple[int, int]] = []  # from which monotonic time on which difference holds, in ns
+        self._looked = 0
+
+    def look(self, anchor: ClockAnchor | None = None) -> None:
+        """Compares the clocks; takes some µs. From any thread."""
+        anchor = anchor or ClockAnchor.read()
+        offset = anchor.wall_ns - anchor.monotonic_ns
+        changes = self._changes
+        if not changes:
+            changes.append((anchor.monotonic_ns, offset))
+        elif abs(offset - changes[-1][1]) > WALL_STEP_NS and anchor.monotonic_ns >= self._looked:
+            changes.append((self._looked + 1, offset))
+            if len(changes) > _MOST_CHANGES:
+                del changes[1]
+        self._looked = anchor.monotonic_ns
+
+    def change(self, since: int, at: int) -> int:
+        """By how much the wall clock was set between two monotonic times, in ns."""
+        return self._offset(at) - self._offset(since)
+
+    def _offset(self, at: int) -> int:
+        changes = self._changes
+        if len(changes) < 2:
+            return 0
+        return changes[max(bisect_right(changes, at, key=lambda change: change[0]) - 1, 0)][1]
+
+
+wall_clock = WallClock()
+"""That of this process. The runtime looks at it while it records."""
+
+
+def set_between(first: ClockAnchor, last: ClockAnchor) -> int:
+    """By how much the wall clock was set between two readings, in ns; 0 for what drift explains."""
+    change = last.wall_ns - first.wall(last.monotonic_ns)
+    return change if abs(change) > WALL_STEP_NS else 0
 
 
 class ClockMapping(msgspec.Struct, frozen=True):

@@ -24,6 +24,8 @@ class Exporter(Protocol):
     Batches of different windows may alternate; `close_window` is the last call for its window.
     What is raised is counted, kept and shown by the profiler: it costs this exporter's output only. After an
     exception of `open` nothing more is called; after one of `export` that batch counts as dropped.
+    One whose output cannot be read unless `aclose` has completed it says so with an attribute `whole_or_nothing` that is true:
+    if that fails, all of its events count as dropped.
     An exporter with a size limit counts the events that it refused in an attribute `dropped_cap`. One that sends events
     later, or leaves some out for reasons of its own, is `Settling`.
     """

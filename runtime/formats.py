@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+import stat
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 import anyio
@@ -11,10 +15,12 @@ import msgspec
 
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.consumer import Exporter
+from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import EventBatch, Kind
 from stepscope.runtime.journal.format import time_range
 from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.reader import JournalItem, JournalReader
+from stepscope.runtime.paths import absolute
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Step, Window
 
@@ -78,6 +84,71 @@ def exporter_for(path: str | os.PathLike[str], format: str | None = None) -> Exp
     return max(fitting, key=lambda pair: pair[0])[1].factory(target)
 
 
+being_written: set[str] = set()
+"""Files that exporters of this process have open for writing: two on one file would ruin it for both."""
+
+
+@contextlib.contextmanager
+def staged(target: Path) -> Generator[Path]:
+    """A place to write a file to that gets its name when it is complete.
+
+    The place is in a new directory beside the target. When the block ends without an exception, what is there is moved to
+    the target's directory, over whatever has its name; otherwise it is deleted, and what was there before stays.
+
+    Raises:
+        OutputError: if that cannot be done; or the target is there and no regular file, or is being written.
+    """
+    target = absolute(target)
+    try:
+        mode = os.lstat(target).st_mode
+    except OSError:
+        mode = stat.S_IFREG  # not there, or a reason that making it tells better
+    if stat.S_ISLNK(mode):
+        raise OutputError(errno.EINVAL, "it is a symbolic link; name the file that it leads to", str(target))
+    if not stat.S_ISREG(mode):
+        raise OutputError(
+            errno.EINVAL, "it is no regular file; name one that is, or one that is not there", str(target)
+        )
+    if os.path.realpath(target) in being_written:
+        raise OutputError(
+            errno.EBUSY, "another exporter of this process writes to it; choose another name", str(target)
+        )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        prefix = f".{target.name[:100]}."
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent, ignore_cleanup_errors=True) as directory:
+            yield Path(directory) / target.name
+            for name in sorted(os.listdir(directory)):
+                os.replace(Path(directory) / name, target.parent / name)
+    except OutputError as error:  # it names the place, of which nothing is left
+        error.filename = str(target)
+        raise
+    except OSError as error:
+        raise OutputError(error.errno, f"cannot write: {error.strerror or error}", str(target)) from error
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str], format: str | None = None) -> Generator[Exporter]:
+    """An exporter for a recording that is replayed: its file gets its name when the block ends without an exception.
+
+    A journal is written at its place, under the next free name if there is one already: the exporter's `path` says which.
+
+    Args:
+        path: as for `exporter_for`.
+        format: likewise.
+
+    Raises:
+        ValueError: if no format is known by that name or ending.
+        OutputError: as `staged` does.
+    """
+    exporter = exporter_for(path, format)
+    if getattr(exporter, "is_journal", False):
+        yield exporter
+        return
+    with staged(Path(path)) as place:
+        yield exporter_for(place, format)
+
+
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """What was played into an exporter."""
 
@@ -102,6 +173,7 @@ def run_of(reader: JournalReader, output_dir: Path) -> Run:
         world_size=record.world_size if record else None,
         anchor=record.anchor if record else ClockAnchor(0, 0, 0),
         metadata=lambda: reader.metadata,
+        ledger=lambda: reader.ledger,
         job=record.job if record else "",
         clock=record.clock if record else "",
         id=record.id if record else "",

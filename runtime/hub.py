@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from stepscope.runtime import _core, signals
+from stepscope.runtime import _core, clock, signals
 from stepscope.runtime.change import Change
 from stepscope.runtime.events import Block, Kind, join_blocks, without_ids
 from stepscope.runtime.faults import Faults
@@ -347,6 +347,7 @@ class Hub:
 
     async def _drain(self, final: bool = False) -> bool:
         async with self._draining:
+            clock.wall_clock.look()
             until = self._take()
             if _core.changing(0) > 0 and not final:
                 return True

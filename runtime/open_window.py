@@ -12,9 +12,11 @@ from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, empty_block
 from stepscope.runtime.intervals import FOREVER, Interval, clip, touching, without
 from stepscope.runtime.ledger import SourceLedger, losses
+from stepscope.runtime.nesting import Rows
 from stepscope.runtime.step_marks import StepMark, StepMarks
 from stepscope.runtime.window import Step
 
+RECORDER = "recorder"
 STEPS = "steps"
 """Source of the spans of steps."""
 KEPT_GAPS = 4096
@@ -24,7 +26,8 @@ KEPT_GAPS = 4096
 class OpenWindow:
     """Collects what belongs to one window. No clock, no I/O: it is told everything."""
 
-    def __init__(self, index: int, first: StepMark) -> None:
+    def __init__(self, index: int, first: StepMark, *, several: bool = False) -> None:
+        """Args: number of the window; its first step; whether sources other than the recorder may draw on its rows."""
         self.index = index
         self.start = first.ts
         self.end: int | None = None
@@ -53,6 +56,7 @@ class OpenWindow:
         """Events and gaps taken, steps apart."""
         self.gap_events = 0
         self.marks = StepMarks(first)
+        self._rows = Rows() if several else None
         self._latest = first.ts
         self._accepted: Counter[str] = Counter()
         self._dropped: dict[str, Counter[str]] = {}
@@ -90,6 +94,8 @@ class OpenWindow:
             counted -= int(gaps.sum())
         self._accepted[source] += counted
         self.events += 0 if source == STEPS else int((mine["kind"] != Kind.STEP).sum())
+        if self._rows is not None and source != STEPS:
+            self._rows.add(source, mine, self.marks.nested(self.interval[1]) if source != RECORDER else None)
         mine["step"] = self.marks.steps_at(mine["ts"])
         self._latest = max(self._latest, int(mine["ts"].max()))
         self.table.update(mine)
@@ -113,7 +119,7 @@ class OpenWindow:
         spans = open_spans[touching(open_spans, self.interval)]
         if not len(spans):
             return spans
-        taken = self.take("recorder", spans)
+        taken = self.take(RECORDER, spans)
         self.superseded.update(int(number) for number in taken["id"])
         return taken
 

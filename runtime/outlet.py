@@ -89,6 +89,8 @@ class Outlet:
         self._thread: LoopThread | None = None
         self._inside = ""
         """The method that was called last."""
+        self._unreadable = bool(getattr(exporter, "whole_or_nothing", False))
+        """Whether what was exported can be read only when the exporter has been closed."""
         self._closing = self._broken = self._idle = self._stuck = False
         self._late = ""
         """The method in which it was when the deadline for closing came."""
@@ -314,6 +316,8 @@ class Outlet:
                 if isinstance(batch, EventBatch):
                     self._accounts.drop(batch.window, reason, len(batch))
             self._accounts.drop_held(reason)
+            if self._unreadable:
+                self._accounts.lose(reason)
             self._queue.clear()
             self._in_hand, self._bytes = None, 0
         self._progress.tell()
@@ -351,7 +355,11 @@ class Outlet:
     async def _close(self) -> None:
         if not self._broken:
             try:
-                await self._guard("aclose", self.exporter.aclose)
+                done = await self._guard("aclose", self.exporter.aclose)
+                with self._lock:
+                    if not done and self._unreadable:
+                        self._accounts.lose("error")
+                    self._unreadable = False
             finally:
                 self._settle()
 

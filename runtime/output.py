@@ -15,7 +15,7 @@ import msgspec
 
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.errors import OutputError, ProfilerStateError
-from stepscope.runtime.formats import exporter_for, replay_into, run_of
+from stepscope.runtime.formats import replay_into, run_of, writing
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.launch import launch_directory, launch_name, own_directory
 from stepscope.runtime.outlet import Outlet
@@ -277,12 +277,14 @@ class Output:
                 f"window {window.index} has no file any more: newer and slower ones were saved since"
             )
         directory = absolute(path).parent
-        exporter = exporter_for(path, format)
+        with writing(path, format) as exporter:
 
-        async def replay() -> None:
-            with JournalReader(source) as reader:
-                await replay_into(reader, exporter, run_of(reader, directory), window)
+            async def replay() -> None:
+                with JournalReader(source) as reader:
+                    await replay_into(reader, exporter, run_of(reader, directory), window)
 
-        run_on_own_loop(replay)
+            run_on_own_loop(replay)
+        if not getattr(exporter, "is_journal", False):
+            return path
         written = getattr(exporter, "path", path)  # a journal does not overwrite another
         return written if isinstance(written, Path) else path

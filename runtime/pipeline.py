@@ -63,6 +63,8 @@ from stepscope.runtime.windows import RECORDER, Ending, Windows
 
 ADVANCING_S = 0.5
 """How long closing waits for a backend after that said that it works on what it has yet to deliver."""
+WALL_CHANGE_TOLD_NS = 500_000_000
+"""Of less a window says nothing."""
 CROWDED = 1000
 """Messages that wait to be handled, or windows that wait to be closed, from which on no further window begins."""
 
@@ -404,7 +406,11 @@ class Pipeline:
         self.overseer.refresh()
         notes += self.overseer.notes(window.interval)
         self.notes.extend(f"window {window.index}: {note}" for note in notes)
-        anchor = self.run_facts.anchor
+        change = clock.wall_clock.change(start, end)
+        if abs(change) >= WALL_CHANGE_TOLD_NS:
+            notes.append(
+                f"the wall clock was set by {change / 1e9:+,.1f} s: times in files count on as if it had not been"
+            )
         finished = Window(
             index=window.index,
             profiler=self.run_facts.name,
@@ -415,7 +421,7 @@ class Pipeline:
             diagnostics=tuple(notes),
             ledger=Ledger(sources, self.fanout.outputs(window.index), _core.counts()),
             metadata={**self.run_facts.metadata(), **window.facts, **self.overseer.facts(window.interval)},
-            wall_start_ns=anchor.wall(start),
+            wall_start_ns=self.run_facts.wall(start),
             actions=self._actions,
         )
         self.fanout.close_window(finished)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from stepscope.runtime.known_values import shown
+
 MAX_DEPTH = 16
 MAX_ITEMS = 10_000
 MAX_TEXT = 1 << 20
@@ -14,7 +16,8 @@ MAX_TEXT = 1 << 20
 def plain(value: Any, *, depth: int = MAX_DEPTH) -> Any:
     """Reduces a value to dicts with text keys, lists, text, 64-bit integers, floats, booleans and `None`.
 
-    Objects of other types are named by their type: their `repr` could be slow, wait for a device, or raise. Lone
+    Values of well-known types are kept as their text (`known_values.shown`). Objects of other types are named by their type:
+    their `repr` could be slow, wait for a device, or raise. Lone
     surrogates become text such as `\\udc80`. Containers that lie deeper than `depth` are named instead of kept, of
     large ones the first 10,000 items are kept, of texts the first million characters.
     """
@@ -37,7 +40,8 @@ def plain(value: Any, *, depth: int = MAX_DEPTH) -> Any:
         if depth <= 0:
             return f"<{kind} of {len(container)}>"
         return [plain(item, depth=depth - 1) for item in list(container)[:MAX_ITEMS]]
-    return f"<{kind}>"
+    known = shown(value)
+    return f"<{kind}>" if known is None else plain(known, depth=depth)
 
 
 def _key(key: Any) -> str:

@@ -227,6 +227,7 @@ class Profiler(Reporting):
 
     def _open_pipeline(self, source: Recorder) -> None:
         self._anchor = clock.ClockAnchor.read()
+        clock.wall_clock.look(self._anchor)
         run = Run.here(
             name=self.name,
             output_dir=self.output.path,

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from stepscope.runtime.clock import ClockAnchor, identity
+from stepscope.runtime.clock import ClockAnchor, identity, wall_clock
 from stepscope.runtime.control.command import Answer, Command
 from stepscope.runtime.control.ranks import MAX_RANKS
 from stepscope.runtime.documented import Documented
@@ -59,6 +59,14 @@ class Run(Documented, frozen=True, kw_only=True):
     """Random, of this run alone: its journals and its note bear it. Empty: not known."""
     control: Callable[[Command], Future[Answer]] | None = None
     """Takes commands for the profiler, from any thread; `None`: it takes none from where this run goes."""
+
+    def wall(self, monotonic_ns: int) -> int:
+        """Unix time in ns that the machine's clock showed at a monotonic time of this run, also after it was set.
+
+        For a run of another process it is as the anchor has it.
+        """
+        at = self.anchor.wall(monotonic_ns)
+        return at + wall_clock.change(self.anchor.monotonic_ns, monotonic_ns) if self.pid == os.getpid() else at
 
     @classmethod
     def here(

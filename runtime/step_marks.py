@@ -116,13 +116,14 @@ class StepMarks:
             if until > ts
         )
 
-    def new_spans(self, fallback_track: int, end: int | None = None) -> Block:
-        """A span for each step that has ended since the last call; `end`, if given, ends the last one.
+    def nested(self, end: int) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
+        """Rows, begins and ends of the steps that nest on the row of the training loop; the last one ends at `end`."""
+        marks, following, nests = self._ended(0, end)
+        return marks["track"][nests], marks["ts"][nests], following["ts"][nests]
 
-        It is drawn on the track of the training loop if it nests there: if the same span is open at its begin and
-        its end. Otherwise it goes to `fallback_track`.
-        """
-        marks = self._marks[self._spans : self._count]
+    def _ended(self, first: int, end: int | None) -> tuple[NDArray[np.void], NDArray[np.void], NDArray[np.bool_]]:
+        """Steps from number `first` of those kept: their marks, the marks that end them, and whether each nests."""
+        marks = self._marks[first : self._count]
         following = marks[1:]
         if end is not None and len(marks) and end > int(marks["ts"][-1]):
             # Where the last step ends the same span is open as where it began, as far as is known.
@@ -130,11 +131,20 @@ class StepMarks:
             last["ts"] = end
             following = np.concatenate([following, last])
         marks = marks[: len(following)]
-        self._spans += len(marks)
-        block = empty_block(len(marks))
         nests = (
             (marks["track"] != 0) & (marks["track"] == following["track"]) & (marks["parent"] == following["parent"])
         )
+        return marks, following, nests
+
+    def new_spans(self, fallback_track: int, end: int | None = None) -> Block:
+        """A span for each step that has ended since the last call; `end`, if given, ends the last one.
+
+        It is drawn on the track of the training loop if it nests there: if the same span is open at its begin and
+        its end. Otherwise it goes to `fallback_track`.
+        """
+        marks, following, nests = self._ended(self._spans, end)
+        self._spans += len(marks)
+        block = empty_block(len(marks))
         block["ts"], block["dur"], block["step"] = marks["ts"], following["ts"] - marks["ts"], marks["number"]
         block["track"] = np.where(nests, marks["track"], fallback_track)
         block["parent"] = np.where(nests, marks["parent"], 0)

@@ -105,6 +105,11 @@ class TrustReport(Documented, frozen=True, kw_only=True):
                 f"clock     CLOCK_MONOTONIC, set to wall time within {anchor.error_ns / 1000:.1f} us; "
                 f"wall time has moved by {round(drift / 1000, 1) + 0.0:+.1f} us against it since"
             )
+            if abs(drift) >= 500_000_000:
+                yield (
+                    "          the wall clock was set, or the machine was suspended: files count on from where they began; "
+                    "windows' wall_start_ns and spans of OTLP have the time that the clock showed"
+                )
         for name, report in self.backends.items():
             mode = f" ({report.mode})" if report.mode else ""
             cost = f"; {report.training_thread_ns / 1e6:.2f} ms of the training thread at changes"

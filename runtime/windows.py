@@ -20,10 +20,10 @@ from stepscope.runtime.events import Block, EventBatch, Kind, join_blocks
 from stepscope.runtime.intervals import FOREVER, Interval, Mask, ends, has_duration, touching, touching_any
 from stepscope.runtime.ledger import SourceLedger, losses
 from stepscope.runtime.messages import WindowEnds
+from stepscope.runtime.open_window import RECORDER as RECORDER
 from stepscope.runtime.open_window import STEPS, OpenWindow
 from stepscope.runtime.step_marks import StepMark
 
-RECORDER = "recorder"
 INTERRUPTED = "a change of the action was interrupted by an exception, as of a signal handler"
 CUT = "the run ended before the last step of the window"
 REMEMBERED = 64
@@ -117,7 +117,7 @@ class Windows:
         return self._add(first)
 
     def _add(self, first: StepMark) -> int:
-        window = OpenWindow(self._count, first)
+        window = OpenWindow(self._count, first, several=len(self._watermarks) > 1)
         self._count += 1
         if self._paused_at is not None:
             window.gaps.append((first.ts, None))

@@ -13,6 +13,7 @@ import pytest
 
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
+from stepscope.exporters.chrome_rows import NOTES_TID
 from stepscope.exporters.output import OutputFile
 from stepscope.exporters.repair import repair_chrome
 from stepscope.runtime.errors import ClosedError, FormatError, OutputError
@@ -75,7 +76,7 @@ async def test_array(tmp_path: Path, name: str) -> None:
     names = {event["name"]: event["args"] for event in events if event["ph"] == "M" and "name" in event["args"]}
     assert names["process_name"] == {"name": "scene"}
     rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert rows == {PID: "MainThread", PID + 1000: "pin memory"}
+    assert rows == {PID: "MainThread", PID + 1000: "pin memory", NOTES_TID: "run and windows"}
     assert named(events, "run")["baseTimeNanoseconds"] == 1_699_999_999_000_000_000
     window = named(events, "window 0")
     assert window["steps"] == [7, 8, 9]
@@ -195,7 +196,7 @@ async def test_rows_are_named_when_they_appear(tmp_path: Path) -> None:
     await exporter.aclose()
     order = [event["args"]["name"] if event["ph"] == "M" else event["name"]
              for event in read(tmp_path / "t.json") if event["name"] in ("thread_name", "a", "b", "c")]  # fmt: skip
-    assert order == ["MainThread", "a", "pin memory", "b", "c"]
+    assert order == ["run and windows", "MainThread", "a", "pin memory", "b", "c"]
 
 
 async def test_full_disk(small_disk: Path) -> None:

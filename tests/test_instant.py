@@ -53,12 +53,12 @@ def test_counters(value: Any, wanted: float) -> None:
 @pytest.mark.parametrize("value", [math.nan, "3", None, [], 10**400, object(), np.zeros(2), 1j])
 def test_counters_without_a_number(value: Any) -> None:
     """They show NaN, and what was no number is counted; training goes on."""
-    opaque = _core.counts()["arguments_opaque"]
+    opaque = _core.counts()["counter_values_that_are_no_number"]
     with recording() as log:
         counter("loss", value)
     assert math.isnan(log.rows[0].value)
     assert log.rows[0].flags == (Flag(0) if isinstance(value, float) else Flag.NO_NUMBER)
-    assert _core.counts()["arguments_opaque"] == opaque + (not isinstance(value, float))
+    assert _core.counts()["counter_values_that_are_no_number"] == opaque + (not isinstance(value, float))
 
 
 def test_flows() -> None:

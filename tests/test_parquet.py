@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import tracemalloc
 from pathlib import Path
@@ -12,11 +14,12 @@ import pytest
 
 import stepscope as sc
 from stepscope.exporters.parquet import MOST_BYTES, MOST_PIECES, ParquetExporter
+from stepscope.exporters.parquet_rows import COLUMNS
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.window import Window
-from tests.support import require
+from tests.support import ROOT, require
 
 pq: Any = require("pyarrow.parquet")
 arrow: Any = require("pyarrow")
@@ -112,3 +115,44 @@ async def test_times_that_no_clock_shows_are_written(tmp_path: Path) -> None:
     assert windows_in(path)[0]["dur"] == (1 << 63) - 1
     with pytest.raises(ClosedError, match="is not open"):
         await exporter.close_window(made)
+
+
+def test_rows_say_what_they_are(tmp_path: Path) -> None:
+    """Tasks belong to the process, which is called as the run; flags are columns; what does not apply is null."""
+    path = tmp_path / "trace.parquet"
+
+    async def child() -> None:
+        with sc.span("in a task"):
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        async with sc.trace(name="demo", output_dir=tmp_path / "run", exporters=[ParquetExporter(path)]) as profiler:
+            await asyncio.gather(child(), child())
+            with contextlib.suppress(ValueError), sc.span("fails"):
+                raise ValueError
+            still = sc.span("open")
+            still.__enter__()
+            profiler.step()
+            profiler.step()
+
+    asyncio.run(main())
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    assert {row["process"] for row in rows} == {"demo"}
+    by_name = {row["name"]: row for row in rows}
+    assert by_name["fails"]["error"] and not by_name["fails"]["cut"]
+    assert by_name["open"]["open"] and not by_name["open"]["error"]
+    assert by_name["in a task"]["error"] is False
+    steps = [row for row in rows if row["name"].startswith("ProfilerStep#")]
+    assert steps and all(row["id"] is None and row["self_dur"] is None for row in steps)
+    spans = [row for row in rows if row["kind"] == "span" and row not in steps]
+    assert len({row["id"] for row in spans}) == len(spans) and None not in {row["self_dur"] for row in spans}
+    assert all(row["cut"] is None for row in rows if row["kind"] != "span")
+    assert all(field.metadata[b"description"] for field in table.schema)
+
+
+def test_columns_are_documented() -> None:
+    """On their page, as the file describes them."""
+    page = (ROOT / "docs" / "parquet.md").read_text()
+    for name, (type, text) in COLUMNS.items():
+        assert f"| `{name}` | {type} | {text} |\n" in page

@@ -82,6 +82,14 @@ def rows_of_export(path: Path, mapping: ClockMapping) -> Counter[Row]:
     )
 
 
+def without_times_of_frames(rows: Counter[Row]) -> Counter[Row]:
+    """The same, without begins and durations of Python frames."""
+    changed: Counter[Row] = Counter()
+    for row, count in rows.items():
+        changed[(*row[:3], 0, 0, row[5]) if row[1] == "python_function" else row] += count
+    return changed
+
+
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_kineto_mode_keeps_the_contract_of_backends(check: Any) -> None:
     """The conformance suite, with operators that really run."""
@@ -122,7 +130,11 @@ async def test_every_event_is_that_of_torchs_own_export(tmp_path: Path, asked: d
     assert list(worker.problems) == ["exporting a trace stopped all Python threads for that time"]
     assert sink.passed == anchor.monotonic_ns
     theirs = rows_of_export(tmp_path / "own.json", ClockMapping(anchor.wall_ns, anchor.monotonic_ns))
-    assert rows_of(sink) == theirs
+    ours = rows_of(sink)
+    if asked.get("with_stack"):  # frames that cross an annotation are cut at its border
+        assert sum((ours - theirs).values()) < sum(ours.values()) / 10
+        ours, theirs = without_times_of_frames(ours), without_times_of_frames(theirs)
+    assert ours == theirs
     names = {name for _, _, name, *_ in theirs}
     assert {"odd, name#", "aten::convolution", "Optimizer.step#SGD.step"} <= names
 

@@ -11,18 +11,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio.to_thread
+import msgspec
 
 from stepscope.collector.merge.merge import Merge, Progress
 from stepscope.collector.merge.plan import Selection, plan
 from stepscope.collector.merge.report import MergeReport
-from stepscope.collector.merge.sources import gather
+from stepscope.collector.merge.sources import NOT_MERGED, gather
 from stepscope.collector.runs.job import Job, Member, chosen_job
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.output import check_directory
 from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.errors import FormatError, OutputError
-from stepscope.runtime.formats import exporter_for
+from stepscope.runtime.formats import exporter_for, writing
 
 DIRECTORIES = {
     "hta": "a Chrome trace for each rank, with distributedInfo: Holistic Trace Analysis",
@@ -59,15 +60,19 @@ async def write_merged(
         OSError: if a stream cannot be read, or the target not written.
     """
     directory = format in DIRECTORIES
-    exporter = None if directory else exporter_for(target, format)
+    if not directory:
+        exporter_for(target, format)
     with contextlib.ExitStack() as stack:
 
         def room() -> Path:
             return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent)))
 
         merge = await anyio.to_thread.run_sync(_prepare, sources, target, job, selection or Selection(), progress, room)
-        if exporter is not None:
-            return await merge.together(exporter)
+        if not directory:
+            exporter = stack.enter_context(writing(target, format))
+            report = await merge.together(exporter)
+            written = getattr(exporter, "path", target)  # a journal does not replace another
+            return report if written == target else msgspec.structs.replace(report, written=str(written))
         await check_directory(target)
         staged = room()
         report = await merge.apart(lambda rank, member: _exporter(format or "", staged, member))
@@ -85,7 +90,7 @@ def _prepare(
 ) -> Merge:
     recordings, notes = gather(sources, room)
     if notes and not recordings:
-        raise FormatError("; ".join(notes[:3]))
+        raise FormatError("; ".join(note.removeprefix(NOT_MERGED) for note in notes[:3]))
     name, chosen = chosen_job(recordings, job)
     described = Job(name, chosen)
     return Merge(described, plan(described, selection), target.absolute().parent, progress, notes)

@@ -57,7 +57,9 @@ class Placement(IdMap):
     def _row(self, record: TrackRecord) -> TrackRecord:
         name, tid = record.name, record.tid
         if record.kind == TrackKind.PROCESS:
-            name = f"{self._member.label}: {name}"
+            run = self._member.recording.run
+            unnamed = record.pid == run.pid and name == "process"
+            name = f"{self._member.label}: {run.name if unnamed else name}"
         elif self._sharing == "rank":
             tid += THREADS * self._member.start
         return msgspec.structs.replace(record, pid=self._pid(record.pid), tid=tid, name=name)

@@ -113,6 +113,8 @@ class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
     slowest_steps: list[SlowStep]
     collectives: list[Lateness]
     notes: list[str]
+    written: str = ""
+    """The file that was written, if it is not the one that was asked for: a journal replaces no other."""
 
     def text(self) -> str:
         """The report for a terminal."""

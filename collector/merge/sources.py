@@ -10,6 +10,9 @@ from stepscope.collector.merge.copies import without_copies
 from stepscope.collector.merge.parts import join
 from stepscope.collector.runs.recording import Recording, recordings_in
 
+NOT_MERGED = "not merged: "
+"""Begins what is said of a journal that cannot be used."""
+
 
 def gather(sources: Sequence[Path], room: Callable[[], Path]) -> tuple[list[Recording], list[str]]:
     """The recordings of journals and of directories, without copies, with round trips to collectors' clocks only.
@@ -27,7 +30,8 @@ def gather(sources: Sequence[Path], room: Callable[[], Path]) -> tuple[list[Reco
     joined = join(sources, room)
     found, said = recordings_in([*sources, *joined.journals], joined.parts)
     kept, copies = without_copies(found)
-    return kept, [*joined.said, *said, *copies, *_with_known_clocks(kept)]
+    unusable = [f"{NOT_MERGED}{why}" for why in said]
+    return kept, [*joined.said, *unusable, *copies, *_with_known_clocks(kept)]
 
 
 def _with_known_clocks(recordings: Sequence[Recording]) -> list[str]:

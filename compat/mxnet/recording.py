@@ -22,10 +22,30 @@ from stepscope.compat.mxnet.settings import SHAPES, MXNetSettings
 from stepscope.compat.mxnet.statistics import Statistics
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
+from stepscope.runtime.events import EventBatch, Kind
+from stepscope.runtime.open_window import STEPS
 from stepscope.runtime.profiler import Profiler
 from stepscope.trace import trace
 
 log = logging.getLogger("stepscope")
+
+
+class _StepsOfTheProgram(ChromeTraceExporter):
+    """Leaves out the span of a step that no call of `step()` has ended: in a program without steps it is the whole run."""
+
+    _marks = 0
+    _first: EventBatch | None = None
+
+    async def export(self, batch: EventBatch) -> None:
+        self._marks += int((batch.events["kind"] == int(Kind.STEP)).sum())
+        steps = batch.source == STEPS and bool((batch.events["kind"] == int(Kind.SPAN)).all())  # there are pauses, too
+        if self._first is None and self._marks < 2 and steps:
+            self._first = batch
+            return
+        if self._first is not None and self._marks >= 2:
+            first, self._first = self._first, None
+            await super().export(first)
+        await super().export(batch)
 
 
 class Recording:
@@ -177,7 +197,7 @@ class Recording:
         settings = self.settings
         path = self._files.next(settings.filename)
         exporters: list[Exporter] = [
-            ChromeTraceExporter(path, form="object", closed=True),
+            _StepsOfTheProgram(path, form="object", closed=True),
             self._statistics,
             *settings.exporters,
         ]

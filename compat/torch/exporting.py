@@ -11,7 +11,7 @@ import msgspec
 from stepscope.compat.torch.cycle import Cycle
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime.errors import ProfilerStateError
-from stepscope.runtime.formats import replay_into, run_of
+from stepscope.runtime.formats import replay_into, run_of, staged
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.paths import absolute
 from stepscope.runtime.portal import run_on_own_loop
@@ -30,15 +30,15 @@ def export_window(cycle: Cycle, path: Path, facts: Mapping[str, Any]) -> None:
         OutputError: if the file cannot be written.
     """
     plugin = path.name.removesuffix(".gz").endswith(".pt.trace.json")
-    exporter = ChromeTraceExporter(path, form="object", dialect="tensorboard" if plugin else "kineto")
-
     directory = absolute(path).parent
 
-    async def replay() -> None:
+    async def replay(exporter: ChromeTraceExporter) -> None:
         with JournalReader(cycle.journal) as reader:
             run = msgspec.structs.replace(run_of(reader, directory), metadata=lambda: facts)
             await replay_into(reader, exporter, run, cycle.window)
 
     if not cycle.journal.exists():
         raise ProfilerStateError(f"the events of window {cycle.window.index} were in {cycle.journal}, which is gone")
-    run_on_own_loop(replay)
+    with staged(path) as place:
+        exporter = ChromeTraceExporter(place, form="object", dialect="tensorboard" if plugin else "kineto")
+        run_on_own_loop(lambda: replay(exporter))

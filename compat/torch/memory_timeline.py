@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gzip
 import os
-import tempfile
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from stepscope.backends.kineto_worker import FinishedTrace
+from stepscope.exporters.output import whole_file
 from stepscope.runtime import locks
 from stepscope.runtime.errors import ProfilerStateError
-from stepscope.runtime.recorder import scratch_directory
 from stepscope.runtime.window import Window
 
 NEEDS = ("record_shapes", "profile_memory", "with_stack")
@@ -81,14 +80,11 @@ def export_memory_timeline(
     chosen = device or (f"{use_device}:0" if use_device else "cpu")
     timeline = module.MemoryProfileTimeline(module.MemoryProfile(result))
     name = os.fspath(path)
-    if name.endswith(".html"):
-        timeline.export_memory_timeline_html(name, chosen)
-        return
-    if not name.endswith(".gz"):
-        timeline.export_memory_timeline(name, chosen)
-        return
-    with tempfile.TemporaryDirectory(prefix="stepscope-", dir=scratch_directory()) as directory:
-        plain = Path(directory) / "timeline.json"
-        write = timeline.export_memory_timeline_raw if name.endswith("raw.json.gz") else timeline.export_memory_timeline
-        write(str(plain), chosen)
-        Path(name).write_bytes(gzip.compress(plain.read_bytes()))
+    with whole_file(Path(name)) as place:
+        if name.endswith(".html"):
+            timeline.export_memory_timeline_html(str(place), chosen)
+            return
+        raw = name.endswith("raw.json.gz")
+        (timeline.export_memory_timeline_raw if raw else timeline.export_memory_timeline)(str(place), chosen)
+        if name.endswith(".gz"):
+            place.write_bytes(gzip.compress(place.read_bytes()))

@@ -17,6 +17,7 @@ from stepscope.compat.torch.exporting import export_window
 from stepscope.compat.torch.function_events import FunctionEvents
 from stepscope.compat.torch.memory_timeline import NEEDS, KeptResults, export_memory_timeline
 from stepscope.compat.torch.window_spans import WindowSpans
+from stepscope.exporters.output import whole_file
 from stepscope.runtime import clock
 from stepscope.runtime.errors import BackendError, ProfilerStateError
 
@@ -124,7 +125,9 @@ class Results(ABC):
         if not self._asked.with_stack:
             raise ProfilerStateError("export_stacks() needs stacks: make the profile with with_stack=True")
         self._last("stacks")
-        self.events().export_stacks(os.fspath(path), metric)
+        events = self.events()
+        with whole_file(Path(path)) as place:
+            events.export_stacks(str(place), metric)
 
     def export_memory_timeline(self, path: str | os.PathLike[str], device: str | None = None) -> None:
         """Writes how much memory was in use when, by what it was used for, as torch makes it of its recording.

@@ -19,7 +19,7 @@ from stepscope.exporters.otlp.placement import Placement, Places
 from stepscope.exporters.otlp.request import Request
 from stepscope.exporters.otlp.resource import our_version, resource
 from stepscope.exporters.otlp.selection import Limits, Selection
-from stepscope.exporters.otlp.spans import SAMPLED, SpanMaker, unix_ns
+from stepscope.exporters.otlp.spans import LATEST, SAMPLED, SpanMaker, unix_ns
 from stepscope.exporters.otlp.values import attributes
 from stepscope.exporters.otlp.wanted import Wanted
 from stepscope.exporters.outcomes import Outcomes
@@ -139,15 +139,15 @@ class Conversion:
         self, what: str, name: str, start: int, end: int, about: Mapping[str, Any], window: int = -1, step: int = -1
     ) -> Span:
         """A span that stands for no event."""
-        anchor, ids = self._run.anchor, self._ids
+        ids, begin = self._ids, unix_ns(self._run, start)
         span = Span(
             trace_id=ids.step_trace(window, step) if what == "step" else ids.trace,
             span_id={"run": ids.span, "window": ids.window(window), "step": ids.step(window, step)}[what],
             parent_span_id=ids.span if what == "window" else b"",
             name=name.encode("utf-8", "backslashreplace").decode(),
             kind=Span.SPAN_KIND_INTERNAL,
-            start_time_unix_nano=unix_ns(anchor, start),
-            end_time_unix_nano=unix_ns(anchor, max(start, end)),
+            start_time_unix_nano=begin,
+            end_time_unix_nano=min(begin + max(end - start, 0), LATEST),
             attributes=attributes({"stepscope.span": what, **about}),
             flags=SAMPLED,
         )

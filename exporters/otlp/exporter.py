@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.exporters.otlp.target import Signal, Target
 from stepscope.exporters.outcomes import Outcomes
 from stepscope.runtime import checked
+from stepscope.runtime.clock import wall_clock
 from stepscope.runtime.consumer import Settled
 from stepscope.runtime.errors import BrokenError, ClosedError, OutputError
 from stepscope.runtime.events import EventBatch
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from stepscope.exporters.otlp.sender import Sender
 
 log = logging.getLogger("stepscope")
+
+CLOCK_LOOK_S = 0.1
+"""Seconds between two looks at the wall clock."""
 
 
 class OtlpExporter:
@@ -77,6 +82,7 @@ class OtlpExporter:
         self._no_metrics = self._closing = False
         self._ceilings: dict[Signal, Ceiling] = {signal: Ceiling() for signal in self._targets}
         self._warned = False
+        self._watch: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"OtlpExporter({str(self._targets['traces'])!r})"
@@ -103,6 +109,7 @@ class OtlpExporter:
             if self._closing:
                 sender.closing()
         self._run, self._conversion = run, Conversion(run, self._options, self._outcomes)
+        self._watch = asyncio.create_task(_watch_clock(), name=f"clock of {self.name}")
 
     async def export(self, batch: EventBatch) -> None:
         """Takes a batch, and sends what is complete by it.
@@ -138,6 +145,8 @@ class OtlpExporter:
                 self._waiting.append(conversion.close())
             await self._send()
         finally:
+            if self._watch is not None:
+                self._watch.cancel()
             self._waiting.clear()
             self._in_hand = None
             await self._close_senders()
@@ -228,6 +237,13 @@ def require_extra() -> None:
             raise ImportError(
                 f"OtlpExporter needs {module.partition('.')[0]}: {error}; install it with: pip install 'stepscope[otlp]'"
             ) from error
+
+
+async def _watch_clock() -> None:
+    """Looks often whether the wall clock was set: spans that began since the look before may be off by as much."""
+    while True:
+        wall_clock.look()
+        await asyncio.sleep(CLOCK_LOOK_S)
 
 
 def _files(target: Target) -> str:

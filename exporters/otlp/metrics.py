@@ -42,7 +42,7 @@ class MetricMaker:
     """Makes requests of counters and steps. The histogram counts from the begin of the run, as Prometheus wants it."""
 
     def __init__(self, run: Run, resource: Resource, scope: InstrumentationScope, options: OtlpOptions) -> None:
-        self._anchor = run.anchor
+        self._run = run
         self._resource, self._scope = resource, scope
         self._most = options.batch_spans
         self._whereabouts = Whereabouts(run.pid)
@@ -71,7 +71,7 @@ class MetricMaker:
                 if (name, category) not in metrics:
                     metrics[name, category] = Metric(name=clean(strings.text(name)) or "unnamed", gauge=Gauge())
                 point = NumberDataPoint(
-                    time_unix_nano=unix_ns(self._anchor, int(event["ts"])),
+                    time_unix_nano=unix_ns(self._run, int(event["ts"])),
                     as_double=float(event["value"]),
                     attributes=[
                         *attributes({"stepscope.category": strings.text(category)}),
@@ -86,9 +86,11 @@ class MetricMaker:
         if self._count == self._told:
             return
         self._told = self._count
+        now = unix_ns(self._run, self._latest)
         point = HistogramDataPoint(
-            start_time_unix_nano=unix_ns(self._anchor, self._anchor.monotonic_ns),
-            time_unix_nano=unix_ns(self._anchor, self._latest),
+            # By the clock as it is now: the begin must not be later than the end after it was set back.
+            start_time_unix_nano=max(now - (self._latest - self._run.anchor.monotonic_ns), 0),
+            time_unix_nano=now,
             count=self._count,
             sum=self._sum,
             min=self._min,

@@ -21,7 +21,6 @@ from stepscope.exporters.otlp.selection import Selection
 from stepscope.exporters.otlp.values import attributes, clean
 from stepscope.exporters.otlp.whereabouts import Whereabouts
 from stepscope.runtime import _core, strings
-from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import Flag, Kind
 from stepscope.runtime.run import Run
 
@@ -38,16 +37,16 @@ Weighted = tuple[Span, int]
 """A span, and how many events it stands for."""
 
 
-def unix_ns(anchor: ClockAnchor, at: int) -> int:
-    """Unix time in ns, as far as the protocol can hold it."""
-    return min(max(anchor.wall(at), 0), LATEST)
+def unix_ns(run: Run, at: int) -> int:
+    """Unix time in ns that the clock showed at a monotonic time, as far as the protocol can hold it."""
+    return min(max(run.wall(at), 0), LATEST)
 
 
 class SpanMaker:
     """Makes requests of selected events, and of our own spans for runs, windows and steps."""
 
     def __init__(self, run: Run, resource: Resource, scope: InstrumentationScope, options: OtlpOptions) -> None:
-        self._anchor = run.anchor
+        self._run = run
         self._resource, self._scope = resource, scope
         self._most, self._bytes = options.batch_spans, options.batch_bytes
         self._whereabouts = Whereabouts(run.pid)
@@ -80,14 +79,15 @@ class SpanMaker:
     def _span(self, rows: Rows, index: int, chosen: Selection, placement: Placement) -> Span:
         # The fields of an event in the order of EVENT_DTYPE: one call for all is what makes this fast.
         ts, dur, own_ns, _, _, _, at, length, name, track, step, category, kind, flags = rows.events[index].item()
-        me = placement.at[index]
+        me, begin = placement.at[index], unix_ns(self._run, ts)
         span = Span(
             trace_id=me.trace,
             span_id=me.span,
             name=self._name(name, step, flags),
             kind=Span.SPAN_KIND_INTERNAL,
-            start_time_unix_nano=unix_ns(self._anchor, ts),
-            end_time_unix_nano=unix_ns(self._anchor, ts + max(dur, 0) if kind == _SPAN else ts),
+            start_time_unix_nano=begin,
+            # Not the clock's time at its end: one that was set meanwhile would change how long it was.
+            end_time_unix_nano=min(begin + max(dur, 0), LATEST) if kind == _SPAN else begin,
             flags=SAMPLED,
         )
         about: dict[str, Any] = self._arguments(rows, index, at, length, flags)
@@ -115,7 +115,7 @@ class SpanMaker:
         if kind == _GAP:
             about |= {"stepscope.gap_ns": dur, "stepscope.lost": number}
         return Span.Event(
-            time_unix_nano=unix_ns(self._anchor, ts),
+            time_unix_nano=unix_ns(self._run, ts),
             name=self._name(name, step, flags),
             attributes=[*attributes(about), self._category(category)],
         )

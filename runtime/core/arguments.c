@@ -42,6 +42,19 @@ static PyObject *numpy_number(PyObject *value) {
     return number;
 }
 
+/* What Python's half makes of values of well-known types: a str or dict. NULL for others; or, with an exception, where a
+ * signal handler of the program has raised meanwhile. */
+static PyObject *known_values;
+static PyObject *known_value(PyObject *value) {
+    PyObject *shown = known_values ? PyObject_CallOneArg(known_values, value) : NULL;
+    if (shown == Py_None) Py_CLEAR(shown);
+    return shown;
+}
+PyObject *arguments_py_set_known_values(PyObject *self, PyObject *function) {
+    Py_XSETREF(known_values, Py_NewRef(function));
+    Py_RETURN_NONE;
+}
+
 /* JSON text of plain values only: nothing that would run user code, such as a tensor's repr. */
 typedef struct { char text[MAX_VALUE]; size_t len; int items; } Json;
 
@@ -114,6 +127,7 @@ static bool json_value(Json *json, PyObject *value, int depth) {
         return ok && json_add(json, "}", 1);
     }
     PyObject *scalar = numpy_number(value);
+    if (!scalar) scalar = known_value(value);
     bool ok = scalar && json_value(json, scalar, depth);
     Py_XDECREF(scalar);
     return ok;
@@ -166,10 +180,10 @@ void arg_put_object(ArgBuffer *buffer, uint32_t key, PyObject *value) {
             count_one(&g_counts.values_cut);
             put_type(buffer, key, Py_TYPE(value), PyDict_Check(value) ? PyDict_GET_SIZE(value) : PySequence_Fast_GET_SIZE(value));
         }
-    } else if ((number = numpy_number(value))) {
+    } else if ((number = numpy_number(value)) || (number = known_value(value))) {
         arg_put_object(buffer, key, number);
         Py_DECREF(number);
-    } else {
+    } else if (!PyErr_Occurred()) {
         /* An unknown object: its repr may be slow, wait for a device, or raise. Its type is all that is said. */
         count_one(&g_counts.arguments_opaque);
         put_type(buffer, key, Py_TYPE(value), -1);
@@ -187,6 +201,7 @@ PyObject *arguments_py_encode(PyObject *self, PyObject *mapping) {
         uint32_t id = strings_intern_object(key);
         if (PyErr_Occurred()) goto done;
         arg_put_object(buffer, id, value);
+        if (PyErr_Occurred()) goto done;
     }
     result = PyBytes_FromStringAndSize(buffer->bytes, buffer->len);
 done:

@@ -278,7 +278,7 @@ static void put_counter(Out *o, const Event *e) {
     const String *name = strings_get(e->name);
     if (e->value - e->value != 0) { /* a sample that is no number would spoil the counter's row: said beside it */
         char text[MAX_NAME * 6 + 16];
-        const char *value = e->value != e->value ? " is NaN" : e->value > 0 ? " is Infinity" : " is -Infinity";
+        const char *value = e->flags & FLAG_NO_NUMBER ? " is no number" : e->value != e->value ? " is NaN" : e->value > 0 ? " is Infinity" : " is -Infinity";
         memcpy(text, name->json, name->json_len);
         memcpy(text + name->json_len, value, strlen(value));
         put_point(o, e, 't', text, name->json_len + strlen(value));

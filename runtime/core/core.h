@@ -303,7 +303,7 @@ PyObject *span_py_set_decorator(PyObject *self, PyObject *decorate);
 /* What was cut, counted (module.c: counts()). */
 typedef struct {
     atomic_ullong names_cut, strings_full, categories_full, values_cut, arguments_cut, arguments_opaque,
-        deep_spans, spans_abandoned, rings_failed, lookups_failed, spool_failed;
+        counter_values_that_are_no_number, deep_spans, spans_abandoned, rings_failed, lookups_failed, spool_failed;
 } Counts;
 extern Counts g_counts;
 static inline void count_one(atomic_ullong *count) { atomic_fetch_add_explicit(count, 1, memory_order_relaxed); }
@@ -312,7 +312,9 @@ static inline void count_one(atomic_ullong *count) { atomic_fetch_add_explicit(c
 typedef struct { uint32_t len; char bytes[MAX_ARGS_BYTES]; } ArgBuffer;
 void arg_put(ArgBuffer *buffer, uint32_t key, char type, const void *value, size_t len);
 void arg_put_text(ArgBuffer *buffer, uint32_t key, const char *utf8, size_t len);
-void arg_put_object(ArgBuffer *buffer, uint32_t key, PyObject *value); /* never fails: what cannot be kept is counted */
+/* What cannot be kept is counted. It leaves an exception only if a signal handler of the program has raised meanwhile. */
+void arg_put_object(ArgBuffer *buffer, uint32_t key, PyObject *value);
+PyObject *arguments_py_set_known_values(PyObject *self, PyObject *function);
 PyObject *arguments_py_encode(PyObject *self, PyObject *mapping);
 PyObject *arguments_py_decode(PyObject *self, PyObject *args);
 

@@ -9,8 +9,8 @@ static PyObject *py_now(PyObject *self, PyObject *unused) { return PyLong_FromLo
 
 static PyObject *py_counts(PyObject *self, PyObject *unused) {
 #define COUNT(name) #name, (unsigned long long)atomic_load(&g_counts.name)
-    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsK}", COUNT(names_cut), COUNT(strings_full), COUNT(categories_full), COUNT(values_cut),
-                         COUNT(arguments_cut), COUNT(arguments_opaque), COUNT(deep_spans), COUNT(spans_abandoned),
+    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsK}", COUNT(names_cut), COUNT(strings_full), COUNT(categories_full), COUNT(values_cut),
+                         COUNT(arguments_cut), COUNT(arguments_opaque), COUNT(counter_values_that_are_no_number), COUNT(deep_spans), COUNT(spans_abandoned),
                          COUNT(rings_failed), COUNT(lookups_failed), COUNT(spool_failed));
 #undef COUNT
 }
@@ -59,6 +59,7 @@ static PyMethodDef methods[] = {
     {"recording", control_py_recording, METH_NOARGS, NULL},
     {"ring_statistics", ring_py_statistics, METH_NOARGS, NULL},
     {"runs_programs_code", mask_py_runs_programs_code, METH_NOARGS, NULL},
+    {"set_known_values", arguments_py_set_known_values, METH_O, NULL},
     {"set_decorator", span_py_set_decorator, METH_O, NULL},
     {"set_shedding", shed_py_set, METH_VARARGS, NULL},
     {"set_task_lookup", context_py_set_task_lookup, METH_O, NULL},

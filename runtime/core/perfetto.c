@@ -236,7 +236,7 @@ static void put_counter(Encoder *c, Row *row, const Event *e) {
     if (e->value - e->value != 0) { /* a sample that is no number would spoil the counter's row: said beside it */
         char text[MAX_NAME + 16];
         const String *name = strings_get(e->name);
-        const char *what = e->value != e->value ? " is NaN" : e->value > 0 ? " is Infinity" : " is -Infinity";
+        const char *what = e->flags & FLAG_NO_NUMBER ? " is no number" : e->value != e->value ? " is NaN" : e->value > 0 ? " is Infinity" : " is -Infinity";
         memcpy(text, name->text, name->len);
         memcpy(text + name->len, what, strlen(what));
         put_point_named(c, row, e, text, name->len + strlen(what));

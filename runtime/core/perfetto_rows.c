@@ -193,29 +193,39 @@ void put_held(Encoder *c, int64_t row) {
 
 /* How a span lies to those of its row that were written before, of which the latest are remembered. */
 enum { FITS, HELD_TOO, OVERLAPS };
-static int lies(const Roots *roots, const Node *x, bool *releases) {
+static int lies(Roots *roots, const Node *x, bool *releases) {
     int result = FITS;
     for (uint32_t i = roots->used; i-- > 0;) {
-        const Root *r = &roots->at[i];
+        Root *r = &roots->at[i];
         if (r->end <= x->begin && (r->begin < x->begin || r->end < x->begin)) break; /* it comes after */
         if (x->begin < r->begin && r->end <= x->end) *releases |= r->held;           /* it contains */
         else if (x->end < r->begin) continue;                                        /* it comes before */
         else if (x->begin == r->begin && r->held) result = HELD_TOO, *releases |= r->end <= x->end;
         else if (x->begin < r->begin || x->end > r->end) return OVERLAPS;
-        else if (x->begin > r->begin || !r->crowded || x->end == x->begin) break;    /* it is within */
-        else return OVERLAPS;                                                        /* and would come to be within what ends before it */
+        else if (x->begin == r->begin && r->crowded && x->end > x->begin) return OVERLAPS; /* what ends before it began with it */
+        else { /* it is within */
+            r->crowded |= x->begin == r->begin && x->begin < x->end && x->end < r->end;
+            break;
+        }
     }
     return result;
 }
 
+/* Takes the place of those that it contains. They stay in the order of their times, in whichever they came. */
 static void remember(Roots *roots, const Node *x) {
     Root *at = roots->at;
-    uint32_t n = roots->used;
+    uint32_t n = 0;
     bool crowded = x->crowded;
-    while (n && at[n - 1].begin >= x->begin && at[n - 1].end <= x->end && !at[n - 1].held)
-        n--, crowded |= at[n].crowded && at[n].begin == x->begin;
+    for (uint32_t i = 0; i < roots->used; i++) {
+        Root r = at[i];
+        if (r.begin >= x->begin && r.end <= x->end && !r.held) crowded |= r.crowded && r.begin == x->begin;
+        else at[n++] = r;
+    }
     if (n == ROOTS) memmove(at, at + 1, sizeof(Root) * --n);
-    at[n] = (Root){x->begin, x->end, x->hold, crowded};
+    uint32_t place = n;
+    while (place && (at[place - 1].begin > x->begin || (at[place - 1].begin == x->begin && at[place - 1].end > x->end))) place--;
+    memmove(at + place + 1, at + place, sizeof(Root) * (n - place));
+    at[place] = (Root){x->begin, x->end, x->hold, crowded};
     roots->used = n + 1;
 }
 

@@ -25,7 +25,7 @@ static SpanObject *free_spans[FREE_SPANS];
 static int free_count;
 static PyObject *decorator, *category_key;
 static uint16_t default_category;
-static uint32_t error_key;
+static uint32_t error_key, given_key;
 
 static bool is_category(PyObject *key) {
     return key == category_key || (PyUnicode_GET_LENGTH(key) == 8 && PyUnicode_Compare(key, category_key) == 0);
@@ -40,12 +40,13 @@ static int check_name(PyObject *const *args, Py_ssize_t n, Py_ssize_t wanted, co
     return 0;
 }
 
+/* Leaves an exception only if a signal handler of the program has raised meanwhile. */
 static void encode(ArgBuffer *buffer, PyObject *keys, PyObject *const *values) {
     for (Py_ssize_t i = 0, n = keys ? PyTuple_GET_SIZE(keys) : 0; i < n; i++) {
         PyObject *key = PyTuple_GET_ITEM(keys, i);
         uint32_t id = is_category(key) ? 0 : strings_intern_object(key);
-        if (id) arg_put_object(buffer, id, values[i]);
-        else PyErr_Clear(); /* the category, or out of memory */
+        if (!id) PyErr_Clear(); /* the category, or out of memory */
+        else if (arg_put_object(buffer, id, values[i]), PyErr_Occurred()) return;
     }
 }
 
@@ -203,6 +204,7 @@ static PyObject *span_exit(SpanObject *s, PyObject *const *args, Py_ssize_t n) {
             span_close(t, &open, clock_now(), 0, strings_intern_object(key), (uint32_t)number, NULL, 0);
         else close_with_arguments(t, s, &open, error);
     }
+    if (PyErr_Occurred()) return NULL; /* a signal handler's: the program waits for it */
     Py_RETURN_NONE;
 }
 
@@ -231,7 +233,7 @@ PyTypeObject SpanType = {
         "span(name, /, *, category='user_annotation', **arguments)\n--\n\n"
         "A stretch of work, as context manager or as decorator of a function, coroutine function or generator function.\n\n"
         "Args:\n    name: what the trace shows; 1024 bytes of UTF-8 are kept.\n    category: groups spans in tables and filters.\n"
-        "    arguments: numbers, strings, booleans, None, and lists or dicts of them; other objects are shown by type.\n\n"
+        "    arguments: numbers, strings, booleans, None, and lists or dicts of them; paths, UUIDs, times, decimals, enums and\n        torch's types as their text; other objects are shown by type.\n\n"
         "Raises:\n    TypeError: if the name or category is no str. Entering and leaving never raise.\n\n"
         "Costs next to nothing while no profiler records. May be used from any thread or task."),
     .tp_basicsize = sizeof(SpanObject),
@@ -246,8 +248,8 @@ PyTypeObject SpanType = {
     .tp_repr = (reprfunc)span_repr,
 };
 
-/* Records one event that has no duration. `keys` may hold the category. */
-static PyObject *record(Event *event, PyObject *name, PyObject *keys, PyObject *const *values) {
+/* Records one event that has no duration. `keys` may hold the category. `no_number`: what a counter was given instead. */
+static PyObject *record(Event *event, PyObject *name, PyObject *keys, PyObject *const *values, PyObject *no_number) {
     if (find_category(keys, values, &event->category) < 0) return NULL;
     if (!recording(RECORD_EVENTS)) {
         g_events_left_out += left_out(RECORD_EVENTS);
@@ -267,14 +269,16 @@ static PyObject *record(Event *event, PyObject *name, PyObject *keys, PyObject *
     ArgBuffer buffer;
     buffer.len = 0;
     if (keys) encode(&buffer, keys, values);
+    if (no_number && !PyErr_Occurred()) arg_put_object(&buffer, given_key, no_number);
     ring_write(t, event, buffer.bytes, buffer.len);
+    if (PyErr_Occurred()) return NULL; /* a signal handler's: the program waits for it */
     Py_RETURN_NONE;
 }
 
 PyObject *span_py_instant(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys) {
     if (check_name(args, n, 1, "instant(name, /, *, category=..., **arguments) takes one name") < 0) return NULL;
     Event event = {.kind = KIND_INSTANT, .category = default_category};
-    return record(&event, args[0], keys, args + n);
+    return record(&event, args[0], keys, args + n, NULL);
 }
 
 PyObject *span_py_counter(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys) {
@@ -285,12 +289,12 @@ PyObject *span_py_counter(PyObject *self, PyObject *const *args, Py_ssize_t n, P
         if (PyErr_Occurred()) {
             if (!PyErr_ExceptionMatches(PyExc_Exception)) return NULL; /* a signal handler's: the program waits for it */
             PyErr_Clear(); /* no number: training goes on, the trace shows NaN and the count says why */
-            count_one(&g_counts.arguments_opaque);
+            count_one(&g_counts.counter_values_that_are_no_number);
             event.value = NAN;
             event.flags = FLAG_NO_NUMBER;
         }
     }
-    return record(&event, args[0], keys, args + n);
+    return record(&event, args[0], keys, args + n, event.flags ? args[1] : NULL);
 }
 
 PyObject *span_py_flow(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys) {
@@ -303,7 +307,7 @@ PyObject *span_py_flow(PyObject *self, PyObject *const *args, Py_ssize_t n, PyOb
     if (!kind) return PyErr_Format(PyExc_ValueError, "phase must be 'start', 'step' or 'end', got %R", args[2]);
     if (!PyLong_Check(args[1])) return PyErr_Format(PyExc_TypeError, "id of a flow must be an int, got %R", args[1]);
     Event event = {.kind = kind, .category = default_category, .id = PyLong_AsUnsignedLongLongMask(args[1])};
-    return PyErr_Occurred() ? NULL : record(&event, args[0], keys, args + n);
+    return PyErr_Occurred() ? NULL : record(&event, args[0], keys, args + n, NULL);
 }
 
 PyObject *span_py_set_decorator(PyObject *self, PyObject *function) {
@@ -317,5 +321,6 @@ int span_init(void) {
     category_key = PyUnicode_InternFromString("category");
     default_category = strings_category("user_annotation", 15);
     error_key = strings_intern("error", 5);
+    given_key = strings_intern("given", 5);
     return category_key ? 0 : -1;
 }

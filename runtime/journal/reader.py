@@ -57,6 +57,8 @@ class JournalReader:
     """Whose journal it is; read ahead when the file is opened, `None` if that frame is damaged or not there yet."""
     metadata: dict[str, Any]
     """The run's metadata, as the last metadata frame read so far has it."""
+    ledger: Ledger = Ledger()
+    """The run's accounts, as the last frame of them read so far has them."""
     end: records.EndRecord | None = None
     """The last frame of a journal that was closed in order, once it was read."""
     discarded = 0
@@ -141,6 +143,8 @@ class JournalReader:
             self.run = record
         elif isinstance(record, records.MetadataRecord):
             self.metadata = record.values
+        elif isinstance(record, Ledger):
+            self.ledger = record
         elif isinstance(record, records.EndRecord):
             self.end = record
         item: JournalItem = record

@@ -16,8 +16,9 @@ from stepscope.cli.progress import Progress
 from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.errors import FormatError, NoWindowError
 from stepscope.runtime.events import EventBatch
-from stepscope.runtime.formats import Replayed, replay_into, run_of
+from stepscope.runtime.formats import Replayed, replay_into, run_of, writing
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.paths import absolute
 from stepscope.runtime.recovery.choice import choose
 from stepscope.runtime.recovery.journals import Journals, below
 from stepscope.runtime.run import Run
@@ -65,17 +66,19 @@ def convert(arguments: argparse.Namespace) -> int:
     """
     parser: argparse.ArgumentParser = arguments.parser
     source: Path = arguments.source
-    exporter = _Counting(formats.chosen(arguments, "target"))
+    formats.check(arguments, "target")
     if source.is_dir():
         source = _journal_in(source)
     if arguments.target.exists() and source.exists() and arguments.target.samefile(source):
         parser.error("OUT is IN: give the output another name")
-    directory = arguments.target.absolute().parent
-    with made_directory(directory):
-        replayed = anyio.run(_replay, source, exporter, directory, arguments.window)
-    exporter.progress.done(
-        f"{human_count(replayed.events, 'event')} of {_windows(replayed)} written to {arguments.target}"
-    )
+    directory = absolute(arguments.target).parent
+    with made_directory(directory), writing(arguments.target, arguments.format) as exporter:
+        counting = _Counting(exporter)
+        replayed = anyio.run(_replay, source, counting, directory, arguments.window)
+    written = getattr(exporter, "path", arguments.target)  # a journal does not replace another
+    counting.progress.done(f"{human_count(replayed.events, 'event')} of {_windows(replayed)} written to {written}")
+    if not replayed.events:
+        message(f"{source} holds no events: the run was killed before it recorded any, or the file is empty")
     if not source.name.endswith(RECOVERED):
         _hint_at_recovery(source.parent)
     if replayed.damage:

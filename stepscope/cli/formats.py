@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.formats import exporter_for, known
 
 
@@ -24,15 +23,15 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", metavar="F", help="name of the format, if the ending does not say it")
 
 
-def chosen(given: argparse.Namespace, target: str) -> Exporter:
-    """The exporter for the format and the file that were given; a format that nobody knows is wrong usage.
+def check(given: argparse.Namespace, target: str) -> None:
+    """A format that nobody knows is wrong usage.
 
     Args:
         given: the arguments.
         target: name of the one that is the file.
     """
     try:
-        return exporter_for(getattr(given, target), given.format)
+        exporter_for(getattr(given, target), given.format)
     except ValueError as error:
         parser: argparse.ArgumentParser = given.parser
         parser.error(str(error))

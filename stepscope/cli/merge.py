@@ -13,8 +13,12 @@ import msgspec
 
 from stepscope.cli import formats
 from stepscope.cli.made_directory import made_directory
+from stepscope.cli.messages import message
 from stepscope.cli.progress import Progress
 from stepscope.runtime.errors import StepscopeError
+from stepscope.runtime.formats import staged
+from stepscope.runtime.paths import absolute
+from stepscope.runtime.table import human_count, printable
 
 EPILOG = """\
 examples:
@@ -84,10 +88,11 @@ def merge(given: argparse.Namespace) -> int:
     try:
         from stepscope.collector.merge.outputs import DIRECTORIES, write_merged
         from stepscope.collector.merge.plan import Selection
+        from stepscope.collector.merge.sources import NOT_MERGED
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
     if given.format not in DIRECTORIES:
-        formats.chosen(given, "out")
+        formats.check(given, "out")
     sources: list[Path] = [*given.sources]
     if given.listed is not None:
         sources += [Path(os.fsdecode(name)) for name in given.listed.read_bytes().split(b"\0") if name]
@@ -96,7 +101,7 @@ def merge(given: argparse.Namespace) -> int:
     if given.of and given.window is None:
         given.parser.error("--of says whose number of a window it is: it wants --window")
     progress = Progress()
-    into: Path = given.out.absolute()
+    into: Path = absolute(given.out)
     with made_directory(into if given.format in DIRECTORIES else into.parent):
         report = anyio.run(
             lambda: write_merged(
@@ -108,10 +113,16 @@ def merge(given: argparse.Namespace) -> int:
                 progress=lambda events: progress.show(f"{events:,} events"),
             )
         )
-    progress.done(f"{report.events:,} events written to {given.out}")
+    progress.done(f"{report.events:,} events written to {report.written or given.out}")
     print(report.text())
+    lacking = [note for note in report.notes if note.startswith(NOT_MERGED)]
+    if lacking:
+        message(f"the trace is not whole: {human_count(len(lacking), 'journal')} could not be read")
+    for note in lacking:
+        message(printable(note))
     if given.report is not None:
-        given.report.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+        with staged(given.report) as place:
+            place.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
     return 0
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.exporters.output import whole_file
 from stepscope.runtime import strings
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind
 from stepscope.runtime.run import Run
@@ -81,7 +82,7 @@ def microseconds(ns: int) -> str:
 
 def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
     """Writes a table; every name is legal in it."""
-    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+    with whole_file(path) as place, place.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(head)
         writer.writerows(rows)

@@ -11,6 +11,7 @@ import numpy as np
 
 from stepscope.compat.mindspore.products.base import is_collective, microseconds, spans
 from stepscope.compat.mindspore.products.step_times import Intervals, length, union
+from stepscope.exporters.output import whole_file
 from stepscope.runtime import strings
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import EventBatch
@@ -69,7 +70,8 @@ class Communication:
                     groups[group][TOTAL] = self._info(runs, length(union(_intervals(runs), _intervals([]))))
             found[f"step{step}"] = groups
         text = json.dumps(found, indent=4, ensure_ascii=False)
-        self._path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")  # noqa: ASYNC240
+        with whole_file(self._path) as place:
+            place.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")  # noqa: ASYNC240
         return (self._path,)
 
     def _info(self, runs: list[tuple[int, int]], elapsed: int) -> dict[str, Any]:

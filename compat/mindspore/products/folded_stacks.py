@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from stepscope.compat.mindspore.products.base import PYTHON, in_categories, spans
+from stepscope.exporters.output import whole_file
 from stepscope.runtime import strings
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.run import Run
@@ -43,7 +44,10 @@ class FoldedStacks:
         for parent, name, own in self._spans.values():
             if own > 0:
                 stacks[self._stack(parent, name)] += own
-        with self._path.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        with (
+            whole_file(self._path) as place,
+            place.open("w", encoding="utf-8", errors="backslashreplace") as file,
+        ):
             file.writelines(f"{stack} {max(round(time / 1000), 1)}\n" for stack, time in sorted(stacks.items()))
         return (self._path,)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from stepscope.compat.mindspore.products.base import microseconds, spans
+from stepscope.exporters.rotation import part
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import EventBatch
@@ -38,7 +39,7 @@ class HostInfo:
     async def open(self, run: Run) -> None:
         self._anchor = run.anchor
         self._path.parent.mkdir(exist_ok=True)
-        self._file = self._path.open("w", newline="", encoding="utf-8", errors="backslashreplace")  # noqa: ASYNC230
+        self._file = part(self._path).open("w", newline="", encoding="utf-8", errors="backslashreplace")  # noqa: ASYNC230
         self._writer = csv.writer(self._file, lineterminator="\n")
         self._writer.writerow(HEAD)
 
@@ -55,11 +56,13 @@ class HostInfo:
     async def finish(self, window: Window) -> tuple[Path, ...]:
         if self._file is not None:
             self._file.close()
+            part(self._path).replace(self._path)  # noqa: ASYNC240
         return (self._path,)
 
     async def abandon(self) -> None:
         if self._file is not None:
             self._file.close()
+            part(self._path).unlink(missing_ok=True)  # noqa: ASYNC240
 
     def _thread(self, track: int) -> int | None:
         """Number of the thread; `None` for what is not of the host."""

@@ -10,6 +10,7 @@ from typing import Any
 from stepscope.compat.mindspore.products.memory_record import MemoryRecord
 from stepscope.compat.mindspore.products.operator_table import OperatorTable, by_type
 from stepscope.compat.mindspore.products.step_times import StepTimes
+from stepscope.exporters.output import whole_file
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
@@ -75,7 +76,8 @@ class ReportPage:
         ]  # fmt: skip
         head = f'<!doctype html><meta charset="utf-8"><title>Window {window.index}</title><style>{_STYLE}</style>'
         page = head + "\n".join(parts) + "\n"
-        self._path.write_text(page, encoding="utf-8", errors="backslashreplace")  # noqa: ASYNC240
+        with whole_file(self._path) as place:
+            place.write_text(page, encoding="utf-8", errors="backslashreplace")  # noqa: ASYNC240
         return (self._path,)
 
 

@@ -1,0 +1,77 @@
+"""Values of well-known types as text: those whose text is cheap to make and runs no code of the program.
+
+The type must be exactly one of these. A subclass may have a `__str__` of its own, which could be slow, wait for a device or
+raise; whatever is not known here is shown by the name of its type.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+from enum import Enum
+from typing import Any, cast
+
+from stepscope.runtime import _core
+
+_BY_MODULE: dict[str, frozenset[str]] = {
+    "uuid": frozenset({"UUID"}),
+    "pathlib": frozenset({"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"}),
+    "pathlib._local": frozenset({"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"}),
+    "datetime": frozenset({"date", "datetime", "time", "timedelta"}),
+    "decimal": frozenset({"Decimal"}),
+    "fractions": frozenset({"Fraction"}),
+    "builtins": frozenset({"complex"}),
+    "numpy": frozenset({"complex64", "complex128", "datetime64", "timedelta64"}),
+    "torch": frozenset({"dtype", "device", "layout", "memory_format", "Size"}),
+}
+_NUMBERS = {
+    "numpy": frozenset({"bool", "bool_", "float16", "float32", "float64"})
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+}
+_DTYPE = {"numpy": frozenset({"dtype"})}
+_ZONES = {"datetime": frozenset({"timezone"}), "zoneinfo": frozenset({"ZoneInfo"})}
+
+
+def shown(value: object) -> str | dict[str, Any] | float | None:
+    """The text of a value, or the number; the fields of a dataclass; `None` for a value of a type that is not known.
+
+    An enum is its value if that is text, else its name with that of the class, as in `Color.RED`.
+    """
+    kind = type(value)
+    if _is(kind, _BY_MODULE):
+        zone: object = getattr(value, "tzinfo", None) if kind.__module__ == "datetime" else None
+        return str(value) if zone is None or _is(type(zone), _ZONES) else None
+    if _is(kind, _NUMBERS):
+        return cast(float, cast(Any, value).item())
+    if kind.__module__ == "numpy.dtypes" and any(_is(base, _DTYPE) for base in kind.__mro__):
+        return str(value)
+    fields = cast(dict[str, Any], getattr(value, "__dict__", {}) if _plain_attributes(kind) else {})
+    if issubclass(kind, Enum):
+        name, text = fields.get("_name_"), fields.get("_value_")
+        if type(text) is str:
+            return text
+        return f"{kind.__name__}.{name}" if type(name) is str else None
+    declared = kind.__dict__.get("__dataclass_fields__")
+    if type(declared) is dict:
+        names = cast(dict[str, object], declared)
+        return {name: fields[name] for name in names if name in fields}
+    return None
+
+
+def _is(kind: type | None, known: Mapping[str, Collection[str]]) -> bool:
+    """Whether a type is one of those, and not another one of that name."""
+    if kind is None or type(kind.__module__) is not str:
+        return False
+    names = known.get(kind.__module__)
+    if names is None or kind.__name__ not in names:
+        return False
+    return getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
+
+
+def _plain_attributes(kind: type) -> bool:
+    """Whether looking at an attribute runs no code of the program."""
+    asks: object = kind.__getattribute__
+    return asks is object.__getattribute__
+
+
+_core.set_known_values(shown)

@@ -1,0 +1,220 @@
+"""Spans of several sources on one row: they are made to nest, as viewers draw rows.
+
+Spans of one source nest on their row. Two sources have clocks and borders of their own: a Python frame of torch's tracer
+begins before the region that is entered in it and ends inside of it. A viewer that is given both drops one of them, or ends
+it at the wrong time. So spans are compared with those of other sources as they arrive:
+
+* Steps and regions keep their exact times.
+* A Python frame that crosses a border is cut there, if no more than `MOST_CUT_NS` of it are lost.
+* Any other span that crosses is drawn as an async pair, in full length.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.runtime import strings
+from stepscope.runtime.events import Block, Flag, Kind
+
+FRAMES = "python_function"
+"""Category of Python frames."""
+
+ANNOTATIONS = "user_annotation"
+"""Category of what a program or a framework names: regions, data loading, optimizer steps."""
+
+MOST_CUT_NS = 100_000
+"""Longest part of a Python frame that is cut off."""
+
+MOST_SPANS = 1 << 19
+"""Spans of one source and window that are remembered; of more the oldest are forgotten."""
+
+Times: TypeAlias = NDArray[np.int64]
+Steps: TypeAlias = tuple[NDArray[np.uint32], Times, Times]
+
+
+class Edges(msgspec.Struct, frozen=True):
+    """Begins and ends of the spans of a row, in the order of their times; what touches does not overlap."""
+
+    times: Times
+    opens: NDArray[np.bool_]
+    partner: Times
+    """Where the other end of the same span is."""
+
+    @classmethod
+    def of(cls, begins: Times, ends: Times) -> Edges:
+        """Those of these spans; empty ones have none."""
+        lasting = ends > begins
+        begins, ends = begins[lasting], ends[lasting]
+        count = len(begins)
+        number = np.arange(count)
+        times = np.concatenate([begins, ends])
+        opens = np.repeat([True, False], count)
+        order = np.lexsort((np.concatenate([number, -number]), np.concatenate([-ends, -begins]), opens, times))
+        place = np.empty(2 * count, np.int64)
+        place[order] = np.arange(2 * count)
+        return cls(times[order], opens[order], place[(order + count) % max(2 * count, 1)])
+
+    def at(self, time: int) -> range:
+        """Which edges are at this time."""
+        return range(*np.searchsorted(self.times, [time, time + 1]).tolist())
+
+    def cuts(self, begin: int, end: int) -> list[int]:
+        """Times at which a span with this begin and end crosses one of these."""
+        found: list[int] = []
+        at = int(np.searchsorted(self.times, begin, "right"))
+        last = int(np.searchsorted(self.times, end, "left"))
+        while at < last:
+            other = int(self.partner[at])
+            across = int(self.times[other])
+            if self.opens[at]:
+                if across <= end:
+                    at = other  # all of it is within
+                else:
+                    found.append(int(self.times[at]))
+            elif across < begin:
+                found.append(int(self.times[at]))
+            at += 1
+        return found
+
+
+def fit(events: Block, chosen: NDArray[np.intp], edges: Edges) -> None:
+    """Makes spans of a row nest with others, in place: Python frames are cut, the rest is flagged as `ASYNC`.
+
+    Args:
+        events: a block.
+        chosen: the spans of the row in it.
+        edges: of the other spans of the row.
+    """
+    if not len(edges.times) or not len(chosen):
+        return
+    begins = events["ts"][chosen]
+    ends = begins + np.maximum(events["dur"][chosen], 0)
+    first = np.searchsorted(edges.times, begins, "right")
+    last = np.searchsorted(edges.times, ends, "left")
+    same = (edges.times[np.maximum(first, 1) - 1] == begins) | (
+        edges.times[np.minimum(last, len(edges.times) - 1)] == ends
+    )
+    frames = events["category"][chosen] == strings.category(FRAMES)
+    for at in np.flatnonzero(((last > first) | same) & (ends > begins)).tolist():
+        index, begin, end = chosen[at], int(begins[at]), int(ends[at])
+        clipped = bool(events["flags"][index] & int(Flag.CLIPPED))
+        kept = _cut(edges, begin, end, clipped) if frames[at] else (begin, end)
+        lost = end - begin - (kept[1] - kept[0])
+        if lost > MOST_CUT_NS or edges.cuts(*kept) or (not clipped and _ambiguous(edges, *kept)):
+            events["flags"][index] |= int(Flag.ASYNC)
+        elif kept != (begin, end):
+            events["ts"][index], events["dur"][index] = kept[0], kept[1] - kept[0]
+            events["self_dur"][index] = min(int(events["self_dur"][index]), kept[1] - kept[0])
+
+
+def cut_frames(events: Block) -> None:
+    """Makes the Python frames of one source nest with its own annotations, in place."""
+    nested = (events["kind"] == int(Kind.SPAN)) & (events["flags"] & int(Flag.ASYNC) == 0)
+    frames = nested & (events["category"] == strings.category(FRAMES))
+    annotations = nested & (events["category"] == strings.category(ANNOTATIONS))
+    for track in np.unique(events["track"][annotations]).tolist() if frames.any() else ():
+        here = events["track"] == track
+        begins = events["ts"][here & annotations]
+        edges = Edges.of(begins, begins + events["dur"][here & annotations])
+        fit(events, np.flatnonzero(here & frames), edges)
+
+
+def _cut(edges: Edges, begin: int, end: int, clipped: bool) -> tuple[int, int]:
+    """The longest part of a frame that crosses nothing, and shares no border with what lies beside it or around it.
+
+    Readers of some formats take what has one time in the order of the file, which is not known here. So a frame that was
+    running when the window began, and contains what begins with the window, begins 1 ns before it.
+    """
+    borders = [begin, *edges.cuts(begin, end), end]
+    first, last = max(zip(borders, borders[1:], strict=False), key=lambda part: part[1] - part[0])
+    if clipped and _contains_first(edges, first, last):
+        return first - 1, last
+    if last - first > 2:
+        first += bool(edges.at(first)) and not _contains_first(edges, first, last)
+        last -= any(edges.opens[at] for at in edges.at(last))
+    return first, last
+
+
+def _ambiguous(edges: Edges, begin: int, end: int) -> bool:
+    """Whether readers that go by the order of the file would draw it inside of what it precedes or contains."""
+    return any(edges.opens[at] for at in edges.at(end)) or _contains_first(edges, begin, end)
+
+
+def _contains_first(edges: Edges, begin: int, end: int) -> bool:
+    """Whether it contains a span that begins with it."""
+    return any(edges.opens[at] and edges.times[edges.partner[at]] < end for at in edges.at(begin))
+
+
+class _Spans:
+    """Spans of one source, by arrival."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._parts: list[tuple[NDArray[np.uint32], Times, Times]] = []
+
+    def add(self, spans: Block) -> None:
+        begins = spans["ts"].copy()
+        self._parts.append((spans["track"].copy(), begins, begins + spans["dur"]))
+        self.count += len(begins)
+        while self.count > MOST_SPANS and len(self._parts) > 1:
+            self.count -= len(self._parts.pop(0)[0])
+
+    def on(self, track: int) -> tuple[Times, Times]:
+        """Begins and ends of those on a row."""
+        if len(self._parts) > 1:
+            columns: Any = zip(*self._parts, strict=True)
+            self._parts = [tuple(np.concatenate(column) for column in columns)]  # type: ignore[list-item]
+        if not self._parts:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        tracks, begins, ends = self._parts[0]
+        here = tracks == track
+        return begins[here], ends[here]
+
+
+class Rows:
+    """The rows of one window, on which spans of several sources come together."""
+
+    def __init__(self) -> None:
+        self._spans: dict[str, _Spans] = {}
+        self._edges: dict[tuple[str, int], tuple[int, Edges]] = {}
+
+    def add(self, source: str, events: Block, steps: Steps | None) -> None:
+        """Makes spans nest with those of other sources that came before, in place, and remembers them.
+
+        Args:
+            source: of the events.
+            events: of the window.
+            steps: rows, begins and ends of the window's steps; `None` if the events nest with them already.
+        """
+        spans = np.flatnonzero(
+            (events["kind"] == int(Kind.SPAN)) & (events["flags"] & int(Flag.ASYNC) == 0) & (events["dur"] > 0)
+        )
+        if not len(spans):
+            return
+        rows = events["track"][spans]
+        for track in np.unique(rows).tolist():
+            fit(events, spans[rows == track], self._others(source, track, steps))
+        nested = events["flags"][spans] & int(Flag.ASYNC) == 0
+        self._spans.setdefault(source, _Spans()).add(events[spans[nested]])
+
+    def _others(self, source: str, track: int, steps: Steps | None) -> Edges:
+        others = [spans for name, spans in self._spans.items() if name != source]
+        found: list[tuple[Times, Times]] = []
+        if steps is not None:
+            here = steps[0] == track
+            found.append((steps[1][here], steps[2][here]))
+        known = sum(spans.count for spans in others) + sum(len(begins) for begins, _ in found)
+        cached = self._edges.get((source, track))
+        if cached is not None and cached[0] == known:
+            return cached[1]
+        found += [spans.on(track) for spans in others]
+        none = np.zeros(0, np.int64)
+        edges = Edges.of(
+            np.concatenate([none, *(part[0] for part in found)]), np.concatenate([none, *(part[1] for part in found)])
+        )
+        self._edges[source, track] = known, edges
+        return edges
