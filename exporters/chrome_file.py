@@ -51,7 +51,7 @@ class ChromeFile(TraceFile):
     """A Chrome trace being written, from its first event to its end.
 
     In array form the file is at its place from the beginning. In object form it grows under a temporary name, because
-    no viewer loads it before it is complete; `stepscope.exporters.repair` completes one that was left behind. A file that is
+    no viewer loads it before it is complete; `stepscope recover` writes one that a killed process left anew. A file that is
     `closed` is complete after every piece: it always ends with the name of its process, said again, and the closing brackets.
     """
 
@@ -79,7 +79,7 @@ class ChromeFile(TraceFile):
     async def _write(self, events: Block, args: bytes, window: int) -> bool:
         self._pending += self._rows.before(events).encode()
         lines = _core.encode_chrome(events, args, self._base, self._layout.dialect)
-        written = await self._output.write(self._pending + lines, self._limit)
+        written = await self._output.write(self._pending + lines, self._limit, events=len(events))
         if written:
             self._pending = b""
         return written

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import aiofiles
 import aiofiles.os
 
-from stepscope.exporters.rotation import PART, numbered
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.presence import Presence, rescue
+from stepscope.runtime.private_files import DeletionCheck, deleted_error
 
 if TYPE_CHECKING:
     from aiofiles.threadpool.binary import AsyncFileIO
@@ -80,12 +79,6 @@ def open_for_writing(path: str | os.PathLike[str], flags: int) -> int:
     return file
 
 
-def _other_name(path: Path, number: int) -> Path:
-    part = PART if path.name.endswith(PART) else ""
-    other = numbered(path.with_name(path.name.removesuffix(part)), number)
-    return other.with_name(other.name + part)
-
-
 async def delete_files(paths: Iterable[Path]) -> None:
     """Deletes files; one that is gone already is none to delete.
 
@@ -121,7 +114,7 @@ class OutputFile:
     With a `tail` a plain file is like that, too: what a reader needs after the last piece is written with every piece, by
     the same system call, and overwritten by the next.
 
-    If it is deleted meanwhile, what it holds is written again, under its name or the next that is free.
+    If it is deleted meanwhile, what it held is lost: `deleted` is set, and every call raises from then on.
 
     An operation whose caller is cancelled runs to its end before the next one begins.
     """
@@ -133,6 +126,10 @@ class OutputFile:
         """What follows the last piece, from the next piece on."""
         self.pieces = 0
         """Pieces written."""
+        self.events = 0
+        """Events in these, as `write` was told."""
+        self.deleted = False
+        """Whether the file was deleted before it was closed: the events in it are lost."""
         self._file = file
         self._at = 0  # where the next piece goes
         self._end = b""  # what follows the last piece
@@ -141,7 +138,7 @@ class OutputFile:
         self._last: asyncio.Future[Any] | None = None
         self._closed = False
         self._key = ""
-        self._presence = Presence()
+        self._deletion = DeletionCheck()
 
     @property
     def size(self) -> int:
@@ -176,12 +173,13 @@ class OutputFile:
         output._key = key
         return output
 
-    async def write(self, piece: bytes, limit: int | None = None) -> bool:
+    async def write(self, piece: bytes, limit: int | None = None, *, events: int = 0) -> bool:
         """Appends a piece.
 
         Args:
             piece: any number of bytes.
             limit: size in bytes that the file must not exceed.
+            events: how many events are in it, for `events`.
 
         Returns:
             False if the piece would have made the file larger than `limit`; the file is as it was then.
@@ -189,7 +187,7 @@ class OutputFile:
         Raises:
             OutputError: if the system refused; the file is as it was.
         """
-        return await self._in_turn(lambda: self._write(piece, limit))
+        return await self._in_turn(lambda: self._write(piece, limit, events))
 
     async def close(self) -> None:
         """Closes the file; more calls do nothing.
@@ -228,8 +226,8 @@ class OutputFile:
         error = None if done.cancelled() else done.exception()
         self._untold = self._untold or error
 
-    async def _write(self, piece: bytes, limit: int | None) -> bool:
-        await self._look(now=False)
+    async def _write(self, piece: bytes, limit: int | None, events: int) -> bool:
+        self._check_deleted(now=False)
         before = self._deflate.copy() if self._deflate else None
         size = self.size
         packed, end = await asyncio.to_thread(self._pack, piece) if self._deflate else (piece, self.tail)
@@ -247,27 +245,25 @@ class OutputFile:
         self._at += len(packed)
         self._end = end
         self.pieces += 1
+        self.events += events
         return True
 
-    async def look(self) -> None:
-        """Sees whether the file was deleted, and saves what it holds, as is done once a second in any case.
+    async def check_deleted(self) -> None:
+        """Checks whether the file was deleted, as is done once a second in any case, and when it is closed.
 
         Raises:
-            OutputError: if it was, and cannot be written again.
+            OutputError: if it was.
         """
-        await self._in_turn(lambda: self._look(now=True))
+        await self._in_turn(self._check_now)
 
-    async def _look(self, now: bool) -> None:
-        if self._closed or not self._presence.deleted(self._file.fileno(), self.path, now=now):
-            return
-        try:
-            new, path = await asyncio.to_thread(rescue, self._file.fileno(), self.path, os.O_RDWR, _other_name)
-        except OSError as error:
-            raise output_error(error, self.path, "save what was deleted") from error
-        await self._file.close()
-        self.path = path
-        self._file = await aiofiles.open(new, "r+b", buffering=0)
-        await self._file.seek(0, os.SEEK_END)
+    async def _check_now(self) -> None:
+        self._check_deleted(now=True)
+
+    def _check_deleted(self, *, now: bool) -> None:
+        if not self._closed:
+            self.deleted = self.deleted or self._deletion.deleted(self._file.fileno(), self.path, now=now)
+        if self.deleted:
+            raise deleted_error(self.path, self.events)
 
     async def _put(self, data: bytes) -> None:
         if self._end:
@@ -294,7 +290,7 @@ class OutputFile:
         if self._closed:
             return
         try:
-            await self._look(now=True)
+            self._check_deleted(now=True)
         except OutputError as error:
             self._untold = self._untold or error
         self._closed = True

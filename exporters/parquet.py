@@ -18,7 +18,7 @@ from stepscope.exporters.rotation import part
 from stepscope.exporters.trace_file import about_run, about_window
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import EventBatch
-from stepscope.runtime.presence import make_directories
+from stepscope.runtime.private_files import make_directories
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 

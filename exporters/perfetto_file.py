@@ -53,27 +53,43 @@ class PerfettoFile(TraceFile):
         await output.write(file._head())
         return file
 
+    def count_unfinished(self) -> int:
+        """Spans whose begin is held."""
+        self._forget_unwritten()
+        return self._encoder.held
+
     async def settle(self) -> int:
         """Writes the begins that were held."""
+        if self._ended:
+            return 0
+        await self._make_sure()
         held = self._encoder.held
-        if self._ended or not (held or self._unsure):
+        if not held:
             return 0
         limit = None if self._limit is None else self._limit + TAIL // 4
         return 0 if await self._put(self._encoder.release, limit) else held
 
     async def _write(self, events: Block, args: bytes, window: int) -> bool:
-        return await self._put(lambda: self._encoder.encode(events, args, window), self._limit)
+        return await self._put(lambda: self._encoder.encode(events, args, window), self._limit, len(events))
 
-    async def _put(self, encode: Callable[[], bytes], limit: int | None) -> bool:
-        if self._unsure:
-            await self._output.look()  # returns when the write that was cancelled has ended
-            if self._output.pieces == self._pieces:
-                self._encoder.forget()
+    async def _put(self, encode: Callable[[], bytes], limit: int | None, events: int = 0) -> bool:
+        await self._make_sure()
         self._pieces = self._output.pieces
         self._unsure = True
-        written = await self._output.write(encode(), limit)
+        written = await self._output.write(encode(), limit, events=events)
         self._unsure = not written
         return written
+
+    async def _make_sure(self) -> None:
+        """If it is not known whether the encoder's last bytes reached the file, asks, and lets it encode these again if not."""
+        if self._unsure:
+            await self._output.check_deleted()  # returns when the write that was cancelled has ended
+            self._forget_unwritten()
+
+    def _forget_unwritten(self) -> None:
+        if self._unsure and self._output.pieces == self._pieces:
+            self._encoder.forget()
+        self._unsure = False
 
     def _instant(self, name: str, at: int, args: Mapping[str, Any]) -> bytes:
         said = b"".join(

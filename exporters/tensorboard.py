@@ -28,7 +28,7 @@ class TensorBoardExporter(OpenFiles[ChromeFile]):
     window has a directory of its own, `window_<n>`, and appears as a run while training goes on.
 
     A file grows under a name that the plugin does not see, and gets its name complete. One left behind by a process
-    that was killed is completed by `stepscope recover`. A window without events leaves no file: the plugin cannot show
+    that was killed is written anew, from the journal, by `stepscope recover`. A window without events leaves no file: the plugin cannot show
     it.
 
     Args:
@@ -53,7 +53,7 @@ class TensorBoardExporter(OpenFiles[ChromeFile]):
             raise ValueError(f"worker_name must be a part of a file's name, got {worker_name!r}")
         if layout not in ("spans", "runs"):
             raise ValueError(f"layout must be 'spans' or 'runs', got {layout!r}")
-        super().__init__(f"tensorboard:{os.fspath(dir_name)}")
+        super().__init__(f"tensorboard:{os.fspath(dir_name)}", by_window=True)
         self._directory = Path(dir_name).absolute()
         self._worker = worker_name
         self._suffix = ".pt.trace.json.gz" if use_gzip else ".pt.trace.json"
@@ -112,7 +112,7 @@ class TensorBoardExporter(OpenFiles[ChromeFile]):
         if file is not None:
             await file.finish(args)
             self._complete_files[key] = [file.path]
-            del self._open[key]
+            self._close(key)
 
 
 def _part_of_a_name(text: str) -> str:

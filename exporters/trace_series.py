@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -12,6 +12,8 @@ from stepscope.exporters.open_files import OpenFiles
 from stepscope.exporters.output import check_directory
 from stepscope.exporters.rotation import fill, numbered
 from stepscope.exporters.trace_file import TraceFile, about_window
+from stepscope.runtime.consumer import Lost
+from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
@@ -39,7 +41,18 @@ class TraceSeries:
         self._on_full = on_full
         self._number = 0
         self._file: TraceFile | None = None
+        self._complete_events = 0
         self._stopped = False
+
+    @property
+    def written(self) -> int:
+        """Events in its files so far."""
+        return self._complete_events + (0 if self._file is None else self._file.written)
+
+    def take_lost(self, window: int | None) -> Iterator[Lost]:
+        """See `TraceFile.take_lost`; of a file that is complete nothing is lost."""
+        if self._file is not None:
+            yield from self._file.take_lost(window)
 
     async def begin(self) -> TraceFile:
         """The file that is written now.
@@ -59,14 +72,14 @@ class TraceSeries:
         """
         while len(events) and not self._stopped:
             file = await self.begin()
-            fresh = file.events == 0
+            fresh = file.written == 0
             events = events[await file.add(events, args, window) :]
             if not len(events):
                 return
             if self._on_full == "stop":
                 self._stopped = True
                 await file.mark("stopped: the file is full", int(events["ts"][0]), {"limit": self._limit})
-            elif fresh and file.events == 0:
+            elif fresh and file.written == 0:
                 events = events[1:]  # larger than a whole file
                 self.dropped += 1
             else:
@@ -86,15 +99,27 @@ class TraceSeries:
         return [numbered(self._path, number) for number in range(self._number + 1)]
 
     async def finish(self, args: Mapping[str, Any]) -> None:
-        """Writes the end of the last file."""
+        """Writes the end of the last file, as far as there is room for it.
+
+        Raises:
+            OutputError: if the system refused something of it.
+        """
         file = await self.begin()
-        self.dropped += await file.settle()
+        refusal: OutputError | None = None
+        try:
+            self.dropped += await file.settle()
+        except OutputError as error:
+            refusal = error
+            file.give_up_unfinished()
         await file.finish({**args, "dropped by size limit": self.dropped})
+        if refusal is not None:
+            raise refusal
 
     async def _next(self, args: Mapping[str, Any]) -> None:
         assert self._file is not None
         self.dropped += await self._file.settle()
         await self._file.finish(args)
+        self._complete_events += self._file.written
         self._file = None
         self._number += 1
 
@@ -109,12 +134,11 @@ class TraceExporter(OpenFiles[TraceSeries]):
             raise ValueError(f"on_full must be 'rotate' or 'stop', got {on_full!r}")
         if max_bytes is not None and max_bytes < SMALLEST:
             raise ValueError(f"max_bytes must be at least {SMALLEST}, got {max_bytes}")
-        super().__init__(f"{kind}:{os.fspath(path)}")
+        super().__init__(f"{kind}:{os.fspath(path)}", by_window="{window}" in str(path))
         self._path = Path(path).absolute()
         self._gzip = self._path.name.endswith(".gz") if gzip is None else gzip
         self._limit = max_bytes
         self._on_full: OnFull = on_full
-        self._by_window = "{window}" in str(path)
         self._dropped = 0
 
     @property
@@ -180,4 +204,4 @@ class TraceExporter(OpenFiles[TraceSeries]):
         self._dropped += series.dropped
         if self._by_window:
             self._complete_files[key] = series.paths
-        del self._open[key]
+        self._close(key)

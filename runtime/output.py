@@ -22,7 +22,7 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.launch import launch_directory, launch_name, own_directory
 from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.pipeline import Pipeline
-from stepscope.runtime.presence import refuse_link
+from stepscope.runtime.private_files import refuse_link
 from stepscope.runtime.processes import process_identity
 from stepscope.runtime.run import Run
 from stepscope.runtime.session import forget_run, keep_run

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import shlex
-import shutil
 import threading
 import time
 from pathlib import Path
@@ -56,7 +55,8 @@ class Recorder:
             self._slots, self._rings, self._keeps_ring = slots, rings, options.overflow == "drop_oldest"
             self.spool = Spool(self.directory, options.queue_bytes)
         except OSError as error:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_session(self.directory)
             raise OutputError(error.errno, f"cannot open a session in {self.directory}: {error.strerror}") from error
         self.workers = Workers(self.directory, options.worker_ring_bytes)
         self.undelivered: dict[object, Path] = {}
@@ -125,7 +125,8 @@ class Recorder:
         # Asking lets go of the interpreter for a moment: whoever asks all the time would keep the hub from ever getting it.
         now = time.monotonic()
         if now - self._looked >= LOOK_EVERY:
-            self._looked, self._gone = now, not self.directory.exists()
+            # One that was removed does not count as there again, whoever makes another of its name.
+            self._looked, self._gone = now, self._gone or not self.directory.exists()
         return self._gone
 
     def close(self) -> None:
@@ -148,10 +149,16 @@ class Recorder:
                 runs,
             )
             return
-        for _ in range(3):  # a process that joins at this moment may put something there
-            with contextlib.suppress(OSError):
+        for last in (False, False, True):  # a process that joins at this moment may put something there
+            try:
                 remove_session(self.directory)
-            shutil.rmtree(self.directory, ignore_errors=True)
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                if last:
+                    log.warning("the session directory %s stays: %s", self.directory, error)
+            else:
+                return
 
 
 def ring_sizes(options: Options, budget: int) -> tuple[int, int]:

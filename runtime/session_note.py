@@ -16,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from stepscope.runtime.presence import replace_private
+from stepscope.runtime.private_files import replace_private
 from stepscope.runtime.processes import is_running
 from stepscope.runtime.session import in_use
 

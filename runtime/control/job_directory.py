@@ -23,7 +23,7 @@ from stepscope.runtime import locks
 from stepscope.runtime.control.file_reading import read_bounded
 from stepscope.runtime.control.peer import SILENCE, Peer
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.presence import replace_private
+from stepscope.runtime.private_files import replace_private
 
 log = logging.getLogger("stepscope")
 

@@ -15,7 +15,7 @@ from stepscope.runtime.control.job_directory import Member, read_record
 from stepscope.runtime.control.proposal import ArmedAnswer, AtStep, Decision, Proposal, Records, Start
 from stepscope.runtime.control.telling import repeats
 from stepscope.runtime.control.window_request import WindowRequest
-from stepscope.runtime.presence import replace_private
+from stepscope.runtime.private_files import replace_private
 
 log = logging.getLogger("stepscope")
 

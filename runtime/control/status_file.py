@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from stepscope.runtime.control.armed import ArmedStatus
-from stepscope.runtime.presence import replace_private
+from stepscope.runtime.private_files import replace_private
 
 log = logging.getLogger("stepscope")
 
