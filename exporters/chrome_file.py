@@ -16,6 +16,7 @@ from stepscope.exporters.trace_file import TraceFile, begin
 from stepscope.runtime import _core
 from stepscope.runtime.events import Block
 from stepscope.runtime.run import Run
+from stepscope.runtime.trace_note import TraceNote
 
 Dialect: TypeAlias = Literal["kineto", "tensorboard"]
 """`kineto`: categories as torch names them today, for Perfetto and HTA. `tensorboard`: as torch-tb-profiler knows them."""
@@ -63,15 +64,15 @@ class ChromeFile(TraceFile):
         self._base = base_of(run)
 
     @classmethod
-    async def create(cls, path: Path, run: Run, layout: Layout) -> ChromeFile:
-        """Creates the file and writes its head.
+    async def create(cls, path: Path, run: Run, layout: Layout, note: TraceNote) -> ChromeFile:
+        """Creates the file and writes its head; `note` says how it is written anew.
 
         Raises:
             OutputError: if it cannot be written.
         """
         at_its_place = layout.form == "array" or layout.closed
         tail = _tail(run, layout).encode() if layout.closed else b""
-        output = await begin(path if at_its_place else part(path), run, gzip=layout.gzip, tail=tail)
+        output = await begin(path if at_its_place else part(path), run, note, gzip=layout.gzip, tail=tail)
         file = cls(path, run, layout, output)
         await output.write(file._head().encode())
         return file
@@ -102,6 +103,7 @@ class ChromeFile(TraceFile):
             "schemaVersion": 1,
             "baseTimeNanoseconds": run.anchor.wall(self._base),
             "clock": run.anchor,
+            **({"run_id": run.id} if run.id else {}),
             "host_name": run.host,
             "displayTimeUnit": "ms",
         }

@@ -20,6 +20,7 @@ from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.private_files import make_directories
 from stepscope.runtime.run import Run
+from stepscope.runtime.trace_note import TraceNote
 from stepscope.runtime.window import Window
 
 ROW_GROUP = 1 << 17
@@ -76,6 +77,8 @@ class ParquetExporter:
         Raises:
             OutputError: if it cannot be written.
         """
+        note = TraceNote(first=str(self._path), format="parquet")
+        await asyncio.to_thread(run.note_output, part(self._path), True, note)
         await asyncio.to_thread(self._begin)
         self._run = self._member = run
 
@@ -191,6 +194,7 @@ class ParquetExporter:
                 self._writer.close()
                 file.close()
                 os.replace(part(self._path), self._path)
+                run.note_output(part(self._path), False)
             except OSError as error:
                 raise output_error(error, self._path, "complete the file") from error
             finally:

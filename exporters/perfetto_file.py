@@ -15,6 +15,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import Block
 from stepscope.runtime.run import Run
+from stepscope.runtime.trace_note import TraceNote
 
 DESCRIBING, SAYING = 1, 2
 """Packet sequences: of descriptors, and of what is said of the run and its windows. The encoder uses others."""
@@ -42,13 +43,13 @@ class PerfettoFile(TraceFile):
         self._pieces: int = 0  # in the file before these
 
     @classmethod
-    async def create(cls, path: Path, run: Run, gzip: bool, limit: int | None) -> PerfettoFile:
-        """Creates the file and writes its head.
+    async def create(cls, path: Path, run: Run, gzip: bool, limit: int | None, note: TraceNote) -> PerfettoFile:
+        """Creates the file and writes its head; `note` says how it is written anew.
 
         Raises:
             OutputError: if it cannot be written.
         """
-        output = await begin(path, run, gzip=gzip)
+        output = await begin(path, run, note, gzip=gzip)
         file = cls(path, run, output, limit)
         await output.write(file._head())
         return file
@@ -103,6 +104,7 @@ class PerfettoFile(TraceFile):
         about = {
             "schemaVersion": 1,
             "clock": run.anchor,
+            **({"run_id": run.id} if run.id else {}),
             "host_name": run.host,
             "rank": run.rank,
             "world_size": run.world_size,

@@ -16,6 +16,7 @@ from stepscope.exporters.output import check_directory
 from stepscope.exporters.trace_file import about_window
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.run import Run
+from stepscope.runtime.trace_note import TraceNote
 from stepscope.runtime.window import Window
 
 
@@ -80,7 +81,9 @@ class TensorBoardExporter(OpenFiles[ChromeFile]):
         run = self._opened()
         if batch.window not in self._open:
             path = self._path(run, batch.window)
-            self._open[batch.window] = await ChromeFile.create(path, run, self._layout)
+            arguments = {"gzip": self._layout.gzip, "dialect": self._layout.dialect, "form": self._layout.form}
+            note = TraceNote(first=str(path), format="chrome", arguments=dict(arguments), window=batch.window)
+            self._open[batch.window] = await ChromeFile.create(path, run, self._layout, note)
         await self._open[batch.window].add(batch.events, batch.args, batch.window)
 
     async def close_window(self, window: Window) -> None:

@@ -13,6 +13,7 @@ from stepscope.runtime.consumer import Lost
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import Block
 from stepscope.runtime.run import Run
+from stepscope.runtime.trace_note import TraceNote
 from stepscope.runtime.window import Window
 
 SLICE = 8192
@@ -164,19 +165,20 @@ class TraceFile(ABC):
         return self._instant("stepscope", self._last, args)
 
 
-async def begin(path: Path, run: Run, *, gzip: bool, tail: bytes = b"") -> OutputFile:
-    """Creates a file for a trace; what a crash leaves of it is found by the note of the run.
+async def begin(path: Path, run: Run, note: TraceNote, *, gzip: bool, tail: bytes = b"") -> OutputFile:
+    """Creates a file for a trace, and notes in the run's directory how it is written anew if the process is killed.
 
     Args:
         path: where it is written.
         run: whose trace it is.
+        note: how it is written.
         gzip: whether to compress.
         tail: what is to follow the last piece at any time, see `OutputFile`.
 
     Raises:
         OutputError: if that cannot be done.
     """
-    await asyncio.to_thread(run.note_output, path, True)
+    await asyncio.to_thread(run.note_output, path, True, note)
     return await OutputFile.create(path, gzip=gzip, tail=tail)
 
 

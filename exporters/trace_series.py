@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import msgspec
+
 from stepscope.exporters.open_files import OpenFiles
 from stepscope.exporters.output import check_directory
 from stepscope.exporters.rotation import fill, numbered
@@ -16,6 +18,7 @@ from stepscope.runtime.consumer import Lost
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.run import Run
+from stepscope.runtime.trace_note import TraceNote
 from stepscope.runtime.window import Window
 
 OnFull: TypeAlias = Literal["rotate", "stop"]
@@ -25,18 +28,19 @@ SMALLEST = 65_536
 """Smallest size limit in bytes: room for the head, the end and some events."""
 
 
-Create: TypeAlias = Callable[[Path], Awaitable[TraceFile]]
-"""Creates a file and writes its head."""
+Create: TypeAlias = Callable[[Path, TraceNote], Awaitable[TraceFile]]
+"""Creates a file and writes its head; the note says how it is written anew."""
 
 
 class TraceSeries:
     """A trace and the files that follow it when it grows too large."""
 
-    def __init__(self, path: Path, create: Create, limit: int | None, on_full: OnFull) -> None:
+    def __init__(self, path: Path, create: Create, note: TraceNote, limit: int | None, on_full: OnFull) -> None:
         self.dropped = 0
         """Events that the size limit kept out."""
         self._path = path
         self._create = create
+        self._note = note
         self._limit = limit
         self._on_full = on_full
         self._number = 0
@@ -61,7 +65,8 @@ class TraceSeries:
             OutputError: if it cannot be created.
         """
         if self._file is None:
-            self._file = await self._create(numbered(self._path, self._number))
+            note = msgspec.structs.replace(self._note, number=self._number)
+            self._file = await self._create(numbered(self._path, self._number), note)
         return self._file
 
     async def add(self, events: Block, args: bytes, window: int) -> None:
@@ -135,6 +140,7 @@ class TraceExporter(OpenFiles[TraceSeries]):
         if max_bytes is not None and max_bytes < SMALLEST:
             raise ValueError(f"max_bytes must be at least {SMALLEST}, got {max_bytes}")
         super().__init__(f"{kind}:{os.fspath(path)}", by_window="{window}" in str(path))
+        self._format = kind
         self._path = Path(path).absolute()
         self._gzip = self._path.name.endswith(".gz") if gzip is None else gzip
         self._limit = max_bytes
@@ -186,13 +192,17 @@ class TraceExporter(OpenFiles[TraceSeries]):
         return self._open[key]
 
     def _begin(self, run: Run, window: int | None) -> TraceSeries:
-        return TraceSeries(
-            fill(self._path, run, window), lambda path: self._create(path, run), self._limit, self._on_full
-        )
+        path = fill(self._path, run, window)
+        note = TraceNote(first=str(path), format=self._format, arguments=self._arguments(), window=window)
+        return TraceSeries(path, lambda path, note: self._create(path, run, note), note, self._limit, self._on_full)
+
+    def _arguments(self) -> dict[str, str | int | bool | None]:
+        """The arguments that it was made with, but for the path."""
+        return {"gzip": self._gzip, "max_bytes": self._limit, "on_full": self._on_full}
 
     @abstractmethod
-    async def _create(self, path: Path, run: Run) -> TraceFile:
-        """Creates a file and writes its head.
+    async def _create(self, path: Path, run: Run, note: TraceNote) -> TraceFile:
+        """Creates a file and writes its head; the note says how it is written anew.
 
         Raises:
             OutputError: if it cannot be written.
