@@ -15,7 +15,6 @@ from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.run import Run
 
 
-
 class CountedFile(Protocol):
     """A file, or several that follow each other, and how many events it holds."""
 

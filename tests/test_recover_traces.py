@@ -81,7 +81,9 @@ def all_below(place: Path) -> dict[str, bytes]:
 def test_traces_in_other_places(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each is complete afterwards, under its name, with what was in memory when the process was killed."""
     ((_, note),) = notes_in(killed / "run", [])
-    assert {str(killed / name) for name in ("trace.json", "hta/whole.json.part", "own/events.journal")} <= {*note.outputs}
+    assert {str(killed / name) for name in ("trace.json", "hta/whole.json.part", "own/events.journal")} <= {
+        *note.outputs
+    }
     assert main(["recover", str(killed / "run")]) == 0
     said = capsys.readouterr().out
     assert f"from {killed / 'own' / 'events.journal'}" in said and "left as it is" not in said
@@ -212,7 +214,9 @@ def test_a_note_that_says_what_no_exporter_takes(killed: Path, capsys: pytest.Ca
     """It is said, and the file stays."""
     ((path, note),) = notes_in(killed / "run", [])
     strange = [msgspec.structs.replace(trace, arguments={"form": "list"}) for trace in note.traces]
-    replace_note(path, msgspec.structs.replace(note, traces=(*strange[:2], msgspec.structs.replace(strange[2], format="x"))))
+    replace_note(
+        path, msgspec.structs.replace(note, traces=(*strange[:2], msgspec.structs.replace(strange[2], format="x")))
+    )
     before = all_below(killed)
     assert main(["recover", str(killed / "run")]) == 3
     assert capsys.readouterr().out.count("cannot be written anew") == 3
