@@ -41,6 +41,17 @@ class DeletionCheck:
         return about.st_nlink == 0 and not _is_named(path, about)
 
 
+def is_gone(path: Path) -> bool:
+    """Whether nothing has this name; `False` where that cannot be seen, as after a change of the user."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def deleted_error(path: Path, events: int) -> OutputError:
     """The error of a file that was deleted while it was written.
 

@@ -19,6 +19,7 @@ from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks
 from stepscope.runtime.mounts import IN_MEMORY, file_system_of
 from stepscope.runtime.options import Options
+from stepscope.runtime.private_files import is_gone
 from stepscope.runtime.recorder_statistics import RecorderStatistics
 from stepscope.runtime.recovery.sweep import sweep_beside
 from stepscope.runtime.session import ENVIRONMENT, end_session, make_session, remove_session
@@ -126,7 +127,7 @@ class Recorder:
         now = time.monotonic()
         if now - self._looked >= LOOK_EVERY:
             # One that was removed does not count as there again, whoever makes another of its name.
-            self._looked, self._gone = now, self._gone or not self.directory.exists()
+            self._looked, self._gone = now, self._gone or is_gone(self.directory)
         return self._gone
 
     def close(self) -> None:
@@ -156,7 +157,10 @@ class Recorder:
                 return
             except OSError as error:
                 if last:
-                    log.warning("the session directory %s stays: %s", self.directory, error)
+                    log.warning(
+                        "the session directory %s stays: %s; delete it when this process has ended",
+                        *(self.directory, error.strerror or error),
+                    )
             else:
                 return
 
