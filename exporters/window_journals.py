@@ -22,8 +22,8 @@ from stepscope.runtime.private_files import refuse_link
 class WindowJournalsExporter:
     """Writes each window to `windows/<index>-step<n>-<reason>.journal` in the run's directory.
 
-    A file grows under its index and gets its name when it is complete; `stepscope recover` completes what a killed
-    process left. A window that is discarded loses its file, and nothing else is touched.
+    A file grows under its index and gets its name when it is complete; `stepscope recover` names what a killed
+    process left, which can be converted. A window that is discarded loses its file, and nothing else is touched.
 
     Args:
         max_bytes: size at which events are left out of a file, with a marker and a count.
