@@ -308,7 +308,7 @@ async def test_every_cut_can_be_read(tmp_path: Path) -> None:
     found: set[int] = set()
     for size in range(0, len(data), 7):
         lines = data[:size].rpartition(b"\n")[0].rstrip(b"],\n")
-        events = json.loads(lines + b"]") if lines.startswith(b"[\n") else []
+        events: list[dict[str, Any]] = json.loads(lines + b"]") if lines.startswith(b"[\n") else []
         assert spans(events) == [f"n{n}" for n in range(len(spans(events)))]
         found.add(len(spans(events)))
     assert found == set(range(21))
