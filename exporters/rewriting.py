@@ -56,7 +56,7 @@ def rewrite_trace(note: TraceNote, place: Path, owner: int, journal: Path) -> li
         FormatError: it stays as it is; says why.
         OutputError: the new one could not be written; the trace is as it was.
     """
-    cut, first = place / note.file, place / note.first
+    cut, first = place.absolute() / note.file, place.absolute() / note.first
     last = numbered(first, note.number)
     if not os.path.lexists(cut) and cut != last and os.path.lexists(last):
         return []

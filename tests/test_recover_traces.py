@@ -98,9 +98,10 @@ def test_traces_in_other_places(killed: Path, capsys: pytest.CaptureFixture[str]
     assert not [*killed.rglob("*.part"), *killed.rglob(".*")]
 
 
-def test_again(killed: Path) -> None:
+def test_again(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second recovery, with the session still there, writes the same."""
-    assert main(["recover", str(killed / "run")]) == 0
+    monkeypatch.chdir(killed)
+    assert main(["recover", "run"]) == 0
     before = all_below(killed)
     assert main(["recover", str(killed / "run")]) == 0
     after = all_below(killed)
