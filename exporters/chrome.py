@@ -8,6 +8,7 @@ from pathlib import Path
 from stepscope.exporters.chrome_file import ChromeFile, Dialect, Form, Layout
 from stepscope.exporters.trace_series import OnFull, TraceExporter
 from stepscope.runtime.run import Run
+from stepscope.runtime.trace_note import TraceNote
 
 
 class ChromeTraceExporter(TraceExporter):
@@ -53,5 +54,9 @@ class ChromeTraceExporter(TraceExporter):
         super().__init__("chrome", path, gzip, max_bytes, on_full)
         self._layout = Layout(dialect=dialect, form=form, gzip=self._gzip, limit=max_bytes, closed=closed)
 
-    async def _create(self, path: Path, run: Run) -> ChromeFile:
-        return await ChromeFile.create(path, run, self._layout)
+    def _arguments(self) -> dict[str, str | int | bool | None]:
+        layout = self._layout
+        return super()._arguments() | {"dialect": layout.dialect, "form": layout.form, "closed": layout.closed}
+
+    async def _create(self, path: Path, run: Run, note: TraceNote) -> ChromeFile:
+        return await ChromeFile.create(path, run, self._layout, note)

@@ -16,6 +16,7 @@ from stepscope.exporters.trace_file import TraceFile, begin
 from stepscope.runtime import _core
 from stepscope.runtime.events import Block
 from stepscope.runtime.run import Run
+from stepscope.runtime.trace_note import TraceNote
 
 Dialect: TypeAlias = Literal["kineto", "tensorboard"]
 """`kineto`: categories as torch names them today, for Perfetto and HTA. `tensorboard`: as torch-tb-profiler knows them."""
@@ -51,7 +52,7 @@ class ChromeFile(TraceFile):
     """A Chrome trace being written, from its first event to its end.
 
     In array form the file is at its place from the beginning. In object form it grows under a temporary name, because
-    no viewer loads it before it is complete; `stepscope.exporters.repair` completes one that was left behind. A file that is
+    no viewer loads it before it is complete; `stepscope recover` writes one that a killed process left anew. A file that is
     `closed` is complete after every piece: it always ends with the name of its process, said again, and the closing brackets.
     """
 
@@ -63,15 +64,15 @@ class ChromeFile(TraceFile):
         self._base = base_of(run)
 
     @classmethod
-    async def create(cls, path: Path, run: Run, layout: Layout) -> ChromeFile:
-        """Creates the file and writes its head.
+    async def create(cls, path: Path, run: Run, layout: Layout, note: TraceNote) -> ChromeFile:
+        """Creates the file and writes its head; `note` says how it is written anew.
 
         Raises:
             OutputError: if it cannot be written.
         """
         at_its_place = layout.form == "array" or layout.closed
         tail = _tail(run, layout).encode() if layout.closed else b""
-        output = await begin(path if at_its_place else part(path), run, gzip=layout.gzip, tail=tail)
+        output = await begin(path if at_its_place else part(path), run, note, gzip=layout.gzip, tail=tail)
         file = cls(path, run, layout, output)
         if at_its_place:
             await output.write(file._head(run.anchor.monotonic_ns).encode())
@@ -80,7 +81,7 @@ class ChromeFile(TraceFile):
     async def _write(self, events: Block, args: bytes, window: int) -> bool:
         self._pending += self._rows.before(events).encode()
         lines = _core.encode_chrome(events, args, self._base, self._layout.dialect)
-        written = await self._output.write(self._pending + lines, self._limit)
+        written = await self._output.write(self._pending + lines, self._limit, events=len(events))
         if written:
             self._pending = b""
         return written
@@ -110,6 +111,7 @@ class ChromeFile(TraceFile):
             # By the clock as it was then: of a file of one window, the time of that, also after the clock was set.
             "baseTimeNanoseconds": run.wall(at) - (at - self._base),
             "clock": run.anchor,
+            **({"run_id": run.id} if run.id else {}),
             "host_name": run.host,
             "displayTimeUnit": "ms",
         }

@@ -9,6 +9,7 @@ from typing import Any
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.exporters.one_run import refuse_another_run
 from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.consumer import Lost
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.journal.writer import Fsync, JournalWriter
 from stepscope.runtime.paths import absolute
@@ -51,6 +52,7 @@ class JournalExporter:
         )
         self._run: Run | None = None
         self._metadata: dict[str, Any] = {}
+        self._lost_told = 0
 
     @property
     def path(self) -> Path:
@@ -65,6 +67,17 @@ class JournalExporter:
     def dropped_cap(self) -> int:
         """Events left out because of `max_bytes`."""
         return self._writer.dropped
+
+    @property
+    def written(self) -> int:
+        """Events written so far."""
+        return self._writer.written
+
+    def take_lost(self) -> list[Lost]:
+        """All events written so far, once, if the file was deleted."""
+        lost = (self.written if self._writer.deleted else 0) - self._lost_told
+        self._lost_told += lost
+        return [Lost(lost, "deleted")] if lost else []
 
     async def open(self, run: Run) -> None:
         refuse_another_run(self, self._run)

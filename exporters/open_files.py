@@ -3,28 +3,65 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from stepscope.exporters.completion import complete_all
 from stepscope.exporters.output import delete_files
 from stepscope.exporters.trace_file import about_run
+from stepscope.runtime.consumer import Lost
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.run import Run
 
-F = TypeVar("F")
+
+class CountedFile(Protocol):
+    """A file, or several that follow each other, and how many events it holds."""
+
+    @property
+    def written(self) -> int: ...
+
+    def take_lost(self, window: int | None) -> Iterator[Lost]: ...
+
+
+F = TypeVar("F", bound=CountedFile)
 
 
 class OpenFiles(ABC, Generic[F]):
-    """Files of one run by key, which is the window where every window has its own; complete ones can be deleted."""
+    """Files of one run by key, which is the window where every window has its own; complete ones can be deleted.
 
-    def __init__(self, name: str) -> None:
-        """Args: name of the exporter."""
+    Counts the events in them (`Counting`).
+    """
+
+    def __init__(self, name: str, *, by_window: bool) -> None:
+        """Args: name of the exporter; whether every window has its own file."""
         self.name = name
+        self._by_window = by_window
+        self._closed_events = 0
+        self._lost: list[Lost] = []
         self._run: Run | None = None
         self._open: dict[int, F] = {}
         self._complete_files: dict[int, list[Path]] = {}
+
+    @property
+    def written(self) -> int:
+        """Events written so far, into all files."""
+        return self._closed_events + sum(file.written for file in self._open.values())
+
+    def take_lost(self) -> list[Lost]:
+        """Events that were written and are lost since the last call."""
+        for key in self._open:
+            self._take_lost(key)
+        lost, self._lost = self._lost, []
+        return lost
+
+    def _take_lost(self, key: int) -> None:
+        self._lost += self._open[key].take_lost(key if self._by_window else None)
+
+    def _close(self, key: int) -> None:
+        """A file is not open any more."""
+        self._take_lost(key)
+        self._closed_events += self._open.pop(key).written
 
     async def discard_window(self, window: int) -> None:
         """Deletes the files of a window, if every window has its own; from a file of all windows none is taken out.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import tempfile
@@ -16,12 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import aiofiles
 import aiofiles.os
 
-from stepscope.exporters.rotation import PART, numbered, part
+from stepscope.exporters.rotation import PART, part
 from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.formats import being_written
+from stepscope.runtime.held_files import is_locked_by_another
 from stepscope.runtime.paths import real
-from stepscope.runtime.presence import Presence, rescue
+from stepscope.runtime.private_files import DeletionCheck, deleted_error
 
 if TYPE_CHECKING:
     from aiofiles.threadpool.binary import AsyncFileIO
@@ -68,16 +70,20 @@ async def check_directory(directory: Path) -> None:
 
 
 def open_for_writing(path: str | os.PathLike[str], flags: int) -> int:
-    """Opens a regular file, which is emptied or created; for `open(opener=...)`.
+    """Opens a regular file, which is emptied or created; for `open(opener=...)`. No other process has it open like this.
 
     Raises:
-        OSError: if it is something else: a link is not followed, and a pipe is not waited for.
+        OSError: if it is something else: a link is not followed, and a pipe is not waited for. So it is if the file will take
+            the place of something else when it is complete; and if another process writes to it.
     """
     reserve_standard_descriptors()
+    final = os.fsdecode(path).removesuffix(PART)
+    if os.path.lexists(final):
+        _check_regular(os.lstat(final).st_mode)
     file = os.open(path, flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file; name one that is, or one that is not there")
+        _check_regular(os.fstat(file).st_mode)
+        _lock(file)
         os.ftruncate(file, 0)
     except BaseException:
         os.close(file)
@@ -85,10 +91,19 @@ def open_for_writing(path: str | os.PathLike[str], flags: int) -> int:
     return file
 
 
-def _other_name(path: Path, number: int) -> Path:
-    ending = PART if path.name.endswith(PART) else ""
-    other = numbered(path.with_name(path.name.removesuffix(ending)), number)
-    return other.with_name(other.name + ending)
+def _lock(file: int) -> None:
+    """Keeps other processes from writing to the file too, as far as its file system has locks; a forked child does not."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if is_locked_by_another(error):
+            text = "another process writes to it; give each process a name of its own, as with {pid}"
+            raise OSError(errno.EBUSY, text) from error
+
+
+def _check_regular(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no regular file; name one that is, or one that is not there")
 
 
 @contextlib.contextmanager
@@ -135,7 +150,7 @@ class OutputFile:
     With a `tail` a plain file is like that, too: what a reader needs after the last piece is written with every piece, by
     the same system call, and overwritten by the next.
 
-    If it is deleted meanwhile, what it holds is written again, under its name or the next that is free.
+    If it is deleted meanwhile, what it held is lost: `deleted` is set, and every call raises from then on.
 
     An operation whose caller is cancelled runs to its end before the next one begins.
     """
@@ -147,6 +162,10 @@ class OutputFile:
         """What follows the last piece, from the next piece on."""
         self.pieces = 0
         """Pieces written."""
+        self.events = 0
+        """Events in these, as `write` was told."""
+        self.deleted = False
+        """Whether the file was deleted before it was closed: the events in it are lost."""
         self._file = file
         self._at = 0  # where the next piece goes
         self._end = b""  # what follows the last piece
@@ -155,7 +174,7 @@ class OutputFile:
         self._last: asyncio.Future[Any] | None = None
         self._closed = False
         self._key = ""
-        self._presence = Presence()
+        self._deletion = DeletionCheck()
 
     @property
     def size(self) -> int:
@@ -190,12 +209,13 @@ class OutputFile:
         output._key = key
         return output
 
-    async def write(self, piece: bytes, limit: int | None = None) -> bool:
+    async def write(self, piece: bytes, limit: int | None = None, *, events: int = 0) -> bool:
         """Appends a piece.
 
         Args:
             piece: any number of bytes.
             limit: size in bytes that the file must not exceed.
+            events: how many events are in it, for `events`.
 
         Returns:
             False if the piece would have made the file larger than `limit`; the file is as it was then.
@@ -203,7 +223,7 @@ class OutputFile:
         Raises:
             OutputError: if the system refused; the file is as it was.
         """
-        return await self._in_turn(lambda: self._write(piece, limit))
+        return await self._in_turn(lambda: self._write(piece, limit, events))
 
     async def close(self) -> None:
         """Closes the file; more calls do nothing.
@@ -242,8 +262,8 @@ class OutputFile:
         error = None if done.cancelled() else done.exception()
         self._untold = self._untold or error
 
-    async def _write(self, piece: bytes, limit: int | None) -> bool:
-        await self._look(now=False)
+    async def _write(self, piece: bytes, limit: int | None, events: int) -> bool:
+        self._check_deleted(now=False)
         before = self._deflate.copy() if self._deflate else None
         size = self.size
         packed, end = await asyncio.to_thread(self._pack, piece) if self._deflate else (piece, self.tail)
@@ -261,27 +281,25 @@ class OutputFile:
         self._at += len(packed)
         self._end = end
         self.pieces += 1
+        self.events += events
         return True
 
-    async def look(self) -> None:
-        """Sees whether the file was deleted, and saves what it holds, as is done once a second in any case.
+    async def check_deleted(self) -> None:
+        """Checks whether the file was deleted, as is done once a second in any case, and when it is closed.
 
         Raises:
-            OutputError: if it was, and cannot be written again.
+            OutputError: if it was.
         """
-        await self._in_turn(lambda: self._look(now=True))
+        await self._in_turn(self._check_now)
 
-    async def _look(self, now: bool) -> None:
-        if self._closed or not self._presence.deleted(self._file.fileno(), self.path, now=now):
-            return
-        try:
-            new, path = await asyncio.to_thread(rescue, self._file.fileno(), self.path, os.O_RDWR, _other_name)
-        except OSError as error:
-            raise output_error(error, self.path, "save what was deleted") from error
-        await self._file.close()
-        self.path = path
-        self._file = await aiofiles.open(new, "r+b", buffering=0)
-        await self._file.seek(0, os.SEEK_END)
+    async def _check_now(self) -> None:
+        self._check_deleted(now=True)
+
+    def _check_deleted(self, *, now: bool) -> None:
+        if not self._closed:
+            self.deleted = self.deleted or self._deletion.deleted(self._file.fileno(), self.path, now=now)
+        if self.deleted:
+            raise deleted_error(self.path, self.events)
 
     async def _put(self, data: bytes) -> None:
         if self._end:
@@ -308,7 +326,7 @@ class OutputFile:
         if self._closed:
             return
         try:
-            await self._look(now=True)
+            self._check_deleted(now=True)
         except OutputError as error:
             self._untold = self._untold or error
         self._closed = True

@@ -19,8 +19,9 @@ from stepscope.exporters.trace_file import about_run, about_window
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.paths import absolute
-from stepscope.runtime.presence import make_directories
+from stepscope.runtime.private_files import make_directories
 from stepscope.runtime.run import Run
+from stepscope.runtime.trace_note import TraceNote
 from stepscope.runtime.window import Window
 
 ROW_GROUP = 1 << 17
@@ -84,6 +85,8 @@ class ParquetExporter:
         Raises:
             OutputError: if it cannot be written.
         """
+        note = TraceNote(first=str(self._path), format="parquet")
+        await asyncio.to_thread(run.note_output, part(self._path), True, note)
         await asyncio.to_thread(self._begin)
         self._run = self._member = run
 
@@ -209,6 +212,7 @@ class ParquetExporter:
                 self._writer.close()
                 file.close()
                 os.replace(part(self._path), self._path)
+                run.note_output(part(self._path), False)
                 whole = True
             except OutputError:
                 raise

@@ -8,6 +8,7 @@ from pathlib import Path
 from stepscope.exporters.perfetto_file import PerfettoFile
 from stepscope.exporters.trace_series import OnFull, TraceExporter
 from stepscope.runtime.run import Run
+from stepscope.runtime.trace_note import TraceNote
 
 
 class PerfettoExporter(TraceExporter):
@@ -45,5 +46,5 @@ class PerfettoExporter(TraceExporter):
     ) -> None:
         super().__init__("perfetto", path, gzip, max_bytes, on_full)
 
-    async def _create(self, path: Path, run: Run) -> PerfettoFile:
-        return await PerfettoFile.create(path, run, self._gzip, self._limit)
+    async def _create(self, path: Path, run: Run, note: TraceNote) -> PerfettoFile:
+        return await PerfettoFile.create(path, run, self._gzip, self._limit, note)

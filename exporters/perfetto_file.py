@@ -16,6 +16,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.clock import WALL_STEP_NS
 from stepscope.runtime.events import Block
 from stepscope.runtime.run import Run
+from stepscope.runtime.trace_note import TraceNote
 
 SAYING = 2
 """Packet sequence of what is said of the run and its windows. The encoder uses others, with 1 for descriptors."""
@@ -46,38 +47,54 @@ class PerfettoFile(TraceFile):
         self._pieces: int = 0  # in the file before these
 
     @classmethod
-    async def create(cls, path: Path, run: Run, gzip: bool, limit: int | None) -> PerfettoFile:
-        """Creates the file and writes its head.
+    async def create(cls, path: Path, run: Run, gzip: bool, limit: int | None, note: TraceNote) -> PerfettoFile:
+        """Creates the file and writes its head; `note` says how it is written anew.
 
         Raises:
             OutputError: if it cannot be written.
         """
-        output = await begin(path, run, gzip=gzip)
+        output = await begin(path, run, note, gzip=gzip)
         file = cls(path, run, output, limit)
         await output.write(file._head())
         return file
 
+    def count_unfinished(self) -> int:
+        """Spans whose begin is held."""
+        self._forget_unwritten()
+        return self._encoder.held
+
     async def settle(self) -> int:
         """Writes the begins that were held."""
+        if self._ended:
+            return 0
+        await self._make_sure()
         held = self._encoder.held
-        if self._ended or not (held or self._unsure):
+        if not held:
             return 0
         limit = None if self._limit is None else self._limit + TAIL // 4
         return 0 if await self._put(self._encoder.release, limit) else held
 
     async def _write(self, events: Block, args: bytes, window: int) -> bool:
-        return await self._put(lambda: self._encoder.encode(events, args, window), self._limit)
+        return await self._put(lambda: self._encoder.encode(events, args, window), self._limit, len(events))
 
-    async def _put(self, encode: Callable[[], bytes], limit: int | None) -> bool:
-        if self._unsure:
-            await self._output.look()  # returns when the write that was cancelled has ended
-            if self._output.pieces == self._pieces:
-                self._encoder.forget()
+    async def _put(self, encode: Callable[[], bytes], limit: int | None, events: int = 0) -> bool:
+        await self._make_sure()
         self._pieces = self._output.pieces
         self._unsure = True
-        written = await self._output.write(encode(), limit)
+        written = await self._output.write(encode(), limit, events=events)
         self._unsure = not written
         return written
+
+    async def _make_sure(self) -> None:
+        """If it is not known whether the encoder's last bytes reached the file, asks, and lets it encode these again if not."""
+        if self._unsure:
+            await self._output.check_deleted()  # returns when the write that was cancelled has ended
+            self._forget_unwritten()
+
+    def _forget_unwritten(self) -> None:
+        if self._unsure and self._output.pieces == self._pieces:
+            self._encoder.forget()
+        self._unsure = False
 
     def _instant(self, name: str, at: int, args: Mapping[str, Any]) -> bytes:
         said = b"".join(
@@ -91,6 +108,7 @@ class PerfettoFile(TraceFile):
         about = {
             "schemaVersion": 1,
             "clock": run.anchor,
+            **({"run_id": run.id} if run.id else {}),
             "host_name": run.host,
             "rank": run.rank,
             "world_size": run.world_size,

@@ -1,104 +1,166 @@
-"""The replacing of a damaged trace by what is whole of it, in one step."""
+"""Traces of killed runs, written anew from the recovered journal."""
 
 from __future__ import annotations
 
-import gzip
+import asyncio
 import os
+import shutil
+import stat
 import tempfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Protocol, cast
+from typing import Any
 
-import msgspec
+from stepscope.exporters.chrome import ChromeTraceExporter
+from stepscope.exporters.output import output_error
+from stepscope.exporters.parquet import ParquetExporter
+from stepscope.exporters.perfetto import PerfettoExporter
+from stepscope.exporters.rotation import numbered
+from stepscope.runtime.consumer import Exporter
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.formats import replay_into, run_of
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.recovery.choice import ours
+from stepscope.runtime.trace_note import TraceNote
 
-from stepscope.exporters.output import GZIP_LEVEL, output_error
-from stepscope.exporters.rotation import PART
-from stepscope.exporters.salvage import Salvage
-
-
-class Repair(msgspec.Struct, frozen=True):
-    """What became of a file."""
-
-    path: Path
-    """The complete file."""
-    lost: int
-    """Bytes of unfinished or damaged events that were cut out; -1: the file was complete already."""
-
-
-class Copy(Protocol):
-    """Copies what is whole of a trace."""
-
-    lost: int
-    """Bytes that were left out so far."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether the file was as it should be."""
-        ...
-
-    def copy(self) -> None:
-        """Writes the trace.
-
-        Raises:
-            FormatError: if it is none of ours.
-        """
-        ...
+_EXPORTERS: dict[str, Callable[..., Exporter]] = {
+    "chrome": ChromeTraceExporter,
+    "perfetto": PerfettoExporter,
+    "parquet": ParquetExporter,
+}
+_HEAD_BYTES = 1 << 16
+"""The id of the run is in the first bytes of its traces."""
+_CHUNK = 1 << 20
+_PACKET = b"\x0a"
+"""Begins every packet of a `.pftrace`."""
 
 
-def rewrite(path: Path, copying: Callable[[Salvage, Callable[[bytes], object]], Copy]) -> Repair:
-    """Copies what is whole of a trace to a new file, which takes its place; a complete one is only renamed, if at all.
+def rewrite_trace(note: TraceNote, place: Path, owner: int, journal: Path) -> list[Path]:
+    """Writes a trace that a killed process left cut, from the journal of the same run, and replaces it when that is whole.
+
+    Only the files that the note names are replaced, and only if they are of this run and have no event that the new ones
+    lack.
 
     Args:
-        path: the file; links are neither followed nor written through.
-        copying: what copies it, given the file and where to write.
+        note: what the run's note says of the trace; not believed.
+        place: the run's directory.
+        owner: user whose note it is.
+        journal: of the whole run, complete.
+
+    Returns:
+        The files, complete; none if the trace was complete already.
 
     Raises:
-        FormatError: it is no trace of ours.
-        OutputError: it cannot be read or replaced.
+        FileNotFoundError: the trace is not there any more.
+        FormatError: it stays as it is; says why.
+        OutputError: the new one could not be written; the trace is as it was.
     """
-    target = path.with_name(path.name.removesuffix(PART))
-    made: Path | None = None
+    cut, first = place.absolute() / note.file, place.absolute() / note.first
+    last = numbered(first, note.number)
+    if not os.path.lexists(cut) and cut != last and os.path.lexists(last):
+        return []
+    with JournalReader(journal) as reader:
+        run_id = reader.run.id if reader.run is not None else ""
+    old = [*(numbered(first, number) for number in range(note.number)), cut]
+    for path in old:
+        if not os.path.lexists(path):
+            raise FileNotFoundError(path)
+        if not ours(path, owner):
+            raise FormatError(f"{path} is no regular file of this user's")
+        if note.format != "parquet" and path.stat().st_size and (not run_id or run_id.encode() not in _head(path)):
+            raise FormatError(f"{path} is not the file that this run wrote")
     try:
-        source = Salvage(path)
+        made = Path(tempfile.mkdtemp(prefix=f".{first.name[:64]}-", dir=first.parent))
         try:
-            zipped = source.zipped or (source.empty and target.name.endswith(".gz"))
-            # A name of its own: two recoveries may repair the same file.
-            descriptor, name = tempfile.mkstemp(".repaired", f".{path.name[:200]}.", path.parent)
-            made = Path(name)
-            with _opened(descriptor, source.mode, zipped) as file:
-                trace = copying(source, file.write)
-                trace.copy()
+            return _replace(note, journal, made, old, first)
         finally:
-            source.close()
-        if trace.complete:
-            if path != target:
-                path.replace(target)
-        else:
-            made.replace(target)
-            if path != target:
-                path.unlink(missing_ok=True)
+            shutil.rmtree(made)
     except OSError as error:
-        raise output_error(error, path, "repair") from error
-    finally:
-        if made is not None:
-            made.unlink(missing_ok=True)
-    return Repair(target, -1 if trace.complete else trace.lost)
+        raise output_error(error, cut, "write the trace anew") from error
 
 
-def _opened(descriptor: int, mode: int, zipped: bool) -> IO[bytes]:
-    """A new file, with these rights."""
-    os.fchmod(descriptor, mode & 0o666)
-    file = os.fdopen(descriptor, "wb")
-    return cast(IO[bytes], _OwnedGzip(file)) if zipped else file
+def _replace(note: TraceNote, journal: Path, made: Path, old: list[Path], first: Path) -> list[Path]:
+    try:
+        exporter = _EXPORTERS[note.format](made / first.name, **note.arguments)
+    except (KeyError, TypeError, ValueError, ImportError) as error:
+        raise FormatError(f"{old[-1]} cannot be written anew: {error}") from error
+    with JournalReader(journal) as reader:
+        asyncio.run(_replay(reader, exporter, made, note.window))
+    new: list[Path] = []
+    while (path := made / numbered(first, len(new)).name).exists():
+        new.append(path)
+    if note.format != "parquet" and sum(map(_count, new)) < sum(map(_count, old)):
+        raise FormatError(f"{old[-1]} has events that the journal lacks")
+    targets = [first.with_name(path.name) for path in new]
+    for further in targets[len(old) :]:
+        if os.path.lexists(further):
+            raise FormatError(f"{old[-1]} would go on in {further}, which exists")
+    mode = stat.S_IMODE(old[-1].stat().st_mode)
+    for path, target in zip(new, targets, strict=True):
+        path.chmod(mode)
+        path.replace(target)
+    for path in old:
+        if path not in targets:
+            path.unlink()
+    return targets
 
 
-class _OwnedGzip(gzip.GzipFile):
-    """Closes the file below as well."""
+async def _replay(reader: JournalReader, exporter: Exporter, place: Path, window: int | None) -> Any:
+    return await replay_into(reader, exporter, run_of(reader, place), window)
 
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__(fileobj=file, mode="wb", compresslevel=GZIP_LEVEL)
-        self._below = file
 
-    def close(self) -> None:
-        super().close()
-        self._below.close()
+def _head(path: Path) -> bytes:
+    """The first bytes of a file, inflated."""
+    head = b""
+    for piece in _pieces(path):
+        head += piece
+        if len(head) >= _HEAD_BYTES:
+            break
+    return head
+
+
+def _count(path: Path) -> int:
+    """Lines of a Chrome trace, or packets of a `.pftrace`: events and what describes them."""
+    count = 0
+    kind = rest = b""
+    for piece in _pieces(path):
+        kind = kind or piece[:1]
+        if kind != _PACKET:
+            count += piece.count(b"\n")
+            continue
+        data, at = rest + piece, 0
+        while (found := _packet_end(data, at)) is not None and found <= len(data):
+            count, at = count + 1, found
+        rest = data[at:]
+    return count
+
+
+def _packet_end(data: bytes, at: int) -> int | None:
+    """Where the packet ends that begins here; `None` if its length is not there yet."""
+    length = shift = 0
+    at += 1
+    while at < len(data):
+        byte = data[at]
+        at += 1
+        length |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return at + length
+        shift += 7
+    return None
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """What a file holds, inflated if it is gzip, up to its end or to where it was cut or damaged."""
+    with path.open("rb") as file:
+        inflate = zlib.decompressobj(wbits=31) if file.peek(2)[:2] == b"\x1f\x8b" else None
+        while data := file.read(_CHUNK):
+            if inflate is None:
+                yield data
+                continue
+            while data and not inflate.eof:
+                try:
+                    yield inflate.decompress(data, _CHUNK)
+                except zlib.error:
+                    return
+                data = inflate.unconsumed_tail

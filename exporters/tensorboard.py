@@ -17,6 +17,7 @@ from stepscope.exporters.trace_file import about_window
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.paths import absolute
 from stepscope.runtime.run import Run
+from stepscope.runtime.trace_note import TraceNote
 from stepscope.runtime.window import Window
 
 
@@ -29,7 +30,7 @@ class TensorBoardExporter(OpenFiles[ChromeFile]):
     window has a directory of its own, `window_<n>`, and appears as a run while training goes on.
 
     A file grows under a name that the plugin does not see, and gets its name complete. One left behind by a process
-    that was killed is completed by `stepscope recover`. A window without events leaves no file: the plugin cannot show
+    that was killed is written anew, from the journal, by `stepscope recover`. A window without events leaves no file: the plugin cannot show
     it.
 
     Args:
@@ -54,7 +55,7 @@ class TensorBoardExporter(OpenFiles[ChromeFile]):
             raise ValueError(f"worker_name must be a part of a file's name, got {worker_name!r}")
         if layout not in ("spans", "runs"):
             raise ValueError(f"layout must be 'spans' or 'runs', got {layout!r}")
-        super().__init__(f"tensorboard:{os.fspath(dir_name)}")
+        super().__init__(f"tensorboard:{os.fspath(dir_name)}", by_window=True)
         self._directory = absolute(dir_name)
         self._worker = worker_name
         self._suffix = ".pt.trace.json.gz" if use_gzip else ".pt.trace.json"
@@ -81,7 +82,9 @@ class TensorBoardExporter(OpenFiles[ChromeFile]):
         run = self._opened()
         if batch.window not in self._open:
             path = self._path(run, batch.window)
-            self._open[batch.window] = await ChromeFile.create(path, run, self._layout)
+            arguments = {"gzip": self._layout.gzip, "dialect": self._layout.dialect, "form": self._layout.form}
+            note = TraceNote(first=str(path), format="chrome", arguments=dict(arguments), window=batch.window)
+            self._open[batch.window] = await ChromeFile.create(path, run, self._layout, note)
         await self._open[batch.window].add(batch.events, batch.args, batch.window)
 
     async def close_window(self, window: Window) -> None:
@@ -113,7 +116,7 @@ class TensorBoardExporter(OpenFiles[ChromeFile]):
         if file is not None:
             await file.finish(args, at)
             self._complete_files[key] = [file.path]
-            del self._open[key]
+            self._close(key)
 
 
 def _part_of_a_name(text: str) -> str:

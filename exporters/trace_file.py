@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from stepscope.exporters.output import OutputFile
+from stepscope.runtime.consumer import Lost
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import Block
 from stepscope.runtime.run import Run
+from stepscope.runtime.trace_note import TraceNote
 from stepscope.runtime.window import Window
 
 SLICE = 8192
@@ -35,15 +37,31 @@ class TraceFile(ABC):
     def __init__(self, path: Path, run: Run, output: OutputFile, limit: int | None) -> None:
         self.path = path
         """Where the complete file will be."""
-        self.events = 0
-        """Events written."""
         self._run = run
         self._output = output
         self._noted = output.path
         self._limit = None if limit is None else max(limit - TAIL, 0)
         self._slice = SLICE
         self._last = run.anchor.monotonic_ns
-        self._opened = self._ended = False
+        self._opened = self._ended = self._failed = False
+        self._given_up = self._lost_told = 0
+
+    @property
+    def written(self) -> int:
+        """Events written, those included of which a part is yet to be written."""
+        return self._output.events
+
+    def take_lost(self, window: int | None) -> Iterator[Lost]:
+        """Which of the events written are lost, each told once.
+
+        Args:
+            window: whose events these are; `None`: of several.
+        """
+        deleted = self._output.deleted
+        lost = self.written if deleted else self._given_up
+        if lost > self._lost_told:
+            yield Lost(lost - self._lost_told, "deleted" if deleted else "error", window)
+            self._lost_told = lost
 
     @property
     def size(self) -> int:
@@ -67,7 +85,6 @@ class TraceFile(ABC):
             some = events[done : done + self._slice]
             if await self._write(some, args, window):
                 done += len(some)
-                self.events += len(some)
             elif len(some) > 1:
                 self._slice = len(some) // 2
             else:
@@ -75,7 +92,7 @@ class TraceFile(ABC):
         return done
 
     async def settle(self) -> int:
-        """Writes what was kept back because more had to be known.
+        """Writes the rest of events of which a part was kept back, because more had to be known.
 
         Returns:
             Events that could not be written whole, as the file is full.
@@ -84,6 +101,14 @@ class TraceFile(ABC):
             OutputError: if the system refused.
         """
         return 0
+
+    def count_unfinished(self) -> int:
+        """Events of which a part was kept back, so that no reader shows them yet."""
+        return 0
+
+    def give_up_unfinished(self) -> None:
+        """They cannot be written any more, and are lost."""
+        self._given_up = self.count_unfinished()
 
     async def mark(self, name: str, at: int, args: Mapping[str, Any]) -> bool:
         """Writes an instant event of the whole process, such as the end of a window, if there is room.
@@ -95,7 +120,7 @@ class TraceFile(ABC):
         """
         await self._open(at)
         self._last = max(self._last, at)
-        await self._output.look()
+        await self._output.check_deleted()
         limit = None if self._limit is None else self._limit + TAIL // 2
         return await self._output.write(self._instant(name, at, args), limit)
 
@@ -107,7 +132,7 @@ class TraceFile(ABC):
             at: its monotonic time in ns; by default that of the last event before it.
 
         Raises:
-            OutputError: if the system refused. A file that grew under another name keeps that then.
+            OutputError: if the system refused. A file that grew under another name keeps that then: it has no end.
         """
         if not self._ended:
             if at is not None:
@@ -121,11 +146,17 @@ class TraceFile(ABC):
             try:
                 await self._output.write(end)
             except OutputError:
+                self._failed = True
                 await self._output.close()
                 raise
-        await self._output.close()
-        # One that grew under its own name and was saved under another keeps that: its own is another's now.
-        if self._noted != self.path and self._output.path != self.path:
+        if self._failed:
+            return  # as was said when it failed
+        try:
+            await self._output.close()
+        except OutputError:
+            self._failed = True
+            raise
+        if self._output.path != self.path:
             await self._output.rename(self.path)
         await asyncio.to_thread(self._run.note_output, self._noted, False)
 
@@ -157,19 +188,20 @@ class TraceFile(ABC):
         return self._instant("stepscope", self._last, args)
 
 
-async def begin(path: Path, run: Run, *, gzip: bool, tail: bytes = b"") -> OutputFile:
-    """Creates a file for a trace; what a crash leaves of it is found by the note of the run.
+async def begin(path: Path, run: Run, note: TraceNote, *, gzip: bool, tail: bytes = b"") -> OutputFile:
+    """Creates a file for a trace, and notes in the run's directory how it is written anew if the process is killed.
 
     Args:
         path: where it is written.
         run: whose trace it is.
+        note: how it is written.
         gzip: whether to compress.
         tail: what is to follow the last piece at any time, see `OutputFile`.
 
     Raises:
         OutputError: if that cannot be done.
     """
-    await asyncio.to_thread(run.note_output, path, True)
+    await asyncio.to_thread(run.note_output, path, True, note)
     return await OutputFile.create(path, gzip=gzip, tail=tail)
 
 

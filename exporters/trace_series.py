@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+
+import msgspec
 
 from stepscope.exporters.open_files import OpenFiles
 from stepscope.exporters.output import check_directory
 from stepscope.exporters.rotation import fill, numbered
 from stepscope.exporters.trace_file import TraceFile, about_window
+from stepscope.runtime.consumer import Lost
+from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.paths import absolute
 from stepscope.runtime.run import Run
+from stepscope.runtime.trace_note import TraceNote
 from stepscope.runtime.window import Window
 
 OnFull: TypeAlias = Literal["rotate", "stop"]
@@ -24,23 +30,37 @@ SMALLEST = 65_536
 """Smallest size limit in bytes: room for the head, the end and some events."""
 
 
-Create: TypeAlias = Callable[[Path], Awaitable[TraceFile]]
-"""Creates a file and writes its head."""
+Create: TypeAlias = Callable[[Path, TraceNote], Awaitable[TraceFile]]
+"""Creates a file and writes its head; the note says how it is written anew."""
 
 
 class TraceSeries:
     """A trace and the files that follow it when it grows too large."""
 
-    def __init__(self, path: Path, create: Create, limit: int | None, on_full: OnFull) -> None:
+    def __init__(self, path: Path, create: Create, note: TraceNote, limit: int | None, on_full: OnFull) -> None:
         self.dropped = 0
         """Events that the size limit kept out."""
         self._path = path
         self._create = create
+        self._note = note
         self._limit = limit
         self._on_full = on_full
         self._number = 0
         self._file: TraceFile | None = None
+        self._refused: OutputError | None = None
+        """Why its file is not to be created: another process had it open. Later that may be complete, and would be lost."""
+        self._complete_events = 0
         self._stopped = False
+
+    @property
+    def written(self) -> int:
+        """Events in its files so far."""
+        return self._complete_events + (0 if self._file is None else self._file.written)
+
+    def take_lost(self, window: int | None) -> Iterator[Lost]:
+        """See `TraceFile.take_lost`; of a file that is complete nothing is lost."""
+        if self._file is not None:
+            yield from self._file.take_lost(window)
 
     async def begin(self) -> TraceFile:
         """The file that is written now.
@@ -48,8 +68,15 @@ class TraceSeries:
         Raises:
             OutputError: if it cannot be created.
         """
+        if self._refused is not None:
+            raise self._refused
         if self._file is None:
-            self._file = await self._create(numbered(self._path, self._number))
+            note = msgspec.structs.replace(self._note, number=self._number)
+            try:
+                self._file = await self._create(numbered(self._path, self._number), note)
+            except OutputError as error:
+                self._refused = error if error.errno == errno.EBUSY else None
+                raise
         return self._file
 
     async def add(self, events: Block, args: bytes, window: int) -> None:
@@ -60,14 +87,14 @@ class TraceSeries:
         """
         while len(events) and not self._stopped:
             file = await self.begin()
-            fresh = file.events == 0
+            fresh = file.written == 0
             events = events[await file.add(events, args, window) :]
             if not len(events):
                 return
             if self._on_full == "stop":
                 self._stopped = True
                 await file.mark("stopped: the file is full", int(events["ts"][0]), {"limit": self._limit})
-            elif fresh and file.events == 0:
+            elif fresh and file.written == 0:
                 events = events[1:]  # larger than a whole file
                 self.dropped += 1
             else:
@@ -87,15 +114,27 @@ class TraceSeries:
         return [numbered(self._path, number) for number in range(self._number + 1)]
 
     async def finish(self, args: Mapping[str, Any], at: int | None = None) -> None:
-        """Writes the end of the last file; `at` as for `TraceFile.finish`."""
+        """Writes the end of the last file, as far as there is room for it; `at` as for `TraceFile.finish`.
+
+        Raises:
+            OutputError: if the system refused something of it.
+        """
         file = await self.begin()
-        self.dropped += await file.settle()
+        refusal: OutputError | None = None
+        try:
+            self.dropped += await file.settle()
+        except OutputError as error:
+            refusal = error
+            file.give_up_unfinished()
         await file.finish({**args, "dropped by size limit": self.dropped}, at)
+        if refusal is not None:
+            raise refusal
 
     async def _next(self, args: Mapping[str, Any]) -> None:
         assert self._file is not None
         self.dropped += await self._file.settle()
         await self._file.finish(args)
+        self._complete_events += self._file.written
         self._file = None
         self._number += 1
 
@@ -110,12 +149,12 @@ class TraceExporter(OpenFiles[TraceSeries]):
             raise ValueError(f"on_full must be 'rotate' or 'stop', got {on_full!r}")
         if max_bytes is not None and max_bytes < SMALLEST:
             raise ValueError(f"max_bytes must be at least {SMALLEST}, got {max_bytes}")
-        super().__init__(f"{kind}:{os.fspath(path)}")
+        super().__init__(f"{kind}:{os.fspath(path)}", by_window="{window}" in str(path))
+        self._format = kind
         self._path = absolute(path)
         self._gzip = self._path.name.endswith(".gz") if gzip is None else gzip
         self._limit = max_bytes
         self._on_full: OnFull = on_full
-        self._by_window = "{window}" in str(path)
         self._dropped = 0
 
     @property
@@ -163,13 +202,17 @@ class TraceExporter(OpenFiles[TraceSeries]):
         return self._open[key]
 
     def _begin(self, run: Run, window: int | None) -> TraceSeries:
-        return TraceSeries(
-            fill(self._path, run, window), lambda path: self._create(path, run), self._limit, self._on_full
-        )
+        path = fill(self._path, run, window)
+        note = TraceNote(first=str(path), format=self._format, arguments=self._arguments(), window=window)
+        return TraceSeries(path, lambda path, note: self._create(path, run, note), note, self._limit, self._on_full)
+
+    def _arguments(self) -> dict[str, str | int | bool | None]:
+        """The arguments that it was made with, but for the path."""
+        return {"gzip": self._gzip, "max_bytes": self._limit, "on_full": self._on_full}
 
     @abstractmethod
-    async def _create(self, path: Path, run: Run) -> TraceFile:
-        """Creates a file and writes its head.
+    async def _create(self, path: Path, run: Run, note: TraceNote) -> TraceFile:
+        """Creates a file and writes its head; the note says how it is written anew.
 
         Raises:
             OutputError: if it cannot be written.
@@ -181,4 +224,4 @@ class TraceExporter(OpenFiles[TraceSeries]):
         self._dropped += series.dropped
         if self._by_window:
             self._complete_files[key] = series.paths
-        del self._open[key]
+        self._close(key)

@@ -5,22 +5,25 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
+
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.exporters.completion import complete_all
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.output import delete_files
 from stepscope.exporters.rotation import PART
+from stepscope.runtime.consumer import Lost
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.flight.flight import FACTS
 from stepscope.runtime.flight.saved import WINDOWS, window_name
-from stepscope.runtime.presence import refuse_link
+from stepscope.runtime.private_files import refuse_link
 
 
 class WindowJournalsExporter:
     """Writes each window to `windows/<index>-step<n>-<reason>.journal` in the run's directory.
 
-    A file grows under its index and gets its name when it is complete; `stepscope recover` completes what a killed
-    process left. A window that is discarded loses its file, and nothing else is touched.
+    A file grows under its index and gets its name when it is complete; `stepscope recover` names what a killed
+    process left, which can be converted. A window that is discarded loses its file, and nothing else is touched.
 
     Args:
         max_bytes: size at which events are left out of a file, with a marker and a count.
@@ -38,7 +41,20 @@ class WindowJournalsExporter:
         self._run: Run | None = None
         self._open: dict[int, JournalExporter] = {}
         self._complete: dict[int, Path] = {}
-        self._dropped = 0
+        self._dropped = self._closed_events = 0
+        self._lost: list[Lost] = []
+
+    @property
+    def written(self) -> int:
+        """Events written so far, into all files."""
+        return self._closed_events + sum(journal.written for journal in self._open.values())
+
+    def take_lost(self) -> list[Lost]:
+        """Events that were written and are lost since the last call, as their file was deleted."""
+        for window in self._open:
+            self._take_lost(window)
+        lost, self._lost = self._lost, []
+        return lost
 
     @property
     def dropped_cap(self) -> int:
@@ -110,8 +126,14 @@ class WindowJournalsExporter:
         self._complete[window] = _rename(journal.path, name)
         self._forget(window)
 
+    def _take_lost(self, window: int) -> None:
+        self._lost += (msgspec.structs.replace(lost, window=window) for lost in self._open[window].take_lost())
+
     def _forget(self, window: int) -> None:
-        self._dropped += self._open.pop(window).dropped_cap
+        self._take_lost(window)
+        journal = self._open.pop(window)
+        self._dropped += journal.dropped_cap
+        self._closed_events += journal.written
 
 
 def _directory(run: Run) -> Path:

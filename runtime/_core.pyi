@@ -64,6 +64,9 @@ def join(session: str, directory: str, slots: int, rings: int, overflow: str, bl
 def joins() -> int:
     """How many processes have joined the session so far."""
 
+def denied(pid: int, /) -> int:
+    """The errno with which the process that joined could have no file for a ring, the last time; 0: it could."""
+
 def take_refused(pid: int, /) -> int:
     """Events that threads of the joined process of this number could not record, as they could have no ring, since it was
     asked for last. One consumer. Processes whose numbers are alike modulo 256 share a count."""

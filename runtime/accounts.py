@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from stepscope.runtime.consumer import Settled
+from stepscope.runtime.consumer import Lost, Settled
 from stepscope.runtime.ledger import OutputLedger
 
 KEPT_WINDOWS = 256
@@ -44,6 +44,21 @@ class Accounts:
             known = window in self
             (self._dropped.setdefault(window, Counter()) if known else self._past_dropped)[reason] += count
 
+    def lose(self, lost: Lost) -> None:
+        """Counts events as dropped that were counted as exported: of one window, or the latest that were exported."""
+        left = lost.events
+        windows = sorted(self._exported, reverse=True) if lost.window is None else [lost.window]
+        for window in windows:
+            count = min(left, self._exported.get(window, 0))
+            if count:
+                self._exported[window] -= count
+                self.drop(window, lost.reason, count)
+                left -= count
+        count = min(left, self._past_exported)
+        self._past_exported -= count
+        self._past_dropped[lost.reason] += count
+        self._all_dropped += count
+
     def hold(self, window: int, count: int) -> None:
         """So many are with a settling exporter, which will tell what became of them."""
         self._held[window] += count
@@ -69,7 +84,7 @@ class Accounts:
         else:
             self._past_kept += count
 
-    def lose(self, reason: str) -> None:
+    def lose_all(self, reason: str) -> None:
         """What was exported, of all windows, cannot be read after all."""
         for window, count in list(self._exported.items()):
             self._exported[window] = 0

@@ -23,7 +23,8 @@ class Exporter(Protocol):
     Life: `open` once, then `export` and `close_window` in any number, `aclose` once. Calls never overlap.
     Batches of different windows may alternate; `close_window` is the last call for its window.
     What is raised is counted, kept and shown by the profiler: it costs this exporter's output only. After an
-    exception of `open` nothing more is called; after one of `export` that batch counts as dropped.
+    exception of `open` nothing more is called; after one of `export` that batch counts as dropped, except for what a
+    `Counting` exporter has written of it.
     One whose output cannot be read unless `aclose` has completed it says so with an attribute `whole_or_nothing` that is true:
     if that fails, all of its events count as dropped.
     An exporter with a size limit counts the events that it refused in an attribute `dropped_cap`. One that sends events
@@ -96,6 +97,34 @@ class Settling(Protocol):
 
     def settle(self) -> Iterable[Settled]:
         """What became of events since the last call; asked on the exporter's thread after each of its methods."""
+        ...
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """Events that an exporter had written, and that no file has any more."""
+
+    events: int
+    reason: str
+    """For the ledger: `deleted` or `error`."""
+    window: int | None = None
+    """`None`: the events that were written last, of whatever window."""
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """What an exporter may have besides, if it counts the events in its files.
+
+    So the accounts are exact where `export` raises after a part of the batch was written, as on a full disk, and where a
+    file is deleted while it is written.
+    """
+
+    @property
+    def written(self) -> int:
+        """Events written so far; it never decreases."""
+        ...
+
+    def take_lost(self) -> Iterable[Lost]:
+        """What was lost since the last call; asked on the exporter's thread after each of its methods."""
         ...
 
 

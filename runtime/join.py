@@ -165,6 +165,23 @@ def _say(level: int, reason: str) -> None:
         log.log(level, "stepscope.join: %s", reason)
 
 
+def say_denied(error: int) -> None:
+    """Says, once, that a thread of this process cannot be recorded.
+
+    Args:
+        error: errno with which the file for its events could not be made in the session's directory.
+    """
+    why = os.strerror(error)
+    if error in (errno.EACCES, errno.EPERM):
+        why = f"this process became user {os.geteuid()} after it had joined, and the session is another user's"
+    elif error == errno.ENOENT:
+        why = "somebody has removed the session directory"
+    log.warning(
+        "stepscope.join: threads of this process cannot be recorded from now on: %s; those that had recorded before go on",
+        why,
+    )
+
+
 def join_if_told() -> None:
     """Joins if the environment says that processes do so by themselves."""
     if os.environ.get(AUTOMATIC) == "1":

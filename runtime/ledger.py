@@ -52,8 +52,8 @@ class OutputLedger(msgspec.Struct, frozen=True):
     exported: int = 0
     """Events that were written, or confirmed by the other end; and those that are `kept`."""
     dropped: dict[str, int] = {}
-    """By reason: `queue` (its queue was full), `error` (it raised), `closed` (deadline passed), `cap` (size limit), and
-    reasons of exporters that settle."""
+    """By reason: `queue` (its queue was full), `error` (it raised), `closed` (deadline passed), `cap` (size limit),
+    `deleted` (its file was deleted while it was written), and reasons of exporters that settle."""
     in_flight: int = 0
     """Events neither exported nor dropped yet: offered = exported + dropped + in flight."""
     kept: int = 0

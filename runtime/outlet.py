@@ -13,7 +13,7 @@ import msgspec
 from stepscope.runtime import locks
 from stepscope.runtime.accounts import KEPT_WINDOWS, Accounts
 from stepscope.runtime.change import Change
-from stepscope.runtime.consumer import Closing, Discarding, Exporter, Keeping, Settling
+from stepscope.runtime.consumer import Closing, Counting, Discarding, Exporter, Keeping, Lost, Settling
 from stepscope.runtime.error_keeper import ErrorKeeper
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.ledger import Ledger, OutputLedger
@@ -99,7 +99,8 @@ class Outlet:
         self._bytes = self._peak = self._batches = self._handled = self._busy = 0
         self._accounts = Accounts()
         self._kept: Kept | None = None
-        self._cap_seen = 0
+        self._cap_seen = self._written_before = 0
+        self._counting = exporter if isinstance(exporter, Counting) else None
         self._settling = exporter if isinstance(exporter, Settling) else None
         self._keeping = exporter if isinstance(exporter, Keeping) else None
         self._batches_seen = (0, 0)
@@ -317,7 +318,7 @@ class Outlet:
                     self._accounts.drop(batch.window, reason, len(batch))
             self._accounts.drop_held(reason)
             if self._unreadable:
-                self._accounts.lose(reason)
+                self._accounts.lose_all(reason)
             self._queue.clear()
             self._in_hand, self._bytes = None, 0
         self._progress.tell()
@@ -358,7 +359,7 @@ class Outlet:
                 done = await self._guard("aclose", self.exporter.aclose)
                 with self._lock:
                     if not done and self._unreadable:
-                        self._accounts.lose("error")
+                        self._accounts.lose_all("error")
                     self._unreadable = False
             finally:
                 self._settle()
@@ -394,6 +395,7 @@ class Outlet:
             self._account(item, "error")
             return
         self._batches += 1
+        self._written_before = self._written()
         try:
             done = await self._guard("export", lambda: self.exporter.export(item))
         except BaseException:
@@ -401,29 +403,42 @@ class Outlet:
             raise
         self._account(item, "" if done else "error")
 
+    def _written(self) -> int:
+        """Events that the exporter has in its files so far; 0 if it does not count them."""
+        return 0 if self._counting is None else self._counting.written
+
     def _account(self, batch: EventBatch, lost: str) -> None:
-        """What became of the batch in hand: it was exported, or lost for a reason."""
+        """What became of the batch in hand: it was exported, or as much of it as was not written is lost for a reason."""
         cap = getattr(self.exporter, "dropped_cap", 0)
         with self._lock:
             if self._in_hand is None:
                 return  # abandoned meanwhile, and counted
             self._in_hand = None
-            refused, self._cap_seen = min(cap - self._cap_seen, len(batch)), cap
+            refused = min(cap - self._cap_seen, len(batch))
+            self._cap_seen += refused
             self._accounts.drop(batch.window, "cap", refused)
+            rest = len(batch) - refused
             if self._settling is not None and not self._broken:
-                self._accounts.hold(batch.window, len(batch) - refused)
-            elif lost:
-                self._accounts.drop(batch.window, lost, len(batch) - refused)
+                self._accounts.hold(batch.window, rest)
             else:
-                self._accounts.export(batch.window, len(batch) - refused)
+                done = min(self._written() - self._written_before, rest) if lost else rest
+                self._accounts.export(batch.window, done)
+                self._accounts.drop(batch.window, lost, rest - done)
         self._settle()
 
     def _settle(self) -> None:
         told = [] if self._settling is None else list(self._settling.settle())
         kept = None if self._keeping is None else self._keeping.kept
+        gone = [] if self._counting is None else list(self._counting.take_lost())
+        cap = 0 if self._settling is not None else getattr(self.exporter, "dropped_cap", 0)
         with self._lock:
             for settled in told:
                 self._accounts.settle(settled)
+            if cap > self._cap_seen:  # events written in part before the limit was met
+                gone.append(Lost(cap - self._cap_seen, "cap"))
+                self._cap_seen = cap
+            for lost in gone:
+                self._accounts.lose(lost)
             self._kept = None if self._abandoned else kept
 
     async def _guard(self, what: str, call: Callable[[], Awaitable[None]]) -> bool:

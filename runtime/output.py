@@ -22,12 +22,13 @@ from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.paths import absolute, can_create_in, temporary_directory, user_directory
 from stepscope.runtime.pipeline import Pipeline
 from stepscope.runtime.portal import run_on_own_loop
-from stepscope.runtime.presence import refuse_link
+from stepscope.runtime.private_files import refuse_link
 from stepscope.runtime.processes import process_identity
 from stepscope.runtime.run import Run
 from stepscope.runtime.session import forget_run, keep_run
 from stepscope.runtime.session_note import MAX_OUTPUTS, SessionNote, new_note, replace_note
 from stepscope.runtime.summary import Summary
+from stepscope.runtime.trace_note import TraceNote
 from stepscope.runtime.window import Window
 
 log = logging.getLogger("stepscope")
@@ -192,8 +193,8 @@ class Output:
         """Whether `stepscope recover` would find the rings of this run."""
         return self._note is not None
 
-    def note_output(self, file: Path, being_written: bool) -> None:
-        """Notes which files recovery would have to complete; from any thread, as exporters begin and complete them."""
+    def note_output(self, file: Path, being_written: bool, trace: TraceNote | None = None) -> None:
+        """Notes which files are being written, and how recovery would write a trace anew; from any thread."""
         name = os.path.normpath(absolute(file))
         with self._noting:
             if self._note is None:
@@ -201,12 +202,20 @@ class Output:
             path, note = self._note
             outputs = [output for output in note.outputs if output != name]
             outputs = [*outputs, name][-MAX_OUTPUTS:] if being_written else outputs
-            note = msgspec.structs.replace(note, outputs=tuple(outputs))
+            traces = [known for known in note.traces if known.file != self._shortened(name)]
+            if trace is not None and being_written:
+                file_name, first = self._shortened(name), self._shortened(os.path.abspath(trace.first))
+                traces.append(msgspec.structs.replace(trace, file=file_name, first=first))
+            note = msgspec.structs.replace(note, outputs=tuple(outputs), traces=tuple(traces[-MAX_OUTPUTS:]))
             self._note = path, note
             try:
                 replace_note(path, note)
             except OSError as error:
                 log.warning("%s cannot be written, so recovery would not know of %s: %s", path, name, error.strerror)
+
+    def _shortened(self, name: str) -> str:
+        """A name below the run's directory, which may be moved, is relative to it."""
+        return name.removeprefix(f"{self.path}/")
 
     def finish(self) -> None:
         """The run ended well: nothing is left to recover. A note that cannot be deleted stays, with a warning."""

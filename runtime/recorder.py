@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import shlex
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks
 from stepscope.runtime.mounts import IN_MEMORY, file_system_of
 from stepscope.runtime.options import Options
 from stepscope.runtime.paths import temporary_directory
+from stepscope.runtime.private_files import is_gone
 from stepscope.runtime.recorder_statistics import RecorderStatistics
 from stepscope.runtime.recovery.sweep import sweep_beside
 from stepscope.runtime.session import (
@@ -106,6 +106,7 @@ class Recorder:
                 raise
 
         self.directory = make_session(options, sweep_beside, use, self._last)
+        self._gone = False
         self.workers = Workers(self.directory, options.worker_ring_bytes)
         self._outer_session = os.environ.get(ENVIRONMENT)
         os.environ[ENVIRONMENT] = str(self.directory)
@@ -144,10 +145,19 @@ class Recorder:
             os.environ.update({} if self._outer_session is None else {ENVIRONMENT: self._outer_session})
 
     def _remove_directory(self) -> None:
-        for _ in range(3):  # a process that joins at this moment may put something there
-            with contextlib.suppress(OSError):
+        for last in (False, False, True):  # a process that joins at this moment may put something there
+            try:
                 remove_session(self.directory)
-            shutil.rmtree(self.directory, ignore_errors=True)
+            except FileNotFoundError:
+                break
+            except OSError as error:
+                if last:
+                    log.warning(
+                        "the session directory %s stays: %s; delete it when this process has ended",
+                        *(self.directory, error.strerror or error),
+                    )
+            else:
+                break
         release_session(self.directory)
 
     def want(self, profiler: int, on: bool, what: int = EVERYTHING) -> None:
@@ -227,7 +237,8 @@ class Recorder:
         # Asking lets go of the interpreter for a moment: whoever asks all the time would keep the hub from ever getting it.
         now = time.monotonic()
         if now - self._looked >= LOOK_EVERY:
-            self._looked, self._gone = now, self.on_disk and not self.directory.exists()
+            # One that was removed does not count as there again, whoever makes another of its name.
+            self._looked, self._gone = now, self._gone or (self.on_disk and is_gone(self.directory))
         return self._gone
 
     def close(self) -> None:

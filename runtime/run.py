@@ -17,6 +17,7 @@ from stepscope.runtime.control.ranks import MAX_RANKS
 from stepscope.runtime.documented import Documented
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.paths import readable
+from stepscope.runtime.trace_note import NoteOutput
 
 MAX_JOB = 200
 """Characters of a job's id."""
@@ -48,9 +49,9 @@ class Run(Documented, frozen=True, kw_only=True):
     """The metadata added so far; values are JSON-like."""
     ledger: Callable[[], Ledger] = Ledger
     """The accounts of the run so far: windows, what lies between them, and every output."""
-    note_output: Callable[[Path, bool], None] = lambda file, being_written: None
+    note_output: NoteOutput = lambda file, being_written, trace=None: None
     """To be called by an exporter before it begins a file that a crash would leave incomplete, with `True`, and when the
-    file is complete, with `False`: `stepscope recover` completes those of the formats that it knows. Writes a small file."""
+    file is complete, with `False`: so `stepscope recover` finds journals, and writes traces anew. Writes a small file."""
     job: str = ""
     """What the launcher calls the job that this run is part of; empty if it says nothing."""
     clock: str = ""
@@ -79,7 +80,7 @@ class Run(Documented, frozen=True, kw_only=True):
         anchor: ClockAnchor,
         metadata: Callable[[], Mapping[str, Any]],
         ledger: Callable[[], Ledger],
-        note_output: Callable[[Path, bool], None],
+        note_output: NoteOutput,
         control: Callable[[Command], Future[Answer]] | None = None,
     ) -> Run:
         """A run of this process, whose own facts are filled in."""

@@ -17,9 +17,10 @@ from typing import Annotated
 import msgspec
 
 from stepscope.runtime.encoding import exact_json, from_exact_json
-from stepscope.runtime.presence import replace_private
+from stepscope.runtime.private_files import replace_private
 from stepscope.runtime.processes import is_running
 from stepscope.runtime.session import in_use
+from stepscope.runtime.trace_note import TraceNote
 
 SESSION_FILE = "session"
 JOURNAL = "journal"
@@ -65,6 +66,8 @@ class SessionNote(msgspec.Struct, frozen=True, omit_defaults=True):
     world_size: int | None = None
     outputs: tuple[str, ...] = ()
     """Files that were being written: absolute names."""
+    traces: tuple[TraceNote, ...] = ()
+    """Those of them that can be written anew from the run's journal."""
     swept: Swept | None = None
 
     @property

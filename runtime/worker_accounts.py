@@ -29,6 +29,8 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
     without_ring: int = 0
     """Those of `dropped` that were recorded by threads which could have no ring, as where memory is full."""
+    denied: str = ""
+    """Why the last of these could have none."""
     waiting: int = 0
     bytes: int = 0
     """Bytes of events and arguments drained."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import shutil
 from collections import deque
 from pathlib import Path
@@ -14,6 +15,7 @@ from stepscope.runtime import _core, strings
 from stepscope.runtime.errors import FormatError, SessionError
 from stepscope.runtime.events import EVENT_DTYPE, NO_STEP, Block, Kind, empty_block
 from stepscope.runtime.journal.ids import IdMap
+from stepscope.runtime.private_files import is_gone
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.session import Identity, parts, read_identity
 from stepscope.runtime.worker_accounts import WorkerAccounts, WorkerStatistics
@@ -55,6 +57,7 @@ class Worker:
         self.running = self.taking_part = True
         self._drained_ns = 0
         self._refused = self._lost = 0
+        self._denied = ""
         self._taken: list[tuple[bytes, bytes]] = []
         self._unnamed_since = 0
         self._files = SessionFiles(directory)
@@ -66,7 +69,7 @@ class Worker:
         now = _core.now()
         if now - self.seen_ns > LOOK_AGAIN:
             # One that leaves removes its directory; that of the session somebody else may have removed.
-            self.taking_part = (self.directory / "process.json").exists() or not self.directory.parent.exists()
+            self.taking_part = not is_gone(self.directory / "process.json") or is_gone(self.directory.parent)
             self.running = self.identity.running
             self.seen_ns = now if self.running else self.seen_ns
 
@@ -126,7 +129,9 @@ class Worker:
         rings["waiting"] -= self._lost
         name = self._files.process_name or f"process {self.identity.pid}"
         state = "broken" if rings["broken"] and state == "recording" else state
-        return WorkerStatistics(pid=self.identity.pid, name=name, state=state, without_ring=refused, **rings)
+        return WorkerStatistics(
+            pid=self.identity.pid, name=name, state=state, without_ring=refused, denied=self._denied, **rings
+        )
 
     def close(self) -> None:
         """Lets go of its files."""
@@ -136,6 +141,8 @@ class Worker:
         """A gap for what threads recorded since the last drain that could have no ring."""
         count = _core.take_refused(self.identity.pid)
         self._refused += count
+        if count:
+            self._denied = _reason(_core.denied(self.identity.pid))
         gap = [(self._gap(count), b"")] if count else []
         self._drained_ns = _core.now()
         return gap
@@ -159,6 +166,13 @@ class Worker:
         block["name"][gaps] = names  # gaps are made here
         block.flags.writeable = False
         return block, bytes(heap)
+
+
+def _reason(error: int) -> str:
+    """Why a process that joined could have no file for a ring."""
+    if error in (errno.EACCES, errno.EPERM):
+        return "it changed its user after it had joined, and cannot write to the session any more"
+    return os.strerror(error) if error else ""
 
 
 class Workers:
@@ -283,7 +297,7 @@ class Workers:
             cause = error if isinstance(error, OSError) else error.__cause__
             if isinstance(cause, OSError) and cause.errno in _SHORTAGE:
                 raise cause from None
-            if directory.exists():
+            if not is_gone(directory):
                 log.warning("a process that joined cannot be followed: %s", error)
         self._known.add(directory)
 

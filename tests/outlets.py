@@ -8,8 +8,8 @@ from pathlib import Path
 
 import anyio
 
-from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime import clock
+from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.run import Run
@@ -36,7 +36,7 @@ def closed(index: int = 0) -> Window:
 
 
 @asynccontextmanager
-async def running(exporter: MemoryExporter, path: Path, max_bytes: int = 1 << 20) -> AsyncGenerator[Outlet]:
+async def running(exporter: Exporter, path: Path, max_bytes: int = 1 << 20) -> AsyncGenerator[Outlet]:
     """An outlet whose task runs, and ends with the block."""
     outlet = Outlet(exporter, run_facts(path), max_bytes, clock.now)
     async with anyio.create_task_group() as tasks:

@@ -10,7 +10,6 @@ import pytest
 
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.conformance import check_exporter
-from stepscope.exporters.repair import repair_chrome
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import EventBatch
 from tests.test_chrome_exporter import many, read, spans
@@ -114,20 +113,3 @@ async def test_an_end_that_is_shorter_than_what_ended_it_before(tmp_path: Path) 
     await exporter.open(long)
     await exporter.aclose()
     assert events_of(path)[-1]["name"] == "stepscope"
-
-
-async def test_a_cut_is_repaired(tmp_path: Path) -> None:
-    """What a kill in the midst of a write leaves; a whole one is left as it is."""
-    path = tmp_path / "trace.json"
-    exporter = ChromeTraceExporter(path, form="object", closed=True)
-    await exporter.open(make_run(tmp_path))
-    await exporter.export(many(tmp_path, 50))
-    data = path.read_bytes()
-    repair_chrome(path)
-    assert path.read_bytes() == data
-    for cut in range(len(data) - 400, len(data)):
-        copied = tmp_path / "copied.json"
-        copied.write_bytes(data[:cut])
-        repair_chrome(copied)
-        assert len(spans(events_of(copied))) >= 45
-    await exporter.aclose()

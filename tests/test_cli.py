@@ -292,8 +292,8 @@ def test_recover_brings_back_a_killed_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "1 open span from" in done.stdout
     (counted,) = re.findall(r"^  ([\d,]+) events in all", done.stdout, re.MULTILINE)
-    assert "its last moment is in the recovered journal only" in done.stdout
-    json.loads((tmp_path / "run" / "trace.json").read_text())
+    assert "written anew: run/trace.json" in done.stdout
+    assert spans(tmp_path / "run" / "trace.json") == ["before", "not ended"]
     converted = stepscope("convert", "run/journal.recovered", "out.json", cwd=tmp_path)
     assert converted.returncode == 0 and "was killed" not in converted.stderr
     assert f"{counted} events of 1 window written" in converted.stderr
@@ -306,17 +306,14 @@ def test_recover_brings_back_a_killed_run(tmp_path: Path) -> None:
     assert stepscope("recover", "--force", "run", cwd=tmp_path).returncode == 0
 
 
-def test_recover_says_where_the_rest_of_a_trace_is(tmp_path: Path) -> None:
-    """Of one that is named: what brings it back, or what has it already."""
+def test_recover_of_one_trace_names_the_run(tmp_path: Path) -> None:
+    """A trace that is named alone is not touched: it is said how it is opened, and what writes it anew."""
     (tmp_path / "killed.py").write_text(KILLED)
     assert stepscope("run", "--out", "run", "killed.py", cwd=tmp_path).returncode == -9
+    cut = (tmp_path / "run" / "trace.json").read_bytes()
     done = stepscope("recover", "run/trace.json", cwd=tmp_path)
-    assert done.stdout.splitlines()[-1] == "what it lacks may be in run: stepscope recover run"
-    assert stepscope("recover", "run", cwd=tmp_path).returncode == 0
-    done = stepscope("recover", "run/trace.json", cwd=tmp_path)
-    told = done.stdout.splitlines()[-1]
-    assert told.startswith("what it lacks is in run/journal.recovered: ")
-    assert told.endswith("convert run/journal.recovered trace.json"), done.stdout
+    assert done.returncode == 1 and done.stderr.rstrip().endswith("write it anew: stepscope recover run")
+    assert (tmp_path / "run" / "trace.json").read_bytes() == cut
 
 
 def test_recover_leaves_a_running_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,6 @@ import stat
 import struct
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import anyio
@@ -20,17 +19,15 @@ import pytest
 import stepscope
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.exporters.repair import repair_chrome
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.exporters.tensorboard import TensorBoardExporter
-from stepscope.runtime.errors import FormatError, OutputError
+from stepscope.runtime.errors import OutputError
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.output import Output
 from stepscope.runtime.processes import process_identity
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.recovery.sweep import sweep
-from stepscope.runtime.window import Window
 from tests.crashes import BODY, MIDWAY, Crash, names
 
 NASTY = (
@@ -142,20 +139,6 @@ def test_links_in_the_run_are_replaced(tmp_path: Path) -> None:
     assert (run / "journal-2").is_file()
     with pytest.raises(ExceptionGroup):
         profiler.raise_errors()
-
-
-def test_repair_does_not_write_through_a_link(tmp_path: Path) -> None:
-    """Neither the trace nor the file that it is repaired in may be a link."""
-    precious = tmp_path / "precious"
-    precious.write_text("precious")
-    (tmp_path / "t.json.repaired").symlink_to(precious)
-    (tmp_path / "t.json").write_text('[\n{"ph": "M", "name": "process_name", "pid": 1')
-    repair_chrome(tmp_path / "t.json")
-    assert json.loads((tmp_path / "t.json").read_text()) == []
-    (tmp_path / "u.json").symlink_to(precious)
-    with pytest.raises(FormatError, match="symbolic link"):
-        repair_chrome(tmp_path / "u.json")
-    assert precious.read_text() == "precious"
 
 
 def sessions(place: Path, count: int) -> list[Path]:
@@ -348,30 +331,6 @@ def test_a_swapped_part_is_not_read(what: str, crash: Crash, tmp_path: Path) -> 
     session.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         files.ring_count()
-
-
-def test_writing_does_not_stop_the_training_thread(tmp_path: Path) -> None:
-    """A trace that is deleted under our hands costs the loop nothing: looking and saving happen elsewhere."""
-    done = threading.Event()
-    windows: list[Window] = []
-
-    def ready(window: Window) -> None:
-        windows.append(window)
-        done.set()
-
-    run = tmp_path / "run"
-    schedule = stepscope.schedule(wait=0, warmup=0, active=1, repeat=2)
-    with stepscope.trace(output_dir=run, schedule=schedule, on_trace_ready=ready) as profiler:
-        with stepscope.span("before"):
-            pass
-        profiler.step()
-        assert done.wait(30)
-        (run / "journal").unlink()
-        with stepscope.span("after"):
-            pass
-        profiler.step()
-    assert {"before", "after"} <= names(run / "journal").keys()
-    profiler.raise_errors()
 
 
 def test_identity_is_of_the_process() -> None:

@@ -1,9 +1,8 @@
-"""Files in Perfetto's native format: their life, limits, faults and repair."""
+"""Files in Perfetto's native format: their life, limits and faults."""
 
 from __future__ import annotations
 
 import asyncio
-import gzip
 import os
 import signal
 import subprocess
@@ -18,8 +17,7 @@ import stepscope
 from stepscope.exporters.base import EventBatch, Exporter
 from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.perfetto_file import PerfettoFile
-from stepscope.exporters.repair_perfetto import repair_perfetto
-from stepscope.runtime.errors import ClosedError, FormatError, OutputError
+from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events import Flag
 from stepscope.runtime.formats import exporter_for
 from tests import pftrace
@@ -234,51 +232,6 @@ def test_formats_know_it(tmp_path: Path) -> None:
     assert isinstance(exporter_for(tmp_path / "t", "perfetto"), PerfettoExporter)
 
 
-def cut(data: bytes, size: int, zipped: bool) -> bytes:
-    """What is left of a file."""
-    return gzip.compress(data[:size]) if zipped else data[:size]
-
-
-@pytest.mark.parametrize("zipped", [False, True])
-def test_repair_of_every_cut(tmp_path: Path, zipped: bool) -> None:
-    """A trace that is cut at any byte keeps its whole packets and nothing else; a complete one stays as it is."""
-    source = tmp_path / "source.pftrace"
-    asyncio.run(write(PerfettoExporter(source), tmp_path, many(tmp_path, 20)))
-    data = source.read_bytes()
-    path = tmp_path / "t.pftrace"
-    repair = repair_perfetto(source)
-    for size in [*range(0, len(data), 11), len(data)]:
-        path.write_bytes(cut(data, size, zipped))
-        repair = repair_perfetto(path)
-        left = gzip.decompress(path.read_bytes()) if path.read_bytes()[:2] == b"\x1f\x8b" else path.read_bytes()
-        assert data.startswith(left)
-        assert repair.lost == (size - len(left) or -1)
-        assert pftrace.Trace(left).packets == pftrace.Trace(data[:size]).packets
-        assert repair_perfetto(path).lost == -1
-    assert repair.lost == -1
-    assert listing(tmp_path) == ["source.pftrace", "t.pftrace"]
-
-
-def test_repair_of_damage(tmp_path: Path) -> None:
-    """Behind damage nothing is believed; what is no trace of ours is refused and left alone."""
-    source = tmp_path / "source.pftrace"
-    asyncio.run(write(PerfettoExporter(source), tmp_path, many(tmp_path, 500)))
-    data = source.read_bytes()
-    for at in range(200, len(data), 977):
-        source.write_bytes(data[:at] + b"\xff" * 20 + data[at + 20 :])
-        repair_perfetto(source)
-        assert data.startswith(source.read_bytes()[: at // 2])
-    for name, content in (("a.pftrace", b"hello"), ("b.pftrace", b"\x0a\x02\x50\x07"), ("c.pftrace.gz", b"no gzip")):
-        path = tmp_path / name
-        path.write_bytes(content)
-        with pytest.raises(FormatError, match=name):
-            repair_perfetto(path)
-        assert path.read_bytes() == content
-    (tmp_path / "link.pftrace").symlink_to(source)
-    with pytest.raises(FormatError, match="symbolic link"):
-        repair_perfetto(tmp_path / "link.pftrace")
-
-
 PROGRAM = """
 import os, signal, sys, time
 import stepscope
@@ -296,14 +249,15 @@ with stepscope.span("open at the end"):
 
 
 def test_a_killed_process(tmp_path: Path) -> None:
-    """What was flushed is in the trace of a process that is killed; `recover` and `convert` bring the rest."""
+    """What was flushed is in the trace of a process that is killed; `recover` brings the rest, and `convert` has it."""
     killed = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], check=False)
     assert killed.returncode == -signal.SIGKILL
     trace = pftrace.load(tmp_path / "trace.pftrace")
     assert sum(drawn.name == "work" for drawn in trace.slices()) == 50
     command = [sys.executable, "-m", "stepscope"]
     told = subprocess.run([*command, "recover", str(tmp_path)], check=True, capture_output=True, text=True).stdout
-    assert "not repaired" not in told
+    assert "written anew" in told and "left as it is" not in told
+    assert sum(drawn.name == "open at the end" for drawn in pftrace.load(tmp_path / "trace.pftrace").slices()) == 1
     made = tmp_path / "all.pftrace"
     subprocess.run([*command, "convert", str(tmp_path), str(made)], check=True, capture_output=True)
     slices = {drawn.name: drawn for drawn in pftrace.load(made).slices()}

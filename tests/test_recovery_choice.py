@@ -214,7 +214,11 @@ def test_what_a_living_run_writes_is_known_behind_a_link(tmp_path: Path) -> None
     (tmp_path / "run" / "windows").mkdir(parents=True)
     part = tmp_path / "run" / "windows" / "000000.journal.part"
     part.touch()
-    new_note(tmp_path / "run", msgspec.structs.replace(DEAD, outputs=(str(part),), **process_identity()))
+    living = msgspec.structs.replace(DEAD, outputs=(str(part),), **process_identity())
+    new_note(tmp_path / "run", living)
+    dead = msgspec.structs.replace(DEAD, outputs=(str(part),))
     (tmp_path / "link").symlink_to(tmp_path / "run")
-    assert complete_windows(tmp_path / "link", being_written(tmp_path / "link")) == (1, [])
+    assert complete_windows(tmp_path / "link", dead, being_written(tmp_path / "link")) == (1, [])
+    assert complete_windows(tmp_path / "link", living, set()) == (1, [])
+    assert complete_windows(tmp_path / "link", DEAD, set()) == (1, []), "no note names it"
     assert part.exists()

@@ -13,7 +13,7 @@ from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.recovery.kept import complete_windows
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.run import rank_from_environment
-from stepscope.runtime.session_note import read_note
+from stepscope.runtime.session_note import SessionNote, read_note
 
 
 def test_digits_that_are_no_ascii(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +21,7 @@ def test_digits_that_are_no_ascii(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "windows").mkdir()
     (tmp_path / "windows" / "²²²²²²x.journal").touch()
     (tmp_path / "windows" / "000007-x.journal").touch()
-    assert complete_windows(tmp_path, set())[0] == 8
+    assert complete_windows(tmp_path, SessionNote(directory="/nowhere", pid=1, start_time=1), set())[0] == 8
     monkeypatch.setenv("RANK", "²")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert rank_from_environment()[1] == 4

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from stepscope.exporters.base import Exporter
-from stepscope.exporters.repair import repair_chrome
 from stepscope.exporters.tensorboard import TensorBoardExporter, tensorboard_trace_handler
 from stepscope.runtime.errors import ClosedError, OutputError
 from tests.support import require
@@ -203,25 +202,6 @@ async def test_empty_window_leaves_nothing(tmp_path: Path) -> None:
     await exporter.close_window(make_window(0, ()))
     await exporter.aclose()
     assert listing(tmp_path) == []
-
-
-async def test_file_left_behind_is_completed(tmp_path: Path) -> None:
-    """What a killed process left can be made a file that the plugin's pattern matches."""
-    exporter = tensorboard_trace_handler(tmp_path)
-    run = make_run(tmp_path)
-    scene = Scene(run)
-    training(scene)
-    await exporter.open(run)
-    await exporter.export(scene.batch())
-    left = tmp_path / listing(tmp_path)[0]
-    copy = tmp_path / "copy" / left.name
-    copy.parent.mkdir()
-    copy.write_bytes(left.read_bytes())
-    await exporter.aclose()
-    repaired = repair_chrome(copy).path
-    assert require("torch_tb_profiler.consts").WORKER_PATTERN.match(repaired.name)
-    names = [event["name"] for event in json.loads(repaired.read_bytes())["traceEvents"]]
-    assert names.count("aten::linear") == 3
 
 
 async def test_misuse(tmp_path: Path) -> None:

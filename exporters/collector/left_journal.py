@@ -13,7 +13,7 @@ from stepscope.runtime.errors import FormatError, RecoveredError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.records import RunRecord, decode_record
-from stepscope.runtime.presence import replace_private
+from stepscope.runtime.private_files import replace_private
 from stepscope.runtime.recovery.choice import Choice, choose
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.recovery.recover import recover

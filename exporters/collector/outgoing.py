@@ -54,8 +54,9 @@ class Outgoing:
     def _put(self, count: int, events: Counter[int], data: bytes) -> None:
         self._backlog.put(Piece(self._backlog.next, count, len(data), events, data))
 
-    def look(self) -> None:
-        """A backlog cannot be deleted by others."""
+    def deleted(self, *, now: bool = False) -> bool:
+        """Never: a backlog is in memory, or in files of the spool."""
+        return False
 
     def close(self) -> None:
         """What is in the backlog stays there until it is confirmed."""

@@ -23,7 +23,7 @@ from stepscope.runtime.errors import OutputError
 from stepscope.runtime.held_files import hold, release
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import RunRecord
-from stepscope.runtime.presence import make_directories, replace_private
+from stepscope.runtime.private_files import make_directories, replace_private
 
 log = logging.getLogger("stepscope")
 

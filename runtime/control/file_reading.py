@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.runtime.presence import create
+from stepscope.runtime.private_files import create
 
 
 class Reading(msgspec.Struct, frozen=True):

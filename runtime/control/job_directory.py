@@ -25,7 +25,7 @@ from stepscope.runtime.control.peer import SILENCE, Peer
 from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.held_files import is_locked_by_another
-from stepscope.runtime.presence import replace_private
+from stepscope.runtime.private_files import replace_private
 
 log = logging.getLogger("stepscope")
 

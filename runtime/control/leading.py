@@ -16,7 +16,7 @@ from stepscope.runtime.control.proposal import ArmedAnswer, AtStep, Decision, Pr
 from stepscope.runtime.control.telling import repeats
 from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.encoding import json_bytes
-from stepscope.runtime.presence import replace_private
+from stepscope.runtime.private_files import replace_private
 
 log = logging.getLogger("stepscope")
 

@@ -11,7 +11,7 @@ from stepscope.runtime.control.job_directory import JobDirectory, Member, read_r
 from stepscope.runtime.control.proposal import Records
 from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.presence import replace_private
+from stepscope.runtime.private_files import replace_private
 
 BEAT = 5.0
 """Seconds, at most, between two signs of life for ranks of other machines, which cannot look at this process."""

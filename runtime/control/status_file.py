@@ -13,7 +13,7 @@ import msgspec
 
 from stepscope.runtime.control.armed import ArmedStatus
 from stepscope.runtime.encoding import json_bytes
-from stepscope.runtime.presence import replace_private
+from stepscope.runtime.private_files import replace_private
 
 log = logging.getLogger("stepscope")
 

@@ -99,6 +99,27 @@ PyObject *control_py_joins(PyObject *self, PyObject *unused) { return PyLong_Fro
 
 void control_refuse(void) { count_one(&g_control.refused[(unsigned)getpid() % REFUSED]); }
 
+/* On the main thread, between two byte codes: who has called ring_new() may hold locks, or not hold the GIL. */
+static int say_denied(void *error) {
+    PyObject *module = PyImport_ImportModule("stepscope.runtime.join");
+    PyObject *said = module ? PyObject_CallMethod(module, "say_denied", "i", (int)(intptr_t)error) : NULL;
+    if (!said) PyErr_WriteUnraisable(module);
+    Py_XDECREF(said);
+    Py_XDECREF(module);
+    return 0;
+}
+
+void control_deny(int error) {
+    static atomic_bool said;
+    atomic_store(&g_control.denied[(unsigned)getpid() % REFUSED], (unsigned char)error);
+    if (!atomic_exchange(&said, true)) Py_AddPendingCall(say_denied, (void *)(intptr_t)error);
+}
+
+PyObject *control_py_denied(PyObject *self, PyObject *pid) {
+    unsigned long at = PyLong_AsUnsignedLong(pid) % REFUSED;
+    return PyErr_Occurred() ? NULL : PyLong_FromLong(atomic_load(&g_control.denied[at]));
+}
+
 PyObject *control_py_take_refused(PyObject *self, PyObject *pid) {
     unsigned long at = PyLong_AsUnsignedLong(pid) % REFUSED;
     if (PyErr_Occurred()) return NULL;

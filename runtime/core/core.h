@@ -124,7 +124,8 @@ typedef struct {
     atomic_ullong unspooled; /* events taken from rings that were not copied to the spool, though they should have been */
     atomic_ullong settled;   /* so many of those the journals have by now, or count */
     atomic_ullong untold;    /* events that the journals dropped and have not written of */
-    char rest[PAGE - 48 - 8 * REFUSED];
+    atomic_uchar denied[REFUSED]; /* errno with which the last of these could have no ring */
+    char rest[PAGE - 48 - 9 * REFUSED];
 } __attribute__((aligned(PAGE))) Control;
 _Static_assert(sizeof(Control) == PAGE, "nothing else is in the memory that a mapping replaces");
 extern Control g_control;
@@ -138,7 +139,9 @@ void control_record(int what);          /* in the session of another process not
 PyObject *control_py_recording(PyObject *self, PyObject *unused);
 PyObject *control_py_joins(PyObject *self, PyObject *unused);
 void control_refuse(void);              /* counts an event that its joined process could not keep */
+void control_deny(int error);           /* says why its joined process gets no file for a ring */
 PyObject *control_py_take_refused(PyObject *self, PyObject *pid);
+PyObject *control_py_denied(PyObject *self, PyObject *pid);
 
 /* stack.c: the open spans of a thread or task, in a mapped file, so that a killed process leaves them. */
 enum {

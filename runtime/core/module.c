@@ -71,6 +71,7 @@ static PyMethodDef methods[] = {
     {"strings_missing", strings_py_missing, METH_VARARGS, NULL},
     {"strings_since", strings_py_since, METH_O, NULL},
     {"take_refused", control_py_take_refused, METH_O, NULL},
+    {"denied", control_py_denied, METH_O, NULL},
     {"text", strings_py_text, METH_O, NULL},
     {"track", track_py_new, METH_VARARGS, NULL},
     {"tracks", track_py_since, METH_VARARGS, NULL},

@@ -15,10 +15,11 @@ PREFIX = "kept-"
 class Segment:
     """Frames of events, written one after the other and let go together.
 
-    The file is a journal without names and tracks, which the session directory has in files of their own.
+    The file is a journal without names and tracks, which the session directory has in files of their own. If somebody
+    deletes it, what it holds can still be read by this process, and is lost only if the process is killed.
 
     Args:
-        path: file to create; `None`: heap.
+        path: file to create in the session directory, which is not made again if it is gone; `None`: heap.
 
     Raises:
         OSError: if the file cannot be created or written.

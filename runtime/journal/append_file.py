@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.presence import Presence, create, make_directories, rescue
+from stepscope.runtime.private_files import DeletionCheck, create
 
 Piece = bytes | bytearray | memoryview
 
@@ -18,11 +18,11 @@ _MAX_PIECES = 512
 class AppendFile:
     """A new file, readable by this user only, that pieces are appended to. Not for two threads at once.
 
-    A write that returns has reached the kernel. One that fails leaves the file as it was. If the file is deleted
-    meanwhile, what it holds is written again under its name or the next that is free.
+    A write that returns has reached the kernel. One that fails leaves the file as it was.
 
     Args:
-        path: its name. If that is taken, `-2`, `-3`, ... is put before the suffix; links are never followed.
+        path: its name, in a directory that exists. If it is taken, `-2`, `-3`, ... is put before the suffix; links are
+            never followed.
 
     Raises:
         OutputError: if it cannot be created.
@@ -34,10 +34,9 @@ class AppendFile:
         self.size = 0
         """Bytes written."""
         self._fd = -1
-        self._presence = Presence()
+        self._deletion = DeletionCheck()
         try:
             reserve_standard_descriptors()
-            make_directories(path.parent)
             self._fd, self.path = create(path, _FLAGS, 0o600, _other_name)
         except OSError as error:
             raise self._error(error, "create") from error
@@ -48,7 +47,6 @@ class AppendFile:
         Raises:
             OutputError: if the system refuses.
         """
-        self.look(now=sync)
         try:
             self._write_all(pieces)
             if sync:
@@ -63,20 +61,9 @@ class AppendFile:
             raise failure from error
         self.size += sum(len(piece) for piece in pieces)
 
-    def look(self, *, now: bool = True) -> None:
-        """Sees whether the file was deleted, and saves what it holds; without `now` once a second at most.
-
-        Raises:
-            OutputError: if it was, and cannot be written again.
-        """
-        if self._fd < 0 or not self._presence.deleted(self._fd, self.path, now=now):
-            return
-        try:
-            new, self.path = rescue(self._fd, self.path, _FLAGS, _other_name)
-        except OSError as error:
-            raise self._error(error, "save what was deleted, to") from error
-        os.close(self._fd)
-        self._fd = new
+    def deleted(self, *, now: bool = False) -> bool:
+        """Whether no name leads to the file any more; without `now` the system is asked at most once a second."""
+        return self._fd >= 0 and self._deletion.deleted(self._fd, self.path, now=now)
 
     def close(self) -> None:
         """Closes it. Idempotent."""

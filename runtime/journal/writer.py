@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import records as records
@@ -19,6 +19,7 @@ from stepscope.runtime.journal.append_file import AppendFile
 from stepscope.runtime.journal.tables import Tables
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.plain import plain
+from stepscope.runtime.private_files import deleted_error, make_directories
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 
@@ -39,9 +40,17 @@ class Target(Protocol):
 
     def write(self, pieces: list[fmt.Bytes], sync: bool) -> None: ...
 
-    def look(self) -> None: ...
+    def deleted(self, *, now: bool = False) -> bool: ...
 
     def close(self) -> None: ...
+
+
+def _create_file(path: Path) -> AppendFile:
+    try:
+        make_directories(path.parent)
+    except OSError as error:
+        raise OutputError(error.errno, f"cannot create the file: {error.strerror or error}", str(path)) from error
+    return AppendFile(path)
 
 
 class JournalWriter:
@@ -70,6 +79,8 @@ class JournalWriter:
     """Events written."""
     arguments_cut = 0
     """Events written without their arguments, which were malformed or larger than a frame."""
+    deleted = False
+    """Whether the file was deleted while it was open: the events written to it are lost."""
 
     def __init__(
         self,
@@ -79,7 +90,7 @@ class JournalWriter:
         fsync: Fsync = "never",
         compression: fmt.Compression = "",
         max_frame: int = fmt.MAX_PAYLOAD,
-        create: Callable[[Path], Target] = AppendFile,
+        create: Callable[[Path], Target] = _create_file,
         holes: bool = False,
     ) -> None:
         if max_bytes < MIN_BYTES:
@@ -177,8 +188,7 @@ class JournalWriter:
             ClosedError: after `close`.
         """
         with self._lock:
-            self._open_file()
-            self._look()
+            self._check_deleted(now=True)
             self._mark_cap(exactly=True)
             record = records.window_record(window)
             if not self._record(fmt.FrameType.WINDOW_CLOSED, record, self._fsync != "never"):
@@ -302,7 +312,7 @@ class JournalWriter:
                 )
                 self._control(fmt.FrameType.END, end)
                 self._commit(self._fsync != "never")
-                self._look()
+                self._check_deleted(now=True)
             finally:
                 self._file.close()
                 self._file = None
@@ -350,14 +360,16 @@ class JournalWriter:
             raise ClosedError(f"the journal {self.path} is not open")
         return self._file
 
-    def _look(self) -> None:
-        file = self._open_file()
-        file.look()
-        self.path = file.path
+    def _check_deleted(self, *, now: bool) -> None:
+        """Raises `OutputError` if the file was deleted; nothing is written to it from then on."""
+        self.deleted = self.deleted or self._open_file().deleted(now=now)
+        if self.deleted:
+            raise deleted_error(self.path, self.written)
 
     def _commit(self, sync: bool) -> None:
         """Writes what is pending, all or nothing."""
         try:
+            self._check_deleted(now=sync)
             self._open_file().write(self._pending, sync)
             self._number += self._pending_frames
         finally:

@@ -14,6 +14,7 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.recovery.ring_content import RingContent
 from stepscope.runtime.recovery.session_files import SessionFiles
+from stepscope.runtime.session_note import SessionNote
 
 MAX_FILES = 1 << 14
 MAX_BYTES = 64 << 20
@@ -54,12 +55,13 @@ def kept_blocks(session: SessionFiles, profiler: int) -> Iterator[RingContent]:
             frames.close()
 
 
-def complete_windows(run: Path, living: set[str] | None) -> tuple[int, list[str]]:
-    """Gives journals of windows that were being saved a name of their own: what they hold can be read up to its end.
+def complete_windows(run: Path, note: SessionNote, living: set[str]) -> tuple[int, list[str]]:
+    """Gives journals of windows that the run was saving a name of their own: what they hold can be read up to its end.
 
     Args:
         run: directory of the run.
-        living: files that others still write; `None` = the run goes on itself, and nothing gets a name.
+        note: the run's, which names these journals; while it goes on itself, none gets a name.
+        living: files that other runs still write.
 
     Returns:
         The first index that no window of the run has, and what there is to say.
@@ -67,6 +69,7 @@ def complete_windows(run: Path, living: set[str] | None) -> tuple[int, list[str]
     notes: list[str] = []
     following = 0
     directory = run / WINDOWS
+    noted = {os.path.basename(output) for output in note.outputs}
     if not directory.is_dir() or directory.is_symlink():
         return following, notes
     for name in sorted(os.listdir(directory))[:MAX_FILES]:
@@ -74,7 +77,8 @@ def complete_windows(run: Path, living: set[str] | None) -> tuple[int, list[str]
         if not (index.isascii() and index.isdecimal()) or ".journal" not in name:
             continue
         following = max(following, int(index) + 1)
-        if living is not None and name.endswith(PART) and os.path.realpath(directory / name) not in living:
+        saving = name.endswith(PART) and name in noted and not note.running
+        if saving and os.path.realpath(directory / name) not in living:
             target = directory / f"{name.removesuffix(PART)}-unfinished.journal"
             if target.exists():
                 continue

@@ -27,7 +27,7 @@ from stepscope.runtime.recovery.left_session import is_recovered, notes_of
 from stepscope.runtime.recovery.leftovers import Leftovers, UnfinishedWindow
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.run import Run, this_host
-from stepscope.runtime.session_note import SessionNote
+from stepscope.runtime.session_note import JOURNAL, SessionNote
 from stepscope.runtime.table import human_count
 from stepscope.runtime.window import Window
 from stepscope.runtime.windows import divide
@@ -63,6 +63,10 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """What else there is to say."""
     missing: tuple[str, ...] = ()
     """What should have been read and could not be: events may be lost that were recorded."""
+    note: SessionNote | None = None
+    """What the run had noted of itself."""
+    gap: str = ""
+    """Why events may be missing that other outputs of the run have; empty if at most its last moment is."""
 
     def text(self) -> str:
         """The same in words, some lines."""
@@ -133,8 +137,8 @@ def recover(
     target = Path(out) if out is not None else choice.target
     if session is None and not force and target.exists():
         raise RecoveredError(
-            f"{target} exists, and the session directory is gone: a new recovery could lose what it holds; "
-            "name another file for the new one, or force its replacement"
+            f"already recovered: {target}. The data in memory that it was made from has been freed, so recovering again "
+            "could only lose events"
         )
     writer = JournalWriter(target.with_name(f".{target.name}.{os.getpid()}"), max_bytes=1 << 62)
     reader = None if journal is None else JournalReader(journal, ids)
@@ -145,9 +149,9 @@ def recover(
         profiler = note.profiler if note else 0
         work = _Recovering(writer, run, Leftovers(parts, profiler), profiler)
         if note is not None and note.keep_last:
-            following, said = complete_windows(place, None if note.running else being_written(place))
+            following, said = complete_windows(place, note, set() if note.running else being_written(place))
             notes += said
-            work.keep_last(note.keep_last, following)
+            work.follow_kept(note.keep_last, following)
         if reader is not None:
             work.copy(reader)
             if note is None and work.whole and reader.end is not None and not reader.damage:
@@ -196,6 +200,8 @@ def recover(
         damage=reader.damage if reader else Damage(),
         notes=tuple(notes),
         missing=tuple(missing + _unread(reader)),
+        note=note,
+        gap=_gap(reader, work, session, parts, unheld),
     )
 
 
@@ -223,6 +229,30 @@ def _unread(reader: JournalReader | None) -> list[str]:
     return ["parts of the journal are damaged, see above"] if lost else []
 
 
+def _gap(
+    reader: JournalReader | None,
+    work: _Recovering,
+    session: SessionFiles | None,
+    parts: list[tuple[SessionFiles, IdMap]],
+    unheld: int,
+) -> str:
+    """Why the new journal may lack events that other outputs of the run have.
+
+    Without the session it is as long as the run's journal, which may have ended a moment before they did, but has no gap.
+    """
+    if work.keep_last:
+        return "this journal has the last steps of a flight recorder, and not the windows that it had saved"
+    if reader is None:
+        return "the run kept no journal"
+    if work.left_out:
+        return "the run's journal had not taken every event"
+    if _unread(reader):
+        return "parts of the run's journal are damaged"
+    if session is not None and (unheld > 0 or any(files.notes for files, _ in parts)):
+        return "events are missing between the run's journal and what was in memory"
+    return ""
+
+
 class _Recovering:
     """Copies a journal and adds what is missing."""
 
@@ -230,6 +260,8 @@ class _Recovering:
         self.windows = self.unfinished = self.events = self.from_rings = self.open_spans = self.dropped = 0
         self.found_alone = 0
         """Events that were found in rings only, though they had been taken from there."""
+        self.left_out = False
+        """Whether the run's journal had not taken every event: its queue was full, or it had reached its size limit."""
         self._writer = writer
         self._run = run
         self._leftovers = leftovers
@@ -237,11 +269,12 @@ class _Recovering:
         self._open: dict[int, UnfinishedWindow] = {}
         self._last_index = -1
         self._last_end = 0
-        self._keep_last = 0
+        self.keep_last = 0
+        """Steps that the run kept, as a flight recorder; 0 = it was none."""
 
-    def keep_last(self, steps: int, following: int) -> None:
+    def follow_kept(self, steps: int, following: int) -> None:
         """The run kept its last steps, and saved windows up to the index before `following`."""
-        self._keep_last = steps
+        self.keep_last = steps
         self._last_index = following - 1
 
     @property
@@ -262,6 +295,8 @@ class _Recovering:
             elif isinstance(item, Window):
                 self._writer.write_window(item)
                 self.windows += 1
+                mine = item.ledger.outputs.get(JOURNAL)
+                self.left_out = self.left_out or (mine is not None and bool(mine.dropped))
                 self._open.pop(item.index, None)
                 self._last_index = max(self._last_index, item.index)
                 self._last_end = max(self._last_end, item.end_ns)
@@ -271,6 +306,7 @@ class _Recovering:
                 self._writer.write_ledger(item)
             elif isinstance(item, CapRecord):
                 self._writer.write_cap(item)
+                self.left_out = True
 
     def add_leftovers(self) -> None:
         """Adds the events of the rings to the windows that were open, or to a new one, and closes these."""
@@ -302,9 +338,9 @@ class _Recovering:
             at = marks["ts"][(marks["ts"] >= self._last_end) & (marks["ts"] <= first)]
             window.start = int(at.max()) if len(at) else first
             begins = np.unique(marks["ts"])
-            if self._keep_last and len(begins) > self._keep_last:
+            if self.keep_last and len(begins) > self.keep_last:
                 # Rings may have more than was to be kept, but not all of it.
-                window.start = max(window.start, int(begins[-1 - self._keep_last]))
+                window.start = max(window.start, int(begins[-1 - self.keep_last]))
             self._open[window.index] = window
 
     def _finish(self, window: UnfinishedWindow, last: int) -> None:

@@ -13,7 +13,7 @@ from stepscope.cli import opening
 from stepscope.cli.made_directory import made_directory
 from stepscope.cli.messages import message
 from stepscope.cli.progress import Progress
-from stepscope.cli.traces import TARGETS, Traces, free_name, is_trace, repair_one
+from stepscope.cli.traces import TARGETS, free_name, is_trace, refuse_trace, rewrite_traces
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError, RecoveredError
 from stepscope.runtime.recovery.choice import being_written, unfinished
 from stepscope.runtime.recovery.recover import Recovery, recover
@@ -24,15 +24,14 @@ INCOMPLETE = 3
 
 DESCRIPTION = """\
 Makes one complete journal of what a run left when its process died: its journal, and what its threads had recorded
-since, which is still in memory. Traces that it wrote, wherever they are, are completed. Nothing is lost that had
-been recorded, as long as the memory lasts that it is in (a container's /dev/shm goes with the container);
-what is missing is said.
+since, which is still in memory. Nothing is lost that had been recorded, as long as the memory lasts that it is in (a
+container's /dev/shm goes with the container); what is missing is said. The traces that the run was writing, wherever
+they are, are then written anew from that journal; no other file is touched.
 """
 
 EPILOG = """\
 examples:
   stepscope recover runs/exp1
-  stepscope recover trace.json
   stepscope recover runs/exp1 --out exp1.journal && stepscope convert exp1.journal trace.json
 
 Each run that was killed in DIR is recovered; without any note of one, the newest journal is. A run that ended in order
@@ -53,7 +52,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("path", metavar="DIR", type=Path, help="directory of the run, or its journal, or one trace")
+    parser.add_argument("path", metavar="DIR", type=Path, help="directory of the run, or its journal")
     parser.add_argument("--out", metavar="FILE", type=Path, help="journal to write (default: journal.recovered in DIR)")
     parser.add_argument(
         "--force",
@@ -78,8 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not named.exists():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(named))
     if named.is_file() and not is_note(named) and is_trace(named):
-        repair_one(named, force=arguments.force)
-        return 0
+        refuse_trace(named)
     whole = named.is_dir()
     place = named if whole else named.parent
     notes = unfinished(place, [], force=arguments.force) if whole or is_note(named) else []
@@ -98,19 +96,13 @@ def run(arguments: argparse.Namespace) -> int:
         if each.session is not None and not arguments.remove_session:
             print(f"  {each.session} stays until --remove-session, or a later run, frees it")
     living = being_written(place) if whole or notes else set[str]()
-    traces = Traces()
-    if whole:
-        traces.repair_below(named, living)
-    for _, note in notes:
-        traces.repair_noted(note, place, living)
+    rewritten = [rewrite_traces(each, place, living) for each in recovered if notes]
     if recovered:
-        if traces.completed:
-            print("the traces end where the process had written to: its last moment is in the recovered journal only")
         target = free_name(TARGETS)
         shown = opening.convert(recovered[-1].journal, target)
         print(f"see it: {shown}, then {opening.perfetto(Path(target))}")
     complete = len(recovered) == len(several or [named]) and not any(each.missing for each in recovered)
-    if complete and not traces.torn:
+    if complete and all(rewritten):
         return 0
     message("stepscope recover: not all could be brought back, see above")
     return INCOMPLETE
@@ -132,7 +124,10 @@ def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, r
         raise
     except RecoveredError as error:
         if not one_of_several:
-            raise RecoveredError(f"{error} (--out, --force)") from error
+            convert = opening.convert(named if named.is_dir() else named.parent, "out.json")
+            raise RecoveredError(
+                f"{error}. To convert it: {convert}. To recover again: --out FILE or --force"
+            ) from error
         print(f"not recovered: {error}")
     except FormatError as error:
         if not one_of_several:

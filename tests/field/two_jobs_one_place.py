@@ -17,17 +17,23 @@ with sc.trace(output_dir="run", exporters=[sc.ChromeTraceExporter("trace.json", 
     for n in range(400):
         with sc.span("job " + sys.argv[1], n=n): time.sleep(0.002)
         p.step()
-p.raise_errors()
+print(p.report())
 """
 faults = []
 for form in ("array", "object"):
     with tempfile.TemporaryDirectory() as folder:
         jobs = [
-            subprocess.Popen([sys.executable, "-c", PROGRAM, name, form], cwd=folder, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, name, form],
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
             for name in "AB"
         ]
         for job in jobs:
-            text = job.communicate(timeout=60)[1]
+            report, text = job.communicate(timeout=60)
             if job.returncode:
                 faults.append(f"{form}: exit {job.returncode}: {text[-300:]}")
         found = {}
@@ -42,8 +48,9 @@ for form in ("array", "object"):
                     faults.append(f"{form}: {name} is no JSON: {error}")
                 found[name] = (text.count('"job A"'), text.count('"job B"'))
         print(" ", form, found, os.listdir(f"{folder}/run"))
-        for job in "AB":
-            out = f"{folder}/{job}.json"
+        empty = [name for name, (a, b) in found.items() if not a and not b]
+        if empty:
+            faults.append(f"{form}: {empty} have events of neither")
         mixed = [name for name, (a, b) in found.items() if a and b]
         if mixed:
             faults.append(f"{form}: {mixed} have events of both")

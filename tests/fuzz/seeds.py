@@ -7,15 +7,10 @@ import tempfile
 import zlib
 from pathlib import Path
 
-import anyio
-
 from stepscope.collector.files.stream_file import StreamFile
-from stepscope.exporters.base import Exporter
-from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.collector import protocol
-from stepscope.exporters.specimens import ARGUMENTS, every_kind, run_in, window_of
-from stepscope.exporters.tensorboard import TensorBoardExporter
-from stepscope.runtime import _core, strings, tracks
+from stepscope.exporters.specimens import ARGUMENTS, every_kind
+from stepscope.runtime import _core
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal import format as fmt
@@ -50,8 +45,6 @@ def _of(target: str, place: Path) -> list[bytes]:
             for name in ("a", "packed")
         ]
         return made if target == "journal" else [*(_records(data) for data in made), _raw([run_of(), no_text(), END])]
-    if target == "trace":
-        return _traces(place)
     if target == "arguments":
         encoded = _core.encode_arguments(dict(ARGUMENTS))
         return [struct.pack("<II", 0, len(encoded)) + encoded]
@@ -126,24 +119,3 @@ def _records(journal: bytes) -> bytes:
         payload = journal[at + 24 : end][:60_000]
         made += RECORD.pack(journal[at + 4], journal[at + 5], len(payload)) + payload
     return made
-
-
-def _traces(place: Path) -> list[bytes]:
-    assert strings.FIRST_NAME
-    assert tracks.process()
-    batch = every_kind()
-    exporters: list[Exporter] = [
-        ChromeTraceExporter(place / "array" / "t.json"),
-        ChromeTraceExporter(place / "object" / "t.json", form="object"),
-        TensorBoardExporter(place / "tb", "worker"),
-    ]
-
-    async def write() -> None:
-        for exporter in exporters:
-            await exporter.open(run_in(place))
-            await exporter.export(batch)
-            await exporter.close_window(window_of(0, batch))
-            await exporter.aclose()
-
-    anyio.run(write)
-    return [path.read_bytes() for path in sorted(place.rglob("*.json"))]

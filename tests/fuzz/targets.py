@@ -7,7 +7,6 @@ import contextlib
 import os
 import struct
 import tempfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,9 +22,6 @@ from stepscope.collector.retention.retention import StoragePolicy
 from stepscope.collector.retention.storage import Storage
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector import protocol
-from stepscope.exporters.perfetto_file import SAYING, packet
-from stepscope.exporters.repair import repair_chrome
-from stepscope.exporters.repair_perfetto import repair_perfetto
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError, StepscopeError
@@ -235,33 +231,6 @@ def blocks(data: bytes) -> None:
         assert decoded is not None and len(decoded[1]) == count and cut <= count
 
 
-def trace(data: bytes) -> None:
-    """A trace of any bytes, plain and compressed: it is refused, or becomes JSON."""
-    for name, content in (("t.json", data), ("t.json.gz", zlib.compress(data, 1, 31)[: max(len(data) // 2, 1)])):
-        with tempfile.TemporaryDirectory(dir=PLACE) as place:
-            path = Path(place) / name
-            path.write_bytes(content)
-            try:
-                made = repair_chrome(path).path.read_bytes()
-            except FormatError:
-                continue
-            msgspec.json.decode(zlib.decompress(made, 31) if made[:2] == b"\x1f\x8b" else made)
-
-
-def native_trace(data: bytes) -> None:
-    """A native trace of any bytes behind its first packet, plain and compressed: what is not whole is cut off."""
-    data = packet(SAYING, b"") + data
-    for content in (data, zlib.compress(data, 1, 31)[: max(len(data) // 2, 20)]):
-        with tempfile.TemporaryDirectory(dir=PLACE) as place:
-            path = Path(place) / "t.pftrace"
-            path.write_bytes(content)
-            try:
-                repair_perfetto(path)
-            except FormatError:
-                continue
-            assert repair_perfetto(path).lost == -1
-
-
 def collector_messages(data: bytes) -> None:
     """A message of any bytes to a collector that has some frames: it is refused whole, or its frames are the next ones."""
     try:
@@ -405,10 +374,8 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "arguments": arguments,
     "chrome": chrome,
     "perfetto": perfetto,
-    "native_trace": native_trace,
     "aggregates": aggregates,
     "blocks": blocks,
-    "trace": trace,
     "collector_messages": collector_messages,
     "collector_file": collector_file,
     "compressed_events": compressed_events,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Generator
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.exporters.base import EventBatch
-from stepscope.exporters.repair import repair_chrome
 from stepscope.runtime import strings
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.options import Options
@@ -50,7 +48,7 @@ def trial(
     with server(place) as port:
         command = [sys.executable, "-m", "tests.torture.neighbour", how, method, str(place), str(port), str(seconds)]
         done = run_to_end(command, cwd=ROOT, timeout=60)
-        written = repaired(place / "disk" / "trace.json") if how == "full" else []
+        written = cut_short(place / "disk" / "trace.json") if how == "full" else []
     ended = time.monotonic_ns()
     if done.returncode or not done.stdout:
         return Outcome(problems=(f"the program ended with {done.returncode}: {done.stderr[-500:]}",))
@@ -82,10 +80,10 @@ def trial(
     )
 
 
-def repaired(trace: Path) -> list[str]:
-    """What is wrong with a trace whose disk was too small: it must be JSON once it is repaired elsewhere, and have events."""
-    copy = Path(shutil.copy(trace, trace.parent.parent / "copied.json"))
-    rows: list[dict[str, Any]] = json.loads(repair_chrome(copy).path.read_bytes())
+def cut_short(trace: Path) -> list[str]:
+    """What is wrong with a trace whose disk was too small: as viewers read it, up to where it was cut, it must have events."""
+    text = trace.read_bytes().rstrip(b"]\n").rstrip(b",\n")
+    rows: list[dict[str, Any]] = json.loads(text + b"]")
     full = trace.stat().st_size > DISK // 2
     return (
         [] if full and any(row.get("name") == "work" for row in rows) else [f"the full disk holds {len(rows)} events"]

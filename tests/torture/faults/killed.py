@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import random
@@ -15,8 +16,8 @@ from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 
-from stepscope.exporters.repair import repair_chrome
-from stepscope.runtime.errors import StepscopeError
+from stepscope.cli.traces import rewrite_traces
+from stepscope.runtime.errors import FormatError, StepscopeError
 from stepscope.runtime.recovery.recover import recover
 from tests.launch import launched
 from tests.support import ROOT
@@ -75,16 +76,15 @@ def bare_ns() -> int:
     return time.monotonic_ns() - began
 
 
-def traces(place: Path, *, repair: bool) -> list[str]:
-    """What is wrong with the Chrome and TensorBoard files."""
+def traces(place: Path) -> list[str]:
+    """What is wrong with the Chrome and TensorBoard files, which are to be complete."""
     problems: list[str] = []
     for path in [*place.glob("run/*.json*"), *place.glob("run/tb/*.json*")]:
         try:
-            complete = repair_chrome(path)
-            text = complete.path.read_bytes()
-            json.loads(zlib.decompress(text, 31) if complete.path.name.endswith(".gz") else text)
-            if complete.lost >= 0 and not repair:
-                problems.append(f"{path.name} was not complete")
+            if path.name.endswith(".part"):
+                raise FormatError("it was not complete")
+            data = path.read_bytes()
+            json.loads(zlib.decompress(data, 31) if path.name.endswith(".gz") else data)
         except (StepscopeError, ValueError, zlib.error) as error:
             problems.append(f"{path.name}: {error!r}")
     return problems
@@ -95,7 +95,9 @@ def recovered(place: Path, *, closed: bool = False) -> Outcome:
     began = time.monotonic_ns()
     result = recover(place / "run")
     took = time.monotonic_ns() - began
-    problems = traces(place, repair=True)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        complete = rewrite_traces(result, place / "run", set())
+    problems = [*([] if complete else [said.getvalue()]), *traces(place)]
     return settle(place, result.journal, closed=closed, recovered=closed) + Outcome(
         tried=0, shutdown_ns=took, problems=tuple(problems)
     )
@@ -150,7 +152,7 @@ def delivered(place: Path, took: int, ending: str, ended: int, code: int, *, bar
         code: what that should be.
         bare: whether it may have ended in a step in which nothing was recorded.
     """
-    problems = traces(place, repair=False)
+    problems = traces(place)
     problems += [f"{ending} ended with {ended}: {_said(place)}"] if ended != code else []
     problems += ["there is something to recover"] if (place / "run" / "session").exists() else []
     if took > MOST_NS and took > MOST_NS + (machine := bare_ns()):

@@ -1,54 +1,72 @@
-"""Files that are written for long: whether their name still leads to them, and what to do if they were deleted."""
+"""Private files and directories: created without following links, replaced in one step, and whether one was deleted."""
 
 from __future__ import annotations
 
 import errno
-import logging
 import os
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-log = logging.getLogger("stepscope")
+from stepscope.runtime.errors import OutputError
 
-LOOK_EVERY = 1.0
-"""Seconds between two looks, between windows."""
+CHECK_INTERVAL_S = 1.0
+"""Between two checks of one file whether it was deleted."""
 
 _MAX_NAMES = 1000
-_CHUNK = 1 << 20
 
 
-class Presence:
-    """Watches one open file. A deleted one is written to without an error, and is gone when it is closed.
+class DeletionCheck:
+    """Notices that an open file was deleted: writes to it still succeed, and what it holds is lost when it is closed.
 
-    One that was moved is left where it is: whoever moved it has it.
+    A file that was moved is not deleted: whoever moved it has it, and what is written goes there.
     """
 
     def __init__(self) -> None:
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
 
     def deleted(self, file: int, path: Path, *, now: bool = False) -> bool:
-        """Whether no name leads to the file any more; asks the system at most every `LOOK_EVERY` seconds.
+        """Whether no name leads to the file any more.
 
         Args:
-            file: descriptor.
-            path: its name.
-            now: ask in any case.
+            file: its descriptor.
+            path: the name that it had.
+            now: ask the system in any case; otherwise at most every `CHECK_INTERVAL_S`.
         """
         at = time.monotonic()
-        if not now and at - self._looked < LOOK_EVERY:
+        if not now and at - self._checked < CHECK_INTERVAL_S:
             return False
-        gone = os.fstat(file).st_nlink == 0 and not _leads_to(path, file)
-        if not gone:  # of one that is gone, each write is to hear until it was rescued
-            self._looked = at
-        return gone
+        self._checked = at
+        about = os.fstat(file)
+        return about.st_nlink == 0 and not _is_named(path, about)
 
 
-def _leads_to(path: Path, file: int) -> bool:
-    """Whether a name leads to an open file: not every file system counts links."""
+def is_gone(path: Path) -> bool:
+    """Whether nothing has this name; `False` where that cannot be seen, as after a change of the user."""
     try:
-        return os.path.samestat(path.lstat(), os.fstat(file))
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def deleted_error(path: Path, events: int) -> OutputError:
+    """The error of a file that was deleted while it was written.
+
+    Args:
+        path: the name that it had.
+        events: how many it held; they are lost.
+    """
+    noun = "event" if events == 1 else "events"
+    return OutputError(errno.ENOENT, f"deleted while it was written: {events:,} {noun} are lost", str(path))
+
+
+def _is_named(path: Path, about: os.stat_result) -> bool:
+    """Whether this name leads to the file: not every file system counts links."""
+    try:
+        return os.path.samestat(path.lstat(), about)
     except OSError:
         return False
 
@@ -100,38 +118,6 @@ def replace_private(path: Path, data: bytes) -> None:
         made.replace(path)
     finally:
         made.unlink(missing_ok=True)
-
-
-def rescue(file: int, path: Path, flags: int, other_name: Callable[[Path, int], Path]) -> tuple[int, Path]:
-    """Copies a deleted file that is still open to a new one, under its old name or the next that is free.
-
-    Args:
-        file: descriptor that can be read.
-        path: the old name; directories that are missing are made again, for this user only.
-        flags: for `os.open` of the new one.
-        other_name: makes name number 2, 3, ... of a name.
-
-    Returns:
-        The new descriptor and its name; the old one is still open.
-
-    Raises:
-        OSError: if that is not possible; nothing is left behind then.
-    """
-    make_directories(path.parent)
-    about = os.fstat(file)
-    new, name = create(path, flags, stat.S_IMODE(about.st_mode), other_name)
-    try:
-        at = 0
-        while data := os.pread(file, _CHUNK, at):
-            at += len(data)
-            while data:
-                data = data[os.write(new, data) :]
-    except OSError:
-        os.close(new)
-        name.unlink()
-        raise
-    log.warning("%s was deleted while it was written; its content was saved to %s", path, name)
-    return new, name
 
 
 def make_directories(directory: Path) -> None:
