@@ -210,6 +210,7 @@ class Stepping(_core.StepCounter):
             self._look_every = self._pipeline.look_every if self._pipeline is not None else 0
             self._budget_at = clock.now() + self._look_every if self._look_every else 0
             self._set_look()
+            self._want(False)
             planned, at = self._plan(self._step), clock.now()
             if self._live:
                 self._take_detail(self._step, at)
@@ -239,6 +240,7 @@ class Stepping(_core.StepCounter):
             self._change(
                 ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=stepped
             )
+            self._want(False)
         finally:
             self._let_go()
         if self._state != "closed":
@@ -336,7 +338,7 @@ class Stepping(_core.StepCounter):
             return
         on = on and self._state != "closed"
         self._every = 0
-        self._recorder.want(self._serial, on, self._detail.wanted(self._step))
+        self._recorder.want(self._serial, on, self._detail.wanted(self._step), waits=self._live)
         if on and self._detail.every > 1:
             self._kept, self._every = self._detail.kept, self._detail.every
 
@@ -413,8 +415,8 @@ class Stepping(_core.StepCounter):
         if begins and self._state != "closed":
             try:
                 self._hold()
+                self._want(not self._pauses)  # before the mark: what is open goes back to the window's begin
                 at, track, parent = self._mark()
-                self._want(not self._pauses)
                 left_out = self._windows_left_out - self._left_out_told
                 mark = StepMark(at, self._step, track, parent)
                 pipeline.inbox.put(WindowBegins(mark, left_out, self._window_begins()))

@@ -129,10 +129,10 @@ static void span_dealloc(SpanObject *s) {
 }
 
 static PyObject *span_enter(SpanObject *s, PyObject *unused) {
-    bool recorded = recording(RECORD_EVENTS);
+    bool recorded = recording(RECORD_EVENTS), noted = recorded || recording(RECORD_OPEN);
     /* One that is entered already notes also what is not recorded, so that each exit finds its own entry. */
     if (!recorded) g_events_left_out += left_out(RECORD_EVENTS);
-    if (!recorded && !s->entered) return Py_NewRef(s);
+    if (!noted && !s->entered) return Py_NewRef(s);
     Thread *t = thread_current_object();
     if (!t) {
         if (recorded) ring_refuse();
@@ -148,7 +148,7 @@ static PyObject *span_enter(SpanObject *s, PyObject *unused) {
         s->outer = e;
     }
     s->entered = true;
-    if (recorded) span_open(t, stack, &s->open, s->name_id, s->category, 0);
+    if (noted) span_open(t, stack, &s->open, s->name_id, s->category, recorded ? 0 : FRAME_EARLY);
     else s->open = (Open){.stack = stack};
     return Py_NewRef(s);
 }
@@ -193,7 +193,7 @@ static PyObject *span_exit(SpanObject *s, PyObject *const *args, Py_ssize_t n) {
     Open open = s->open;
     leave(s);
     if (!t && open.id) ring_refuse();
-    if (t && open.id) {
+    if (t && open.id && !span_skip(t, &open)) {
         /* The usual cases: no argument, or one small number, which fits the record. */
         PyObject *key = s->keys && PyTuple_GET_SIZE(s->keys) == 1 ? PyTuple_GET_ITEM(s->keys, 0) : NULL;
         int overflow = 1;
