@@ -162,4 +162,4 @@ class Reporting(Saving):
             if ending.unended:  # it was a step, though nobody called step() at its end
                 steps, recorded = steps + 1, recorded + 1
                 open_steps += not ending.complete
-        return explain(self.schedule, steps, recorded=recorded, open_steps=open_steps, first=self._first_step)
+        return explain(self.schedule, steps, recorded=recorded, open_steps=open_steps, first=max(self._first_step, 0))

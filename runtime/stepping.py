@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import operator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.control.window_detail import WindowDetail
 from stepscope.runtime.detail import FULL, Detail
 from stepscope.runtime.error_text import error_text
-from stepscope.runtime.errors import ClosedError, ProfilerStateError
+from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.messages import ActionChanged, DetailChanged, Paused, Resumed, WindowBegins, WindowEnds
 from stepscope.runtime.outside import interrupts
 from stepscope.runtime.schedule import NEVER, Always, Never, PlannedSchedule, Schedule, ScheduleFunction
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepscope")
 
+LARGEST_STEP = (1 << 31) - 1
+"""Number of a step that an event can carry."""
+
 _serials = itertools.count(1)
 _untouched: list[object] = []
 """What inert profilers had used."""
@@ -38,6 +42,17 @@ _untouched: list[object] = []
 def keep_untouched(*used: object) -> None:
     """Keeps what an inert profiler had used from being freed, which would do something to it."""
     _untouched.extend(used)
+
+
+def step_number(value: object) -> int | None:
+    """The number of a step that a program gives, as an int, a number of NumPy or a tensor; `None` if it is none."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    except Exception:
+        return None
+    return number if 0 <= number <= LARGEST_STEP and not isinstance(value, bool) else None
 
 
 class Stepping(_core.StepCounter):
@@ -97,25 +112,45 @@ class Stepping(_core.StepCounter):
 
     @property
     def step_num(self) -> int:
-        """Number of the current step, from 0. Set it on resume, before `start()`, to go on where a run ended.
+        """Number of the current step, from 0. Set it on resume, to go on where a run ended.
+
+        While the profiler runs the schedule is asked again at the next `step()`, with the new number plus 1, as torch has
+        it; the current step keeps what it does. A value that is no step number is logged then, and ignored.
 
         Raises:
-            ProfilerStateError: when set while the profiler runs.
-            ValueError: if it is no whole number from 0.
+            ValueError: if it is no whole number from 0 and the profiler does not run.
         """
         return self._step
 
     @step_num.setter
     def step_num(self, step: int) -> None:
+        number = step_number(step)
+        if number is None:
+            wrong = f"step_num must be a whole number from 0, got {step!r}"
+            if not self._live:
+                raise ValueError(wrong)
+            log.error("profiler %r goes on from step %d: %s", self.name, self._step, wrong)
+            return
+        by = number - self._step
+        self._step = number
         if self._live:
-            raise ProfilerStateError("step_num can be set before start(), not while the profiler runs")
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ValueError(f"step_num must be a whole number from 0, got {step!r}")
-        self._step = step
-        self._step_was_set()
+            self._first_step += by
+            if self._window_first is not None:
+                self._window_first += by
+            self._ask_anew()
+        self._step_was_set(by)
 
-    def _step_was_set(self) -> None:
-        """The count begins elsewhere than was known so far."""
+    def _step_was_set(self, by: int) -> None:
+        """The count goes on elsewhere than was known so far, so many steps later, or earlier if that is negative."""
+
+    def _ask_anew(self) -> None:
+        """Has the next `step()` ask the schedule, whatever it said before."""
+        self._next_change = self._step
+
+    def replace_schedule(self, schedule: ScheduleFunction) -> None:
+        """Has another schedule decide from the next step on."""
+        self.schedule, self.schedule_error = schedule, None
+        self._ask_anew()
 
     @uninterrupted
     def pause(self) -> None:
