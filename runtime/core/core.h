@@ -299,6 +299,7 @@ PyObject *context_py_call_under(PyObject *self, PyObject *const *args, Py_ssize_
 
 /* span.c, step.c */
 extern PyTypeObject SpanType, StepCounterType, AggregatesType, AttachedType; /* attach.c: rings of other processes */
+PyObject *span_py_copy(PyObject *self, PyObject *span);
 PyObject *span_py_instant(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
 PyObject *span_py_counter(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
 PyObject *span_py_flow(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);

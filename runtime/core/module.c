@@ -25,6 +25,7 @@ static PyMethodDef methods[] = {
     {"category", strings_py_category, METH_O, NULL},
     {"changing", step_py_changing, METH_O, NULL},
     {"close", ring_py_close, METH_NOARGS, NULL},
+    {"copy_span", span_py_copy, METH_O, "The same as its method `copy`: a function, which torch's compiler can be told of."},
     {"counter", FAST(span_py_counter), METH_FASTCALL | METH_KEYWORDS,
      "counter(name, value, /, *, category='user_annotation')\n--\n\nThe value of something at this moment; any number, also NaN."},
     {"counts", py_counts, METH_NOARGS, NULL},

@@ -208,6 +208,14 @@ static PyObject *span_exit(SpanObject *s, PyObject *const *args, Py_ssize_t n) {
 
 static PyObject *span_copy(SpanObject *s, PyObject *unused) { return span_make(s->name, s->keys, s->values, s->category); }
 
+/* What its arguments refer to is shared: they are encoded anew at each end. */
+static PyObject *span_deepcopy(SpanObject *s, PyObject *memo) { return span_copy(s, NULL); }
+
+PyObject *span_py_copy(PyObject *self, PyObject *s) {
+    if (!Py_IS_TYPE(s, &SpanType)) return PyErr_Format(PyExc_TypeError, "copy_span() takes a span, got %R", s);
+    return span_copy((SpanObject *)s, NULL);
+}
+
 static PyObject *span_call(SpanObject *s, PyObject *args, PyObject *kwargs) {
     if (PyTuple_GET_SIZE(args) != 1 || (kwargs && PyDict_GET_SIZE(kwargs)) || !decorator)
         return PyErr_Format(PyExc_TypeError, "a span is called with the one function that it decorates");
@@ -221,6 +229,8 @@ static PyObject *span_repr(SpanObject *s) { return PyUnicode_FromFormat("span(%R
 static PyMethodDef span_methods[] = {
     {"__enter__", (PyCFunction)span_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))span_exit, METH_FASTCALL, NULL},
+    {"__copy__", (PyCFunction)span_copy, METH_NOARGS, NULL},
+    {"__deepcopy__", (PyCFunction)span_deepcopy, METH_O, NULL},
     {"copy", (PyCFunction)span_copy, METH_NOARGS, "A new span of the same name, category and arguments."},
     {NULL}};
 static PyGetSetDef span_getset[] = {{"name", (getter)span_name, NULL, "The name as it was given.", NULL}, {NULL}};

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from stepscope.backends.torch import TorchBackend
-from stepscope.cli.torch_import import TorchImport
+from stepscope.backends.torch_import import TorchImport
 from stepscope.runtime import clock
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.events import Block, EventBatch

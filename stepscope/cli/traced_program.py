@@ -17,7 +17,7 @@ from stepscope.cli import opening
 from stepscope.cli.late_torch import LateTorch
 from stepscope.cli.optimizer_steps import OptimizerSteps
 from stepscope.cli.progress import Progress
-from stepscope.cli.torch_import import TorchImport
+from stepscope.backends.torch_import import TorchImport
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.console import ConsoleExporter
