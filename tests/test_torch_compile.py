@@ -17,6 +17,9 @@ import stepscope.nvtx as nvtx
 import stepscope.torch as ours
 from tests.operators import torch
 
+# torch's own of compiling and of what it calls deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 CPU = [torch.profiler.ProfilerActivity.CPU]
 REGIONS = {
     "record_function": ours.record_function,
