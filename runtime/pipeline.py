@@ -55,6 +55,7 @@ from stepscope.runtime.run import Run
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.source import Producer
 from stepscope.runtime.statistics import PipelineStatistics
+from stepscope.runtime.table import human_count
 from stepscope.runtime.window import Window, WindowActions
 from stepscope.runtime.window_tables import WindowTables
 from stepscope.runtime.windows import RECORDER, Ending, Windows
@@ -370,7 +371,7 @@ class Pipeline:
         add_recorded(window.facts, self.run_facts.rank, steps)
         notes = [*window.notes, window.reason] if window.reason else list(window.notes)
         if not window.complete:
-            notes.append(f"incomplete: the window ended after {len(steps)} steps, before its planned end")
+            notes.append(f"incomplete: the window ended after {human_count(len(steps), 'step')}, before its planned end")
         sources = window.ledger()
         if not window.events:
             listeners = self._attendance.listeners(window, sources)
