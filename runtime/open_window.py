@@ -102,7 +102,11 @@ class OpenWindow:
         self.held.append(batch)
         if ((batch.events["kind"] == Kind.STEP) | (batch.events["ts"] <= self.start)).all():
             return []
-        held, self.held = self.held, None
+        return self.release_held()
+
+    def release_held(self) -> list[EventBatch]:
+        """What waited for something to begin in the window, which does not wait any longer."""
+        held, self.held = self.held or [], None
         return held
 
     def take_open(self, open_spans: Block) -> Block:

@@ -299,9 +299,10 @@ class Windows:
             steps = window.step_spans(self._track, last=True)
             if len(steps):
                 batches += self._release(window, self._take(window, STEPS, steps, b""))
-            if window.empty:  # nobody hears of it, not even of a span that goes on
-                lost = sum(map(len, batches))
-                self._released, self._withheld, batches = self._released - lost, self._withheld + lost, []
+            if not window.empty:  # else nobody hears of it, not even of a span that goes on
+                held = window.release_held()
+                self._released += sum(map(len, held))
+                batches += held
             self._taken += window.taken
             self._withheld += window.withheld
             self._closed.append(_Closed(window.interval, window.superseded))
