@@ -22,6 +22,7 @@
 #define MAX_VALUE 4096           /* bytes kept of one argument value */
 #define MAX_ARGS_BYTES 16384     /* bytes of arguments kept of one event */
 #define MAX_STRINGS (1u << 20)   /* names of a process; further ones share one name and are counted */
+#define MAX_EARLY_NAMES (1u << 16) /* names of spans that were entered while nothing was recorded; then, none new */
 #define FIRST_NAME 1024          /* ids below are categories, so that a category fits 16 bits */
 #define STACK_FRAMES 126         /* open spans of one stack that are kept for self time and recovery */
 
@@ -92,6 +93,7 @@ typedef struct {
 } String;
 uint32_t strings_intern(const char *utf8, size_t len);          /* any thread */
 uint32_t strings_intern_object(PyObject *name);                 /* 0 and an exception if not a str */
+uint32_t strings_intern_early(PyObject *name); /* of what may never be recorded: 0 without one after so many new names */
 uint16_t strings_category(const char *utf8, size_t len);        /* any thread; 0 when there are too many */
 int strings_category_object(PyObject *text, uint16_t *category); /* -1 and an exception if not a str */
 const String *strings_get(uint32_t id);                         /* any thread; never NULL */

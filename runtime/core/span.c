@@ -138,7 +138,11 @@ static PyObject *span_enter(SpanObject *s, PyObject *unused) {
         if (recorded) ring_refuse();
         return Py_NewRef(s);
     }
-    if (!s->name_id && !(s->name_id = strings_intern_object(s->name))) return NULL; /* out of memory */
+    if (!s->name_id && !(s->name_id = recorded ? strings_intern_object(s->name) : strings_intern_early(s->name))) {
+        if (PyErr_Occurred()) return NULL; /* out of memory */
+        if (!s->entered) return Py_NewRef(s);
+        noted = false;
+    }
     Stack *stack = stack_of_object(t);
     if (!stack) return NULL;
     if (s->entered) {
@@ -189,11 +193,15 @@ static PyObject *span_exit(SpanObject *s, PyObject *const *args, Py_ssize_t n) {
         if (!stack) return NULL;
         choose(s, stack);
     }
+    if (t && s->open.early && span_skip(t, &s->open)) {
+        leave(s);
+        Py_RETURN_NONE;
+    }
     /* Left before it is recorded: where recording waits for room, other threads may enter the span meanwhile. */
     Open open = s->open;
     leave(s);
     if (!t && open.id) ring_refuse();
-    if (t && open.id && !span_skip(t, &open)) {
+    if (t && open.id) {
         /* The usual cases: no argument, or one small number, which fits the record. */
         PyObject *key = s->keys && PyTuple_GET_SIZE(s->keys) == 1 ? PyTuple_GET_ITEM(s->keys, 0) : NULL;
         int overflow = 1;
@@ -207,9 +215,6 @@ static PyObject *span_exit(SpanObject *s, PyObject *const *args, Py_ssize_t n) {
 }
 
 static PyObject *span_copy(SpanObject *s, PyObject *unused) { return span_make(s->name, s->keys, s->values, s->category); }
-
-/* What its arguments refer to is shared: they are encoded anew at each end. */
-static PyObject *span_deepcopy(SpanObject *s, PyObject *memo) { return span_copy(s, NULL); }
 
 PyObject *span_py_copy(PyObject *self, PyObject *s) {
     if (!Py_IS_TYPE(s, &SpanType)) return PyErr_Format(PyExc_TypeError, "copy_span() takes a span, got %R", s);
@@ -229,8 +234,6 @@ static PyObject *span_repr(SpanObject *s) { return PyUnicode_FromFormat("span(%R
 static PyMethodDef span_methods[] = {
     {"__enter__", (PyCFunction)span_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))span_exit, METH_FASTCALL, NULL},
-    {"__copy__", (PyCFunction)span_copy, METH_NOARGS, NULL},
-    {"__deepcopy__", (PyCFunction)span_deepcopy, METH_O, NULL},
     {"copy", (PyCFunction)span_copy, METH_NOARGS, "A new span of the same name, category and arguments."},
     {NULL}};
 static PyGetSetDef span_getset[] = {{"name", (getter)span_name, NULL, "The name as it was given.", NULL}, {NULL}};
