@@ -371,7 +371,9 @@ class Pipeline:
         add_recorded(window.facts, self.run_facts.rank, steps)
         notes = [*window.notes, window.reason] if window.reason else list(window.notes)
         if not window.complete:
-            notes.append(f"incomplete: the window ended after {human_count(len(steps), 'step')}, before its planned end")
+            notes.append(
+                f"incomplete: the window ended after {human_count(len(steps), 'step')}, before its planned end"
+            )
         sources = window.ledger()
         if not window.events:
             listeners = self._attendance.listeners(window, sources)

@@ -182,7 +182,10 @@ def test_a_pause_in_the_window(output_dir: Path) -> None:
 
 def test_two_profilers(tmp_path: Path) -> None:
     """Each window has the region, whether the other one records or not."""
-    with traced(tmp_path / "one") as (one, first), traced(tmp_path / "two", sc.schedule(wait=3, warmup=0, active=1)) as (two, second):
+    with (
+        traced(tmp_path / "one") as (one, first),
+        traced(tmp_path / "two", sc.schedule(wait=3, warmup=0, active=1)) as (two, second),
+    ):
         with sc.span("epoch"):
             for _ in range(4):
                 one.step()
@@ -234,7 +237,9 @@ die()
 
 
 @pytest.mark.parametrize(
-    ("steps", "found"), [(1, []), (3, [[2, 3]]), (5, [[2, 3]])], ids=["in the wait", "in the window", "after the window"]
+    ("steps", "found"),
+    [(1, []), (3, [[2, 3]]), (5, [[2, 3]])],
+    ids=["in the wait", "in the window", "after the window"],
 )
 def test_a_killed_process(steps: int, found: list[list[int]], tmp_path: Path) -> None:
     """What was open is recovered where a window was, and no window is made of it where none was."""

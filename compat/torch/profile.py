@@ -315,6 +315,15 @@ class profile(Results):
     def current_action(self, action: Any) -> None:
         log.warning("current_action = %r changes nothing: what a step does follows from the schedule", action)
 
+    @property
+    def profiler(self) -> Results:
+        """Stands for torch's inner profiler, as in `Results`. Setting it changes nothing, and is logged."""
+        return self
+
+    @profiler.setter
+    def profiler(self, profiler: object) -> None:
+        log.warning("profiler = %r changes nothing: the profile has no other profiler inside of it", profiler)
+
     def toggle_collection_dynamic(self, enable: bool, activities: Iterable[Any]) -> None:
         """Switches activities off and on again inside of a window; call it where the training loop runs.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,8 +19,6 @@ from stepscope.compat.torch.memory_timeline import NEEDS, KeptResults, export_me
 from stepscope.compat.torch.window_spans import WindowSpans
 from stepscope.runtime import clock
 from stepscope.runtime.errors import BackendError, ProfilerStateError
-
-log = logging.getLogger("stepscope")
 
 
 class Results(ABC):
@@ -157,10 +154,6 @@ class Results(ABC):
     def profiler(self) -> Results:
         """Stands for torch's inner `autograd.profiler.profile`: `function_events`, `table`, `total_average` and so on."""
         return self
-
-    @profiler.setter
-    def profiler(self, profiler: object) -> None:
-        log.warning("profiler = %r changes nothing: the profile has no other profiler inside of it", profiler)
 
     @property
     def function_events(self) -> Any:

@@ -61,8 +61,11 @@ _DEEP = 128
 """A stack's depth is the frames in use, and this for each open span that has none."""
 _FRAME_DEAD, _FRAME_EARLY = 1, 8
 _FRAME_DTYPE = np.dtype(
-    [("ts", "<i8"), ("child", "<i8"), ("id", "<u8"), ("name", "<u4"), ("category", "<u2"), ("flags", "u1"), ("period", "u1")]
-)
+    [
+        ("ts", "<i8"), ("child", "<i8"), ("id", "<u8"), ("name", "<u4"), ("category", "<u2"), ("flags", "u1"),
+        ("period", "u1"),
+    ]
+)  # fmt: skip
 _STACK_DTYPE = np.dtype(
     [
         ("used", "<u4"), ("track", "<u4"), ("depth", "<u4"), ("index", "<u4"), ("pushes", "<u8"), ("parent", "<u8"),
