@@ -81,20 +81,18 @@ Stack *stack_new(Thread *owner, uint32_t track) {
 static uint32_t flags_of(const Frame *f) { return __atomic_load_n(&f->flags, __ATOMIC_RELAXED); }
 static bool dead(const Frame *f) { return flags_of(f) & FRAME_DEAD; }
 
-/* Of an early span, self time and that of its children count from when recording began; it was entered before that. */
-static int64_t counts_from(int64_t ts, bool early) {
-    int64_t begun = early ? atomic_load_explicit(&g_control.begun, memory_order_relaxed) : 0;
-    return ts > begun ? ts : begun;
-}
-/* How long a span that counts from `begin` ran until `end`; what came after recording had stopped does not count, as what
- * was inside of it then is not known. */
-static int64_t ran_until(int64_t begin, int64_t end) {
-    int64_t stopped = recording(RECORD_EVENTS) ? 0 : atomic_load_explicit(&g_control.stopped, memory_order_relaxed);
-    return (stopped > begin && stopped < end ? stopped : end) - begin;
+/* How long a span ran until `end`, for self times. Of an early one only the time counts in which recording was on: what was
+ * inside of it at other times is not known. */
+static int64_t ran_until(int64_t ts, bool early, int64_t end) {
+    if (!early) return end - ts;
+    int64_t begun = atomic_load_explicit(&g_control.begun, memory_order_relaxed);
+    int64_t stopped = atomic_load_explicit(&g_control.stopped, memory_order_relaxed);
+    int64_t until = !recording(RECORD_EVENTS) && stopped < end ? stopped : end, from = ts > begun ? ts : begun;
+    return until > from ? until - from : 0;
 }
 static uint8_t period_now(void) { return (uint8_t)atomic_load_explicit(&g_control.periods, memory_order_relaxed); }
 static int64_t child_of(const Frame *f) { return flags_of(f) & FRAME_EARLY && f->period != period_now() ? 0 : f->child; }
-static int64_t begin_of(const Frame *f) { return counts_from(f->ts, flags_of(f) & FRAME_EARLY); }
+static int64_t frame_ran(const Frame *f, int64_t end) { return ran_until(f->ts, flags_of(f) & FRAME_EARLY, end); }
 static void add_child(Frame *f, int64_t dur) {
     f->child = child_of(f) + dur;
     if (flags_of(f) & FRAME_EARLY) f->period = period_now();
@@ -211,7 +209,7 @@ static bool __attribute__((noinline)) is_top(const Stack *s, const Open *open, u
     if (at == STACK_FRAMES)
         return depth >= DEEP && open->level && open->level == s->level && (!kept || s->frames[kept - 1].id == open->parent);
     while (above < kept && dead(&s->frames[above])) above++;
-    *inner = child_of(&s->frames[at]) + (above < kept ? ran_until(begin_of(&s->frames[above]), end) : 0);
+    *inner = child_of(&s->frames[at]) + (above < kept ? frame_ran(&s->frames[above], end) : 0);
     return above == kept && (depth < DEEP || open->ts > s->deep_ts);
 }
 
@@ -231,7 +229,7 @@ void span_close(Thread *thread, const Open *open, int64_t end, uint8_t flags, ui
                 const char *args, uint32_t args_len) {
     Stack *s = open->stack;
     if (!s->track) return; /* opened before this process was forked: it is its parent's */
-    int64_t dur = end - open->ts, ran = ran_until(counts_from(open->ts, open->early), end), inner = 0;
+    int64_t dur = end - open->ts, ran = ran_until(open->ts, open->early, end), inner = 0;
     if (open->early) flags |= FLAG_CLIPPED;
     uint32_t depth = atomic_load_explicit(&s->depth, memory_order_relaxed);
     bool mine = stack_owner(s) == thread->serial;
@@ -289,8 +287,8 @@ uint32_t stack_open_spans(const Stack *s, int64_t now, Event *events) {
         const Frame *f = &frames[d];
         bool early = f->flags & FRAME_EARLY;
         if (f->ts > now) continue;
-        int64_t ran = ran_until(begin_of(f), now), running = child_of(f);
-        if (d + 1 < depth && frames[d + 1].ts < now) running += ran_until(begin_of(&frames[d + 1]), now);
+        int64_t ran = frame_ran(f, now), running = child_of(f);
+        if (d + 1 < depth && frames[d + 1].ts < now) running += frame_ran(&frames[d + 1], now);
         events[count++] = (Event){.ts = f->ts, .dur = now - f->ts, .self = ran > running ? ran - running : 0,
                                   .id = f->id, .parent = d ? frames[d - 1].id : s->parent, .name = f->name, .track = s->track,
                                   .step = -1, .category = f->category, .kind = KIND_SPAN,
