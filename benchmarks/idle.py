@@ -67,7 +67,7 @@ ROWS = (
         key="idle.waiting",
         what='`with span("x")`, profiler between windows',
         unit="ns",
-        budget=80,
+        budget=100,
         contenders=(Contender(Tool.STEPSCOPE, "span", _between_windows),),
     ),
 )

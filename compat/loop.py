@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar, cast
 from stepscope.backends.base import Backend
 from stepscope.backends.torch import TorchBackend
 from stepscope.compat.loop_settings import LoopSettings
-from stepscope.runtime._core import counter, recording, span
+from stepscope.runtime._core import counter, span
 from stepscope.runtime.error_keeper import ErrorKeeper
 from stepscope.runtime.errors import ExporterError
 from stepscope.runtime.output import Output
@@ -66,7 +66,7 @@ class Loop:
         """Of the run that is open; empty if none is."""
         self.raised: ErrorKeeper[Exception] = ErrorKeeper(KEPT)
         """What went wrong."""
-        self._spans: list[tuple[str, span | None]] = []
+        self._spans: list[tuple[str, span]] = []
         self._used: set[str] = set()
         self._not_numbers: set[str] = set()
         """Names of logged values that could not be counters."""
@@ -142,10 +142,8 @@ class Loop:
 
     def enter(self, name: str, **arguments: object) -> None:
         """Begins a span, which `leave` ends; both are hooks of the same thread."""
-        opened = None
-        if recording():  # most steps are not, and should cost nothing
-            opened = span(name, category=self.category, **arguments)
-            opened.__enter__()
+        opened = span(name, category=self.category, **arguments)
+        opened.__enter__()
         self._spans.append((name, opened))
 
     def leave(self, name: str) -> bool:
@@ -153,11 +151,10 @@ class Loop:
         for at in range(len(self._spans) - 1, -1, -1):
             if self._spans[at][0] == name:
                 opened = self._spans.pop(at)[1]
-                if opened is not None:
-                    try:
-                        opened.__exit__(None, None, None)
-                    except Exception as error:  # the step that ends with it counts all the same
-                        self.keep(error)
+                try:
+                    opened.__exit__(None, None, None)
+                except Exception as error:  # the step that ends with it counts all the same
+                    self.keep(error)
                 return True
         return False
 

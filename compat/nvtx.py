@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
+from stepscope.backends.torch_compile import substitute
 from stepscope.runtime import _core
 from stepscope.runtime.documented import Documented
 
@@ -229,6 +230,20 @@ def range(msg: str, *args: Any, **kwargs: Any) -> Generator[None]:
 def enabled() -> bool:
     """Whether anything records now."""
     return bool(_core.recording())
+
+
+def _no_number(*arguments: object, **named: object) -> int:
+    return 0
+
+
+def _no_range(*arguments: object, **named: object) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+# In compiled code ranges are left out, as the compiler cannot follow them.
+for _call in (mark, push_range, pop_range, start_range, end_range, range_push, range_pop, range_start, range_end):
+    substitute(_call, _no_number)
+substitute(range, _no_range)
 
 
 class EventAttributes(Documented, frozen=True):

@@ -92,10 +92,12 @@ class Attached:
 
 RECORD_EVENTS: int
 RECORD_OPERATORS: int
+RECORD_OPEN: int
 
 def want(who: int, asked: int, now: int, /) -> None:
     """Says what number `who` asked to be recorded, and what of it is wanted now: 0, or the sum of `RECORD_EVENTS` (of
-    the program: spans, counters, ...) and `RECORD_OPERATORS` (of frameworks). Recorded is what anybody wants now."""
+    the program: spans, counters, ...) and `RECORD_OPERATORS` (of frameworks). Recorded is what anybody wants now. With
+    `RECORD_OPEN` nothing is recorded yet, but spans that are entered are part of what is recorded while they are open."""
 
 def left_out() -> tuple[int, int]:
     """Events of the program and operators that somebody had asked for, and nobody wanted when they began."""
@@ -184,6 +186,7 @@ class span:
     @property
     def name(self) -> str: ...
 
+def copy_span(span: span, /) -> span: ...
 def instant(name: str, /, *, category: str = ..., **arguments: object) -> None: ...
 def counter(name: str, value: float, /, *, category: str = ...) -> None: ...
 def flow(name: str, id: int, phase: str, /, *, category: str = ...) -> None: ...

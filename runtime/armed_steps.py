@@ -266,9 +266,11 @@ class ArmedSteps(Stepping):
         with self._arming:
             window, step = self._armed_running, self._step
             if window is not None:
-                planned = step == window.last and window.abort_reason is None
+                # Only a run that never calls step() is one step, which ends with it.
+                alone = step == self._first_step
+                planned = alone and step == window.last and window.abort_reason is None
                 whole = planned and self._action is ProfilerAction.RECORD
-                window.last = step
+                window.last = step if alone else max(window.first, step - 1)
                 self._drop(window, "recorded" if whole else "cut", "" if whole else reason)
                 self._armed_running, self._armed_ended = None, window
                 self._set_look()

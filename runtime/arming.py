@@ -8,6 +8,7 @@ from stepscope.runtime.control.armed_window import ArmedWindow, Gate
 from stepscope.runtime.control.end_change import EndChange, PendingEnd
 from stepscope.runtime.control.placement import place
 from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.schedule import NEVER
 
 MOST_WAITING = 64
 """Armed windows that may wait at a time."""
@@ -211,11 +212,16 @@ class Arming(ArmedSteps):
         status = window.status()
         return Armed(True, status.first, status.last, status.run_id, status.reason)
 
-    def _step_was_set(self) -> None:
-        """Windows that were asked for before get their steps anew, counted from here."""
+    def _step_was_set(self, by: int) -> None:
+        """Windows that were asked for before get their steps anew, counted from here; one that runs keeps its length."""
         with self._arming:
             waiting, self._armed = self._armed, []
             for window in waiting:
+                if window is self._armed_running:
+                    window.first = max(window.first + by, 0)
+                    window.last = window.last if window.last == NEVER else window.last + by
+                    self._armed.append(window)
+                    continue
                 if window.gate is not None:  # its steps are agreed on with others
                     self._armed.append(window)
                     continue

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from stepscope.runtime import _core
 
+copy = _core.copy_span
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -30,7 +31,7 @@ def decorate(span: _core.span, function: F) -> F:
 
         @functools.wraps(function)
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
-            with span.copy():
+            with copy(span):
                 return await function(*args, **kwargs)
 
         wrapper = coroutine
@@ -42,7 +43,7 @@ def decorate(span: _core.span, function: F) -> F:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with span.copy():
+            with copy(span):
                 return function(*args, **kwargs)
 
         wrapper = call
@@ -60,7 +61,7 @@ def _generator(span: _core.span, function: Callable[..., Generator[Any, Any, Any
         resume: Callable[..., Any] = inner.__next__
         given: tuple[Any, ...] = ()
         while True:
-            with span.copy():
+            with copy(span):
                 try:
                     item = resume(*given)
                 except StopIteration as stop:
@@ -70,7 +71,7 @@ def _generator(span: _core.span, function: Callable[..., Generator[Any, Any, Any
             try:
                 given = ((yield item),)
             except GeneratorExit:
-                with span.copy():
+                with copy(span):
                     inner.close()
                 raise
             except BaseException as error:
@@ -90,7 +91,7 @@ def _async_generator(span: _core.span, function: Callable[..., AsyncGenerator[An
         resume: Callable[..., Any] = inner.__anext__
         given: tuple[Any, ...] = ()
         while True:
-            with span.copy():
+            with copy(span):
                 try:
                     item = await resume(*given)
                 except StopAsyncIteration:
@@ -100,7 +101,7 @@ def _async_generator(span: _core.span, function: Callable[..., AsyncGenerator[An
             try:
                 given = ((yield item),)
             except GeneratorExit:
-                with span.copy():
+                with copy(span):
                     await inner.aclose()
                 raise
             except BaseException as error:

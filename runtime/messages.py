@@ -81,9 +81,9 @@ class WindowEnds(msgspec.Struct, frozen=True):
     complete: bool
     reason: str = ""
     cut_short: bool = False
-    """The run ended: the last step was not ended by a call of `step()`."""
+    """The run ended, after a call of `step()`: what follows that call is no step."""
     needs_last: bool = False
-    """It is complete only if something was recorded in that last step: the schedule ends with it."""
+    """It is incomplete if it is cut short: the schedule ends with the step that was not ended."""
     armed: dict[str, Any] | None = None
     """What its metadata are to say of the request beside what they said at its begin."""
 

@@ -44,7 +44,7 @@ class OpenWindow:
         self.waiting_since: int | None = None
         """When the end became known, in ns."""
         self.held: list[EventBatch] | None = []
-        """Batches of step marks that wait for something else to happen in the window; `None` once it has.
+        """Batches of step marks, and of spans that had begun before, until something begins in the window; `None` after.
 
         The last `step()` of a run may begin a window that never holds anything: no exporter is to hear of it.
         """
@@ -109,9 +109,13 @@ class OpenWindow:
         if self.held is None:
             return [batch]
         self.held.append(batch)
-        if (batch.events["kind"] == Kind.STEP).all():
+        if ((batch.events["kind"] == Kind.STEP) | (batch.events["ts"] <= self.start)).all():
             return []
-        held, self.held = self.held, None
+        return self.release_held()
+
+    def release_held(self) -> list[EventBatch]:
+        """What waited for something to begin in the window, which does not wait any longer."""
+        held, self.held = self.held or [], None
         return held
 
     def take_open(self, open_spans: Block) -> Block:
@@ -123,18 +127,15 @@ class OpenWindow:
         self.superseded.update(int(number) for number in taken["id"])
         return taken
 
-    def trim(self) -> bool:
-        """Leaves out the last step if the run ended right after it had begun: it holds nothing, and is no step.
+    def trim(self) -> None:
+        """Ends the window with its last step if the run ended right after that: nothing follows."""
+        if self.cut_short and len(self.marks) > 1 and self._latest <= self.marks.last.ts:
+            self.end = self.marks.last.ts
 
-        A loop that calls `step()` at its end begins a step that never comes.
-
-        Returns:
-            Whether that was so.
-        """
-        trimmed = self.cut_short and len(self.marks) > 1 and self._latest <= self.marks.last.ts
-        if trimmed:
-            self.end = self.marks.pop()
-        return trimmed
+    @property
+    def steps_end(self) -> int:
+        """When its last step ended. What follows the last `step()` of a run is in the window, and is no step."""
+        return self.marks.last.ts if self.cut_short else self.interval[1]
 
     @property
     def empty(self) -> bool:
@@ -188,12 +189,12 @@ class OpenWindow:
         }
 
     def steps(self) -> tuple[Step, ...]:
-        """The recorded steps; the last one ends with the window."""
-        return self.marks.steps(self.interval[1])
+        """The recorded steps."""
+        return self.marks.steps(self.steps_end)
 
     def step_spans(self, fallback_track: int, *, last: bool = False) -> Block:
         """A span for each step that has ended since the last call; with `last`, also for the one that ends the window."""
-        return self.marks.new_spans(fallback_track, self.end if last else None)
+        return self.marks.new_spans(fallback_track, self.steps_end if last else None)
 
     def gap_event(self, gap: Interval, track: int) -> Block:
         """The pause as an event."""

@@ -57,6 +57,7 @@ from stepscope.runtime.run import Run
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.source import Producer, Source
 from stepscope.runtime.statistics import PipelineStatistics
+from stepscope.runtime.table import human_count
 from stepscope.runtime.window import Window, WindowActions
 from stepscope.runtime.window_tables import WindowTables
 from stepscope.runtime.windows import RECORDER, Ending, Windows
@@ -392,7 +393,9 @@ class Pipeline:
         add_recorded(window.facts, self.run_facts.rank, steps)
         notes = [*window.notes, window.reason] if window.reason else list(window.notes)
         if not window.complete:
-            notes.append(f"incomplete: the window ended after {len(steps)} steps, before its planned end")
+            notes.append(
+                f"incomplete: the window ended after {human_count(len(steps), 'step')}, before its planned end"
+            )
         notes += window.missing_notes()
         sources = window.ledger()
         if window.lacking and not window.events:

@@ -160,13 +160,17 @@ class Recorder:
                 break
         release_session(self.directory)
 
-    def want(self, profiler: int, on: bool, what: int = EVERYTHING) -> None:
+    def want(self, profiler: int, on: bool, what: int = EVERYTHING, *, waits: bool = False) -> None:
         """Says whether profiler number `profiler` wants events; what any profiler wants is recorded.
 
         Args:
             what: the kinds of events that it wants now, `EVENTS` and `OPERATORS`; the others count as left out.
+            waits: it wants none now, and may later: then the spans that are still open.
         """
-        _core.want(profiler, EVERYTHING if on else 0, what if on else 0)
+        if on:
+            _core.want(profiler, EVERYTHING, what)
+        else:
+            _core.want(profiler, *((_core.RECORD_OPEN,) * 2 if waits else (0, 0)))
 
     def without_effect(self, options: Options) -> str:
         """A sentence on what the options of a later profiler ask of rings in vain; empty if there is nothing."""

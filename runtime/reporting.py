@@ -162,9 +162,5 @@ class Reporting(Saving):
         """Why less was recorded than the schedule wanted, by what is known of the run's last step."""
         steps, open_steps, recorded = self._step - self._first_step, self._open_steps, self._recorded_steps
         if self._pipeline is not None:
-            ending = self._pipeline.ending
-            open_steps = open_steps or ending.cut_steps
-            if ending.unended:  # it was a step, though nobody called step() at its end
-                steps, recorded = steps + 1, recorded + 1
-                open_steps += not ending.complete
-        return explain(self.schedule, steps, recorded=recorded, open_steps=open_steps, first=self._first_step)
+            open_steps = open_steps or self._pipeline.ending.cut_steps
+        return explain(self.schedule, steps, recorded=recorded, open_steps=open_steps, first=max(self._first_step, 0))

@@ -94,11 +94,6 @@ class StepMarks:
         self._count = max(int(np.searchsorted(self._marks["ts"][: self._count], end)), 1)
         self._spans = min(self._spans, self._count)
 
-    def pop(self) -> int:
-        """Takes the latest mark away; its time in ns."""
-        self._count -= 1
-        return int(self._marks["ts"][self._count])
-
     def steps_at(self, times: NDArray[np.int64]) -> NDArray[np.int32]:
         """Number of the step that each time, in ns, belongs to."""
         marks = self._marks[: self._count]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import operator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.control.window_detail import WindowDetail
 from stepscope.runtime.detail import FULL, Detail
 from stepscope.runtime.error_text import error_text
-from stepscope.runtime.errors import ClosedError, ProfilerStateError
+from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.messages import ActionChanged, DetailChanged, Paused, Resumed, WindowBegins, WindowEnds
 from stepscope.runtime.part_errors import from_signal_handler
 from stepscope.runtime.schedule import NEVER, Always, Never, PlannedSchedule, Schedule, ScheduleFunction
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepscope")
 
+LARGEST_STEP = (1 << 31) - 1
+"""Number of a step that an event can carry."""
+
 _serials = itertools.count(1)
 _untouched: list[object] = []
 """What inert profilers had used."""
@@ -38,6 +42,17 @@ _untouched: list[object] = []
 def keep_untouched(*used: object) -> None:
     """Keeps what an inert profiler had used from being freed, which would do something to it."""
     _untouched.extend(used)
+
+
+def step_number(value: object) -> int | None:
+    """The number of a step that a program gives, as an int, a number of NumPy or a tensor; `None` if it is none."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    except Exception:
+        return None
+    return number if 0 <= number <= LARGEST_STEP and not isinstance(value, bool) else None
 
 
 class Stepping(_core.StepCounter):
@@ -97,25 +112,45 @@ class Stepping(_core.StepCounter):
 
     @property
     def step_num(self) -> int:
-        """Number of the current step, from 0. Set it on resume, before `start()`, to go on where a run ended.
+        """Number of the current step, from 0. Set it on resume, to go on where a run ended.
+
+        While the profiler runs the schedule is asked again at the next `step()`, with the new number plus 1, as torch has
+        it; the current step keeps what it does. A value that is no step number is logged then, and ignored.
 
         Raises:
-            ProfilerStateError: when set while the profiler runs.
-            ValueError: if it is no whole number from 0.
+            ValueError: if it is no whole number from 0 and the profiler does not run.
         """
         return self._step
 
     @step_num.setter
     def step_num(self, step: int) -> None:
+        number = step_number(step)
+        if number is None:
+            wrong = f"step_num must be a whole number from 0, got {step!r}"
+            if not self._live:
+                raise ValueError(wrong)
+            log.error("profiler %r goes on from step %d: %s", self.name, self._step, wrong)
+            return
+        by = number - self._step
+        self._step = number
         if self._live:
-            raise ProfilerStateError("step_num can be set before start(), not while the profiler runs")
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ValueError(f"step_num must be a whole number from 0, got {step!r}")
-        self._step = step
-        self._step_was_set()
+            self._first_step += by
+            if self._window_first is not None:
+                self._window_first += by
+            self._ask_anew()
+        self._step_was_set(by)
 
-    def _step_was_set(self) -> None:
-        """The count begins elsewhere than was known so far."""
+    def _step_was_set(self, by: int) -> None:
+        """The count goes on elsewhere than was known so far, so many steps later, or earlier if that is negative."""
+
+    def _ask_anew(self) -> None:
+        """Has the next `step()` ask the schedule, whatever it said before."""
+        self._next_change = self._step
+
+    def replace_schedule(self, schedule: ScheduleFunction) -> None:
+        """Has another schedule decide from the next step on."""
+        self.schedule, self.schedule_error = schedule, None
+        self._ask_anew()
 
     @uninterrupted
     def pause(self) -> None:
@@ -210,6 +245,7 @@ class Stepping(_core.StepCounter):
             self._look_every = self._pipeline.look_every if self._pipeline is not None else 0
             self._budget_at = clock.now() + self._look_every if self._look_every else 0
             self._set_look()
+            self._want(False)
             planned, at = self._plan(self._step), clock.now()
             if self._live:
                 self._take_detail(self._step, at)
@@ -239,6 +275,7 @@ class Stepping(_core.StepCounter):
             self._change(
                 ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=stepped
             )
+            self._want(False)
         finally:
             self._let_go()
         if self._state != "closed":
@@ -337,7 +374,7 @@ class Stepping(_core.StepCounter):
             return
         on = on and self._state != "closed"
         self._every = 0
-        self._recorder.want(self._serial, on, self._detail.wanted(self._step))
+        self._recorder.want(self._serial, on, self._detail.wanted(self._step), waits=self._live)
         if on and self._detail.every > 1:
             self._kept, self._every = self._detail.kept, self._detail.every
 
@@ -421,8 +458,8 @@ class Stepping(_core.StepCounter):
         if begins and self._state != "closed":
             try:
                 self._hold()
+                self._want(not self._pauses)  # before the mark: what is open goes back to the window's begin
                 at, track, parent = self._mark(at if follows else 0)
-                self._want(not self._pauses)
                 left_out = self._windows_left_out - self._left_out_told
                 mark = StepMark(at, self._step, track, parent)
                 pipeline.inbox.put(WindowBegins(mark, left_out, self._window_begins()), later=True)

@@ -43,12 +43,13 @@ class Window(Documented, frozen=True, kw_only=True, dict=True):
     start_ns: int
     """When its first step began."""
     end_ns: int
-    """When its last step ended."""
+    """When it ended: with its last step, or when the run did, if something was recorded after the last `step()`."""
     steps: tuple[Step, ...]
-    """Its steps, in order, with number and times."""
+    """Its steps, in order, with number and times. A step is what a call of `step()` has ended; only a run that never
+    calls it is one step as a whole."""
     complete: bool
-    """False if the run ended (or `stop()` was called) before the schedule's end of the window, or if a source recorded
-    nothing for a part of it, or delivered after it was closed. Events that were dropped are counted in `ledger`."""
+    """False if the run ended (or `stop()` was called) before the `step()` with which the schedule ends the window, or if a
+    source recorded nothing for a part of it, or delivered after it was closed. Events that were dropped are counted in `ledger`."""
     diagnostics: tuple[str, ...] = ()
     """Why the window is empty, partial or incomplete, in words."""
     ledger: Ledger = Ledger()

@@ -64,10 +64,7 @@ class Ending(NamedTuple):
     """How the window ended that was open when the run did."""
 
     cut_steps: int = 0
-    """Its steps, if the last one that the schedule wanted never came."""
-    unended: bool = False
-    """Whether its last step holds something, and no call of `step()` ended it."""
-    complete: bool = True
+    """Its steps, if the last one that the schedule wanted was not ended by `step()`."""
 
 
 class _Closed(NamedTuple):
@@ -321,18 +318,18 @@ class Windows:
                 waited = f"closed after {self._linger / 1e9:g} s without waiting longer for {', '.join(sorted(late))}; raise Options.linger"
                 window.reason = f"{window.reason}; {waited}" if window.reason else waited
             batches = self._release(window, EventBatch(RECORDER, window.index, window.take_open(open_spans), b""))
-            trimmed = window.trim()
-            if trimmed and window.needs_last and not window.empty:
+            window.trim()
+            if window.cut_short and window.needs_last and not window.empty:
                 window.complete, window.reason = False, CUT
             if window.cut_short:
-                cut = len(window.marks) if trimmed and not window.complete else 0
-                self.ending = Ending(cut, not trimmed and not window.empty, window.complete)
+                self.ending = Ending(0 if window.complete else len(window.steps()))
             steps = window.step_spans(self._track, last=True)
             if len(steps):
                 batches += self._release(window, self._take(window, STEPS, steps, b""))
-            if window.empty:  # nobody hears of it, not even of a span that goes on
-                lost = sum(map(len, batches))
-                self._released, self._withheld, batches = self._released - lost, self._withheld + lost, []
+            if not window.empty:  # else nobody hears of it, not even of a span that goes on
+                held = window.release_held()
+                self._released += sum(map(len, held))
+                batches += held
             self._taken += window.taken
             self._withheld += window.withheld
             self._closed.append(_Closed(window.interval, window.superseded))

@@ -18,6 +18,7 @@ from stepscope.backends.scripted import ScriptedBackend
 from stepscope.backends.simulated import SimulatedDevice
 from stepscope.backends.torch import TorchBackend
 from stepscope.backends.torch_arm import arm as _arm
+from stepscope.backends.torch_compile import watch as _watch_compiler
 from stepscope.exporters.base import EventBatch, Exporter, Run
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.console import ConsoleExporter
@@ -96,6 +97,7 @@ _INSTALLED = (_decorate, _exit, _formats, _runtime)
 
 # Before torch is imported, or never: torch looks for a collector once.
 _arm()
+_watch_compiler()
 _join_if_told()
 
 

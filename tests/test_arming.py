@@ -176,9 +176,9 @@ def test_the_run_ends_inside_of_a_window(output_dir: Path) -> None:
         work(profiler, 4)
         with stepscope.span("the last step is not ended"):
             pass
-    assert numbers(windows) == [[2, 3, 4]]
+    assert numbers(windows) == [[2, 3]]
     assert not windows[0].complete
-    assert facts(windows[0])["name"] == "rank0_start2_stop4_x"
+    assert facts(windows[0])["name"] == "rank0_start2_stop3_x"
     assert facts(windows[0])["state"] == "cut"
     assert [(status.run_id, status.state) for status in profiler.armed()] == [("x", "cut"), ("never", "queued")]
 
@@ -373,7 +373,7 @@ def test_stopping_and_starting_again(output_dir: Path) -> None:
         profiler.stop()
         profiler.start()
         work(profiler, 6)
-    assert numbers(windows) == [[2, 3, 4], [8]]
+    assert numbers(windows) == [[2, 3], [8]]
     assert [window.complete for window in windows] == [False, True]
 
 

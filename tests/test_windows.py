@@ -13,6 +13,7 @@ from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_blocks
 from stepscope.runtime.messages import WindowEnds
 from stepscope.runtime.open_window import STEPS, OpenWindow
 from stepscope.runtime.step_marks import StepMark
+from stepscope.runtime.window import Step
 from stepscope.runtime.windows import RECORDER, Windows
 from tests.blocks import gap_block, instant_block, mark_block, span_block
 
@@ -116,8 +117,11 @@ def test_a_span_across_two_windows_is_in_both_each_with_its_part() -> None:
     close(state, 100)
     state.open(StepMark(100, 1, 1))
     batches = state.route(RECORDER, span_block((80, 150)), b"")
-    assert {batch.window: batch.events["dur"].tolist() for batch in batches} == {0: [20], 1: [50]}
-    assert state.statistics().accepted == {RECORDER: 1}
+    # What had begun before the window waits for something that begins in it.
+    assert {batch.window: batch.events["dur"].tolist() for batch in batches} == {0: [20]}
+    batches = state.route(RECORDER, span_block((120, 130), first_id=2), b"")
+    assert [(batch.window, batch.events["dur"].tolist()) for batch in batches] == [(1, [50]), (1, [10])]
+    assert state.statistics().accepted == {RECORDER: 2}
 
 
 def test_pauses_cut_spans_drop_the_rest_and_are_events() -> None:
@@ -181,11 +185,9 @@ def test_marks_of_other_profilers_are_not_mine() -> None:
     assert [step.number for step in window.steps()] == [0]
 
 
-@pytest.mark.parametrize(("event_at", "steps"), [(None, [0]), (55, [0, 1])])
-def test_the_step_that_the_last_call_began_counts_only_if_it_holds_something(
-    event_at: int | None, steps: list[int]
-) -> None:
-    """A loop that calls step() at its end begins a step that never comes."""
+@pytest.mark.parametrize(("event_at", "end"), [(None, 50), (55, 60)])
+def test_what_follows_the_last_call_of_step_is_no_step(event_at: int | None, end: int) -> None:
+    """A loop that calls step() at its end begins a step that never comes. What the program does then is in the window."""
     state = windows()
     state.open(StepMark(0, 0, 1))
     state.route(RECORDER, mark_block(SERIAL, (50, 1)), b"")
@@ -193,8 +195,10 @@ def test_the_step_that_the_last_call_began_counts_only_if_it_holds_something(
         state.route(RECORDER, instant_block(event_at), b"")
     close(state, 60, cut_short=True)
     state.watermark(RECORDER, 100)
-    ((window, _),) = finished(state)
-    assert [step.number for step in window.steps()] == steps
+    ((window, batches),) = finished(state)
+    assert window.steps() == (Step(0, 0, 50),) and window.interval == (0, end)
+    spans = [batch.events for batch in batches if (batch.events["kind"] == Kind.SPAN).any()]
+    assert [block["dur"].tolist() for block in spans] in ([], [[50]])
 
 
 @given(
@@ -216,6 +220,9 @@ def test_every_event_is_accounted_for(spans: list[tuple[int, int]], borders: lis
             recorded[batch.window] += int(batch.events["dur"].sum())
             assert (batch.events["step"] == batch.window).all()
     stats = state.statistics()
+    state.watermark(RECORDER, 1000)
+    for window, batches in finished(state):
+        recorded[window.index] += sum(int(batch.events["dur"].sum()) for batch in batches if batch.source == RECORDER)
     assert stats.seen.get(RECORDER, 0) == len(spans)
     assert stats.accepted.get(RECORDER, 0) + stats.outside.get(RECORDER, 0) == len(spans)
     for number, (begin, end) in enumerate(pairwise([0, *edges])):

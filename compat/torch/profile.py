@@ -23,6 +23,7 @@ from stepscope.compat.torch.results import Results, export_facts
 from stepscope.compat.torch.view import View
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.journal import JournalExporter
+from stepscope.runtime import clock
 from stepscope.runtime.action import ProfilerAction, checked_action
 from stepscope.runtime.control.environment import options_in_effect
 from stepscope.runtime.control.settings import Control
@@ -31,6 +32,7 @@ from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import PlannedSchedule, ScheduleFunction, always, never
+from stepscope.runtime.stepping import step_number
 from stepscope.runtime.warning import warn
 from stepscope.runtime.window import Window
 from stepscope.trace import trace
@@ -135,7 +137,7 @@ class profile(Results):
         self.post_processing_timeout_s = post_processing_timeout_s
         self.use_device = self._asked.use_device
         self.record_steps = schedule is not None or self._control is not None
-        self.schedule: ScheduleFunction = schedule or (always if self._control is None else never)
+        self._schedule: ScheduleFunction = schedule or (always if self._control is None else never)
         self.on_trace_ready: Callable[..., Any] | None = None
         self.preset_metadata: dict[str, str] = {}
         self._run_arguments: dict[str, Any] = {"name": name, "output_dir": output_dir}
@@ -165,6 +167,8 @@ class profile(Results):
         self._callbacks = Callbacks(self._call_back)
         self._done: tuple[Cycle, ...] = ()
         self._step = 0
+        self._renumbered = (0, 0)
+        """When `step_num` was set last while it ran, in ns, and to what."""
         self._stopping: int | None = None
 
     # life
@@ -265,21 +269,60 @@ class profile(Results):
 
     @property
     def step_num(self) -> int:
-        """Number of the current step, from 0. May be set while the profile does not run."""
+        """Number of the current step, from 0. May be set at any time: the next step has the number after it.
+
+        Raises:
+            ValueError: if it is no whole number from 0 and the profile does not run; while it runs that is logged.
+        """
         return self._step if self._current is None else self._current.step_num
 
     @step_num.setter
     def step_num(self, step: int) -> None:
         if self._current is not None:
-            self._current.step_num = step  # says why that cannot be
-        self._step = step
+            self._current.step_num = step
+            self._renumbered = (clock.now(), self._current.step_num)
+            return
+        number = step_number(step)
+        if number is None:
+            raise ValueError(f"step_num must be a whole number from 0, got {step!r}")
+        self._step = number
+
+    @property
+    def schedule(self) -> ScheduleFunction:
+        """From a step's number to a `ProfilerAction`. May be replaced at any time: the next step asks the new one.
+
+        What is no schedule is logged and ignored, as training may be under way.
+        """
+        return self._schedule
+
+    @schedule.setter
+    def schedule(self, schedule: ScheduleFunction) -> None:
+        if not callable(schedule):
+            log.error("the schedule stays as it is: it must be callable, got %r", schedule)
+            return
+        before, self._schedule = self._schedule, schedule
+        if self._current is not None and self._current.schedule is before:  # else the environment decides
+            self._current.replace_schedule(schedule)
 
     @property
     def current_action(self) -> ProfilerAction:
-        """What the current step does."""
+        """What the current step does. It follows from the schedule; setting it changes nothing, and is logged."""
         if self._current is not None:
             return self._current.current_action
         return checked_action(self.schedule(self._step), self._step)
+
+    @current_action.setter
+    def current_action(self, action: Any) -> None:
+        log.warning("current_action = %r changes nothing: what a step does follows from the schedule", action)
+
+    @property
+    def profiler(self) -> Results:
+        """Stands for torch's inner profiler, as in `Results`. Setting it changes nothing, and is logged."""
+        return self
+
+    @profiler.setter
+    def profiler(self, profiler: object) -> None:
+        log.warning("profiler = %r changes nothing: the profile has no other profiler inside of it", profiler)
 
     def toggle_collection_dynamic(self, enable: bool, activities: Iterable[Any]) -> None:
         """Switches activities off and on again inside of a window; call it where the training loop runs.
@@ -383,10 +426,12 @@ class profile(Results):
             self.on_trace_ready(view)
 
     def _step_after(self, window: Window) -> int:
-        last = window.steps[-1].number + 1 if window.steps else 0
-        if not self._asked.steps:
-            return self.step_num if self._stopping is None else self._stopping
-        return last if self._stopping is None else min(last, self._stopping)
+        steps, stopping = window.steps, self._stopping
+        if not self._asked.steps or not steps:
+            return self.step_num if stopping is None else stopping
+        at, number = self._renumbered
+        last = (number if steps[-1].start_ns <= at < window.end_ns else steps[-1].number) + 1
+        return last if stopping is None else min(last, stopping)
 
     def _action_at(self, step: int) -> ProfilerAction:
         schedule = self.run.schedule

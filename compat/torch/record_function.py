@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from threading import get_ident
 from typing import Any, Self, TypeVar
 
 from stepscope.backends.kineto_session import session
+from stepscope.backends.torch_compile import substitute_region
 from stepscope.runtime._core import span
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -16,7 +18,7 @@ class record_function:
     """A context manager and a decorator that names a block or function, as `torch.profiler.record_function` does.
 
     It is a span of stepscope, so it costs a fraction of a µs where torch's takes some, is there without torch, in every
-    profiler that records, and in tasks and generators. While an accelerator is recorded it is torch's own as well as
+    profiler that records, and in tasks and generators; one object may be entered any number of times at once. While an accelerator is recorded it is torch's own as well as
     the device's timeline needs it; it is then drawn once.
 
     Args:
@@ -27,33 +29,55 @@ class record_function:
         TypeError: if name is no str.
     """
 
-    __slots__ = ("_entered", "args", "name")
+    __slots__ = ("_span", "_theirs", "args", "name")
 
     def __init__(self, name: str, args: str | None = None) -> None:
         if not isinstance(name, str):
             raise TypeError(f"name must be a str, got {type(name).__name__}: {name!r}")
         self.name = name
         self.args = args
-        self._entered: Any = None
+        self._span = _span(name, args)
+        self._theirs: list[tuple[int, Any]] = []
+        """torch's own that are entered, with the threads that entered them, the latest last."""
 
     def __enter__(self) -> Self:
         if session.records_device:
             theirs: Any = import_module("torch").profiler.record_function(self.name, self.args)
-            self._entered = theirs.__enter__()
+            self._theirs.append((get_ident(), theirs.__enter__()))
         else:
-            self._entered = self._span().__enter__()
+            self._span.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        entered, self._entered = self._entered, None
-        if entered is not None:
-            entered.__exit__(*exc)
+        theirs = self._latest() if self._theirs else None
+        (self._span if theirs is None else theirs).__exit__(*exc)
+
+    def _latest(self) -> Any:
+        """The latest of torch's own that this thread entered; `None` if it entered none."""
+        here = get_ident()
+        for at in range(len(self._theirs) - 1, -1, -1):
+            if self._theirs[at][0] == here:
+                return self._theirs.pop(at)[1]
+        return None
 
     def __call__(self, function: _F) -> _F:
         """A function that is recorded at each call; coroutine functions and generators as well."""
-        return self._span()(function)
+        return self._span(function)
 
-    def _span(self) -> span:
-        if self.args is None:
-            return span(self.name, category="user_annotation")
-        return span(self.name, category="user_annotation", args=self.args)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return record_function, (self.name, self.args)
+
+
+def _span(name: str, args: str | None) -> span:
+    if args is None:
+        return span(name, category="user_annotation")
+    return span(name, category="user_annotation", args=args)
+
+
+def _for_compiler(name: str, args: str | None = None) -> Any:
+    import torch
+
+    return torch.profiler.record_function(name, args)
+
+
+substitute_region(record_function, _for_compiler, lambda region: (region.name, region.args))

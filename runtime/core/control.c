@@ -85,7 +85,15 @@ void control_detach(void) {
 bool control_joined(void) { return member; }
 
 void control_record(int what) {
-    if (!member) atomic_store(&g_control.recording, what); /* else the owner of the session decides */
+    if (member) return; /* the owner of the session decides */
+    int before = atomic_load(&g_control.recording);
+    bool on = what & RECORD_EVENTS, was_on = before & RECORD_EVENTS;
+    /* The times are stored before the switch, so that no span is entered in between with an older one. */
+    if (on && !was_on) {
+        atomic_fetch_add(&g_control.periods, 1);
+        atomic_store(&g_control.begun, clock_now());
+    } else if (!on && (was_on || !atomic_load(&g_control.stopped))) atomic_store(&g_control.stopped, clock_now());
+    atomic_store(&g_control.recording, what);
 }
 
 void control_close(void) {
@@ -94,7 +102,9 @@ void control_close(void) {
     atomic_store(&g_control.closed, 1);
 }
 
-PyObject *control_py_recording(PyObject *self, PyObject *unused) { return PyLong_FromLong(atomic_load(&g_control.recording)); }
+PyObject *control_py_recording(PyObject *self, PyObject *unused) {
+    return PyLong_FromLong(atomic_load(&g_control.recording) & (RECORD_EVENTS | RECORD_OPERATORS));
+}
 PyObject *control_py_joins(PyObject *self, PyObject *unused) { return PyLong_FromUnsignedLong(atomic_load(&g_control.joins)); }
 
 void control_refuse(void) { count_one(&g_control.refused[(unsigned)getpid() % REFUSED]); }

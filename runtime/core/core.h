@@ -23,6 +23,7 @@
 #define MAX_VALUE 4096           /* bytes kept of one argument value */
 #define MAX_ARGS_BYTES 16384     /* bytes of arguments kept of one event */
 #define MAX_STRINGS (1u << 20)   /* names of a process; further ones share one name and are counted */
+#define MAX_EARLY_NAMES (1u << 16) /* names of spans that were entered while nothing was recorded; then, none new */
 #define FIRST_NAME 1024          /* ids below are categories, so that a category fits 16 bits */
 #define STACK_FRAMES 126         /* open spans of one stack that are kept for self time and recovery */
 
@@ -93,6 +94,7 @@ typedef struct {
 } String;
 uint32_t strings_intern(const char *utf8, size_t len);          /* any thread */
 uint32_t strings_intern_object(PyObject *name);                 /* 0 and an exception if not a str */
+uint32_t strings_intern_early(PyObject *name); /* of what may never be recorded: 0 without one after so many new names */
 uint16_t strings_category(const char *utf8, size_t len);        /* any thread; 0 when there are too many */
 int strings_category_object(PyObject *text, uint16_t *category); /* -1 and an exception if not a str */
 const String *strings_get(uint32_t id);                         /* any thread; never NULL */
@@ -124,8 +126,10 @@ typedef struct {
     atomic_ullong unspooled; /* events taken from rings that were not copied to the spool, though they should have been */
     atomic_ullong settled;   /* so many of those the journals have by now, or count */
     atomic_ullong untold;    /* events that the journals dropped and have not written of */
-    atomic_uchar denied[REFUSED]; /* errno with which the last of these could have no ring */
-    char rest[PAGE - 48 - 9 * REFUSED];
+    atomic_llong begun, stopped; /* ns: when recording of the program's events was switched on last, and off last */
+    atomic_uint periods;         /* how often it was switched on */
+    atomic_uchar denied[REFUSED]; /* errno with which the last of `refused` could have no ring */
+    char rest[PAGE - 72 - 9 * REFUSED];
 } __attribute__((aligned(PAGE))) Control;
 _Static_assert(sizeof(Control) == PAGE, "nothing else is in the memory that a mapping replaces");
 extern Control g_control;
@@ -146,13 +150,15 @@ PyObject *control_py_denied(PyObject *self, PyObject *pid);
 /* stack.c: the open spans of a thread or task, in a mapped file, so that a killed process leaves them. */
 enum {
     FRAME_DEAD = 1 /* left out of order: taken out when it comes to the top, or room is needed */, FRAME_ITT = 2,
-    FRAME_SUSPENDED = 4 /* stands for the time in which a task does not run: nobody's parent */
+    FRAME_SUSPENDED = 4, /* stands for the time in which a task does not run: nobody's parent */
+    FRAME_EARLY = 8 /* entered while nothing was recorded: `ts` is when recording had stopped before */
 };
 typedef struct {
     int64_t ts, child;   /* child: ns spent in finished child spans */
     uint64_t id;
     uint32_t name;
-    uint16_t category, flags;
+    uint16_t category;
+    uint8_t flags, period; /* period: of an early frame, the lowest byte of `periods` when `child` was counted last */
 } Frame;
 typedef struct {
     _Atomic uint32_t used;
@@ -175,6 +181,7 @@ typedef struct {             /* an entered span; all that its record needs, what
     int64_t ts;
     uint32_t level, name, track; /* level: 0 if it has a frame, else one that no other open span has */
     uint16_t category;
+    bool early;              /* has a frame with FRAME_EARLY, or would have one */
 } Open;
 struct Thread;
 static inline uint64_t stack_owner(const Stack *stack) { return atomic_load_explicit(&stack->owner, memory_order_relaxed); }
@@ -184,7 +191,9 @@ int stack_open(const char *directory);
 void stack_close(void);
 int stack_move(const char *directory);  /* the stacks that there are go on in a file there; nothing may be recorded */
 void stack_fork(int phase);
-void span_open(struct Thread *thread, Stack *stack, Open *open, uint32_t name, uint16_t category, uint16_t frame_flags);
+void span_open(struct Thread *thread, Stack *stack, Open *open, uint32_t name, uint16_t category, uint8_t frame_flags);
+/* Takes an early span off without a record, if nothing was recorded since it was entered; else returns false. */
+bool span_skip(struct Thread *thread, const Open *open);
 /* Writes the record, then pops. `inline_key` 0: no inline argument. Any thread may close what another opened. */
 void span_close(struct Thread *thread, const Open *open, int64_t end, uint8_t flags, uint32_t inline_key, uint32_t inline_value,
                 const char *args, uint32_t args_len);
@@ -229,7 +238,11 @@ typedef struct Thread {
     uint64_t next_id;    /* of spans: unique in the process */
     void *itt;           /* itt.c: scratch of this thread, freed by itt_thread_end */
 } Thread;
-enum { RECORD_EVENTS = 1 /* of the program: spans, counters, ... */, RECORD_OPERATORS = 2 /* of frameworks */ };
+enum {
+    RECORD_EVENTS = 1,    /* of the program: spans, counters, ... */
+    RECORD_OPERATORS = 2, /* of frameworks */
+    RECORD_OPEN = 4       /* nothing; but spans go onto their stacks, so that a window has those that it begins in */
+};
 static inline bool recording(int what) { return atomic_load_explicit(&g_control.recording, memory_order_relaxed) & what; }
 void thread_forget_context(void);      /* it is looked up again */
 
@@ -296,6 +309,7 @@ PyObject *context_py_call_under(PyObject *self, PyObject *const *args, Py_ssize_
 
 /* span.c, step.c */
 extern PyTypeObject SpanType, StepCounterType, AggregatesType, AttachedType; /* attach.c: rings of other processes */
+PyObject *span_py_copy(PyObject *self, PyObject *span);
 PyObject *span_py_instant(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
 PyObject *span_py_counter(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);
 PyObject *span_py_flow(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames);

@@ -34,15 +34,16 @@ static PyObject *coroutine_new(PyTypeObject *type, PyObject *args, PyObject *kwa
 }
 
 static void suspend(Coroutine *c) {
-    if (!c->scope || c->suspended.id || !recording(RECORD_EVENTS)) return;
+    if (!c->scope || c->suspended.id || !recording(RECORD_EVENTS | RECORD_OPEN)) return;
     Thread *t = thread_current();
     Stack *stack = t ? scope_stack(c->scope, t) : NULL;
-    if (stack && stack_in_use(stack)) span_open(t, stack, &c->suspended, suspended_name, suspended_category, FRAME_SUSPENDED);
+    uint8_t flags = recording(RECORD_EVENTS) ? FRAME_SUSPENDED : FRAME_SUSPENDED | FRAME_EARLY;
+    if (stack && stack_in_use(stack)) span_open(t, stack, &c->suspended, suspended_name, suspended_category, flags);
 }
 
 static void go_on(Coroutine *c) {
     Thread *t = thread_current();
-    if (t && scope_stack(c->scope, t)) span_close(t, &c->suspended, clock_now(), 0, 0, 0, NULL, 0);
+    if (t && scope_stack(c->scope, t) && !span_skip(t, &c->suspended)) span_close(t, &c->suspended, clock_now(), 0, 0, 0, NULL, 0);
     c->suspended.id = 0;
 }
 

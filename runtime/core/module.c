@@ -26,6 +26,7 @@ static PyMethodDef methods[] = {
     {"category", strings_py_category, METH_O, NULL},
     {"changing", step_py_changing, METH_O, NULL},
     {"close", ring_py_close, METH_NOARGS, NULL},
+    {"copy_span", span_py_copy, METH_O, "The same as its method `copy`: a function, which torch's compiler can be told of."},
     {"counter", FAST(span_py_counter), METH_FASTCALL | METH_KEYWORDS,
      "counter(name, value, /, *, category='user_annotation')\n--\n\nThe value of something at this moment; any number, also NaN."},
     {"counts", py_counts, METH_NOARGS, NULL},
@@ -99,7 +100,7 @@ PyMODINIT_FUNC PyInit__core(void) {
         add_type(m, &AttachedType, "Attached") < 0 || add_type(m, &PerfettoEncoderType, "PerfettoEncoder") < 0 || PyModule_AddIntMacro(m, FIRST_NAME) < 0 ||
         PyModule_AddIntMacro(m, MAX_TRACKS) < 0 || PyModule_AddIntMacro(m, MAX_STRINGS) < 0 ||
         PyModule_AddIntMacro(m, MAX_NAME) < 0 || PyModule_AddIntMacro(m, RECORD_EVENTS) < 0 ||
-        PyModule_AddIntMacro(m, RECORD_OPERATORS) < 0)
+        PyModule_AddIntMacro(m, RECORD_OPERATORS) < 0 || PyModule_AddIntMacro(m, RECORD_OPEN) < 0)
         return NULL;
     return m;
 }

@@ -130,16 +130,20 @@ static void span_dealloc(SpanObject *s) {
 }
 
 static PyObject *span_enter(SpanObject *s, PyObject *unused) {
-    bool recorded = recording(RECORD_EVENTS);
+    bool recorded = recording(RECORD_EVENTS), noted = recorded || recording(RECORD_OPEN);
     /* One that is entered already notes also what is not recorded, so that each exit finds its own entry. */
     if (!recorded) g_events_left_out += left_out(RECORD_EVENTS);
-    if (!recorded && !s->entered) return Py_NewRef(s);
+    if (!noted && !s->entered) return Py_NewRef(s);
     Thread *t = thread_current_object();
     if (!t) {
         if (recorded) ring_refuse();
         return Py_NewRef(s);
     }
-    if (!s->name_id && !(s->name_id = strings_intern_object(s->name))) return NULL; /* out of memory */
+    if (!s->name_id && !(s->name_id = recorded ? strings_intern_object(s->name) : strings_intern_early(s->name))) {
+        if (PyErr_Occurred()) return NULL; /* out of memory */
+        if (!s->entered) return Py_NewRef(s);
+        noted = false;
+    }
     Stack *stack = stack_of_object(t);
     if (!stack) return NULL;
     if (s->entered) {
@@ -149,7 +153,7 @@ static PyObject *span_enter(SpanObject *s, PyObject *unused) {
         s->outer = e;
     }
     s->entered = true;
-    if (recorded) span_open(t, stack, &s->open, s->name_id, s->category, 0);
+    if (noted) span_open(t, stack, &s->open, s->name_id, s->category, recorded ? 0 : FRAME_EARLY);
     else s->open = (Open){.stack = stack};
     return Py_NewRef(s);
 }
@@ -190,6 +194,10 @@ static PyObject *span_exit(SpanObject *s, PyObject *const *args, Py_ssize_t n) {
         if (!stack) return NULL;
         choose(s, stack);
     }
+    if (t && s->open.early && span_skip(t, &s->open)) {
+        leave(s);
+        Py_RETURN_NONE;
+    }
     /* Left before it is recorded: where recording waits for room, other threads may enter the span meanwhile. */
     Open open = s->open;
     leave(s);
@@ -209,6 +217,11 @@ static PyObject *span_exit(SpanObject *s, PyObject *const *args, Py_ssize_t n) {
 }
 
 static PyObject *span_copy(SpanObject *s, PyObject *unused) { return span_make(s->name, s->keys, s->values, s->category); }
+
+PyObject *span_py_copy(PyObject *self, PyObject *s) {
+    if (!Py_IS_TYPE(s, &SpanType)) return PyErr_Format(PyExc_TypeError, "copy_span() takes a span, got %R", s);
+    return span_copy((SpanObject *)s, NULL);
+}
 
 static PyObject *span_call(SpanObject *s, PyObject *args, PyObject *kwargs) {
     if (PyTuple_GET_SIZE(args) != 1 || (kwargs && PyDict_GET_SIZE(kwargs)) || !decorator)

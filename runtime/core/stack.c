@@ -95,6 +95,23 @@ Stack *stack_new(Thread *owner, uint32_t track) {
 static uint32_t flags_of(const Frame *f) { return __atomic_load_n(&f->flags, __ATOMIC_RELAXED); }
 static bool dead(const Frame *f) { return flags_of(f) & FRAME_DEAD; }
 
+/* How long a span ran until `end`, for self times. Of an early one only the time counts in which recording was on: what was
+ * inside of it at other times is not known. */
+static int64_t ran_until(int64_t ts, bool early, int64_t end) {
+    if (!early) return end - ts;
+    int64_t begun = atomic_load_explicit(&g_control.begun, memory_order_relaxed);
+    int64_t stopped = atomic_load_explicit(&g_control.stopped, memory_order_relaxed);
+    int64_t until = !recording(RECORD_EVENTS) && stopped < end ? stopped : end, from = ts > begun ? ts : begun;
+    return until > from ? until - from : 0;
+}
+static uint8_t period_now(void) { return (uint8_t)atomic_load_explicit(&g_control.periods, memory_order_relaxed); }
+static int64_t child_of(const Frame *f) { return flags_of(f) & FRAME_EARLY && f->period != period_now() ? 0 : f->child; }
+static int64_t frame_ran(const Frame *f, int64_t end) { return ran_until(f->ts, flags_of(f) & FRAME_EARLY, end); }
+static void add_child(Frame *f, int64_t dur) {
+    f->child = child_of(f) + dur;
+    if (flags_of(f) & FRAME_EARLY) f->period = period_now();
+}
+
 static uint32_t set_depth(Stack *s, uint32_t depth) {
     atomic_store_explicit(&s->depth, depth, memory_order_release);
     return depth;
@@ -135,10 +152,10 @@ static uint32_t __attribute__((noinline)) make_room(Stack *s, uint32_t depth) {
     pthread_mutex_lock(&lock);
     for (uint32_t i = 0; i < depth % DEEP; i++) {
         Frame *from = &s->frames[i], *to = &s->frames[kept];
-        uint16_t flags = (uint16_t)flags_of(from);
+        uint8_t flags = (uint8_t)flags_of(from);
         if (flags & FRAME_DEAD || kept++ == i) continue;
         changing(s);
-        to->ts = from->ts, to->child = from->child, to->id = from->id, to->name = from->name, to->category = from->category;
+        to->ts = from->ts, to->child = from->child, to->id = from->id, to->name = from->name, to->category = from->category, to->period = from->period;
         changing(s);
         __atomic_store_n(&to->flags, flags, __ATOMIC_RELEASE);
         changing(s);
@@ -148,22 +165,23 @@ static uint32_t __attribute__((noinline)) make_room(Stack *s, uint32_t depth) {
     return set_depth(s, depth / DEEP * DEEP + kept);
 }
 
-void span_open(Thread *thread, Stack *s, Open *open, uint32_t name, uint16_t category, uint16_t frame_flags) {
+void span_open(Thread *thread, Stack *s, Open *open, uint32_t name, uint16_t category, uint8_t frame_flags) {
     uint32_t depth = settle(s);
     if (depth % DEEP == STACK_FRAMES) depth = make_room(s, depth);
     uint32_t kept = depth % DEEP;
     *open = (Open){.stack = s, .id = thread->next_id++, .parent = kept ? s->frames[kept - 1].id : s->parent,
-                   .name = name, .track = s->track, .category = category};
+                   .name = name, .track = s->track, .category = category, .early = frame_flags & FRAME_EARLY};
+    open->ts = open->early ? atomic_load_explicit(&g_control.stopped, memory_order_relaxed) : 0;
     if (kept < STACK_FRAMES) {
         Frame *f = &s->frames[kept];
         changing(s);
         f->child = 0, f->id = open->id, f->name = name, f->category = category, f->flags = frame_flags;
-        f->ts = open->ts = clock_now();
+        f->ts = open->ts = open->early ? open->ts : clock_now();
         set_depth(s, depth + 1);
     } else {
         count_one(&g_counts.deep_spans);
         open->level = s->level = depth < DEEP ? 1 : s->level + 1;
-        s->deep_ts = open->ts = clock_now();
+        s->deep_ts = open->ts = open->early ? open->ts : clock_now();
         set_depth(s, depth + DEEP);
     }
 }
@@ -187,7 +205,7 @@ Parent stack_parent(const Stack *s) {
 /* Gives time to the topmost frame of `depth` that lives; returns the depth without the dead ones above it. */
 static uint32_t give(Stack *s, uint32_t depth, int64_t dur) {
     while (depth % DEEP && dead(&s->frames[depth % DEEP - 1])) depth--;
-    if (depth % DEEP) s->frames[depth % DEEP - 1].child += dur;
+    if (depth % DEEP) add_child(&s->frames[depth % DEEP - 1], dur);
     return depth;
 }
 
@@ -205,7 +223,7 @@ static bool __attribute__((noinline)) is_top(const Stack *s, const Open *open, u
     if (at == STACK_FRAMES)
         return depth >= DEEP && open->level && open->level == s->level && (!kept || s->frames[kept - 1].id == open->parent);
     while (above < kept && dead(&s->frames[above])) above++;
-    *inner = s->frames[at].child + (above < kept ? end - s->frames[above].ts : 0);
+    *inner = child_of(&s->frames[at]) + (above < kept ? frame_ran(&s->frames[above], end) : 0);
     return above == kept && (depth < DEEP || open->ts > s->deep_ts);
 }
 
@@ -215,7 +233,7 @@ static void __attribute__((noinline)) take_off(Stack *s, const Open *open, bool 
     uint32_t at = find(s, open->id), depth = mine ? settle(s) : 0;
     if (at < STACK_FRAMES) {
         __atomic_fetch_or(&s->frames[at].flags, FRAME_DEAD, __ATOMIC_RELAXED);
-        if (mine) give(s, at, s->frames[at].child + self);
+        if (mine) give(s, at, child_of(&s->frames[at]) + self);
     } else if (open->level && !mine) atomic_fetch_add_explicit(&s->gone, 1, memory_order_relaxed);
     else if (open->level && depth >= DEEP) set_depth(s, depth - DEEP);
     if (!mine) pthread_mutex_unlock(&lock);
@@ -225,20 +243,34 @@ void span_close(Thread *thread, const Open *open, int64_t end, uint8_t flags, ui
                 const char *args, uint32_t args_len) {
     Stack *s = open->stack;
     if (!s->track) return; /* opened before this process was forked: it is its parent's */
-    int64_t dur = end - open->ts, inner = 0;
+    int64_t dur = end - open->ts, ran = ran_until(open->ts, open->early, end), inner = 0;
+    if (open->early) flags |= FLAG_CLIPPED;
     uint32_t depth = atomic_load_explicit(&s->depth, memory_order_relaxed);
     bool mine = stack_owner(s) == thread->serial;
     bool top = mine && depth - 1 < STACK_FRAMES && s->frames[depth - 1].id == open->id;
-    if (top) inner = s->frames[depth - 1].child;
+    if (top) inner = child_of(&s->frames[depth - 1]);
     else if (!(top = is_top(s, open, depth = mine ? settle(s) : depth, end, &inner) && mine)) flags |= FLAG_ASYNC;
-    Event event = {.ts = open->ts, .dur = dur, .self = dur > inner ? dur - inner : 0, .id = open->id, .parent = open->parent,
+    Event event = {.ts = open->ts, .dur = dur, .self = ran > inner ? ran - inner : 0, .id = open->id, .parent = open->parent,
                    .name = open->name, .track = open->track, .category = open->category, .kind = KIND_SPAN, .flags = flags};
     if (inline_key) event.flags |= FLAG_ARG_INLINE, event.args_at = inline_key, event.args_len = inline_value;
     /* Recorded before it is popped: whoever looks in between sees the span twice, never not at all. */
     ring_write(thread, &event, args, args_len);
     if (!top) take_off(s, open, mine, event.self);
-    else if (!open->level) set_depth(s, give(s, depth - 1, dur));
-    else s->level--, set_depth(s, depth < 2 * DEEP ? give(s, depth - DEEP, dur) : depth - DEEP);
+    else if (!open->level) set_depth(s, give(s, depth - 1, ran));
+    else s->level--, set_depth(s, depth < 2 * DEEP ? give(s, depth - DEEP, ran) : depth - DEEP);
+}
+
+bool span_skip(Thread *thread, const Open *open) {
+    Stack *s = open->stack;
+    /* Nothing was recorded since, if recording has not stopped since. */
+    if (!open->early || recording(RECORD_EVENTS) || open->ts != atomic_load_explicit(&g_control.stopped, memory_order_relaxed))
+        return false;
+    if (!s->track) return true; /* of the process that this one was forked from */
+    uint32_t depth = atomic_load_explicit(&s->depth, memory_order_relaxed);
+    bool mine = stack_owner(s) == thread->serial;
+    if (mine && depth - 1 < STACK_FRAMES && s->frames[depth - 1].id == open->id) set_depth(s, depth - 1);
+    else take_off(s, open, mine, 0);
+    return true;
 }
 
 void span_abandon(const Open *open) {
@@ -267,11 +299,14 @@ uint32_t stack_open_spans(const Stack *s, int64_t now, Event *events) {
     uint32_t depth = copy_stable(s, frames), count = 0;
     for (uint32_t d = 0; d < depth; d++) {
         const Frame *f = &frames[d];
+        bool early = f->flags & FRAME_EARLY;
         if (f->ts > now) continue;
-        int64_t running = f->child + (d + 1 < depth && frames[d + 1].ts < now ? now - frames[d + 1].ts : 0);
-        events[count++] = (Event){.ts = f->ts, .dur = now - f->ts, .self = now - f->ts > running ? now - f->ts - running : 0,
+        int64_t ran = frame_ran(f, now), running = child_of(f);
+        if (d + 1 < depth && frames[d + 1].ts < now) running += frame_ran(&frames[d + 1], now);
+        events[count++] = (Event){.ts = f->ts, .dur = now - f->ts, .self = ran > running ? ran - running : 0,
                                   .id = f->id, .parent = d ? frames[d - 1].id : s->parent, .name = f->name, .track = s->track,
-                                  .step = -1, .category = f->category, .kind = KIND_SPAN, .flags = FLAG_OPEN};
+                                  .step = -1, .category = f->category, .kind = KIND_SPAN,
+                                  .flags = early ? FLAG_OPEN | FLAG_CLIPPED : FLAG_OPEN};
     }
     return count;
 }

@@ -206,6 +206,16 @@ uint32_t strings_intern_object(PyObject *text) {
     return id;
 }
 
+uint32_t strings_intern_early(PyObject *text) {
+    static uint32_t early;
+    size_t at = ((uintptr_t)text >> 4) % CACHE;
+    if (cache[at].text == text) return cache[at].id;
+    if (early >= MAX_EARLY_NAMES) return 0;
+    uint32_t before = atomic_load_explicit(&added, memory_order_relaxed), id = strings_intern_object(text);
+    early += atomic_load_explicit(&added, memory_order_relaxed) - before;
+    return id;
+}
+
 int strings_category_object(PyObject *text, uint16_t *category) {
     static struct { PyObject *text; uint16_t id; } recent[64];
     size_t at = ((uintptr_t)text >> 4) % 64;

@@ -56,11 +56,11 @@ class Leftovers:
             self.last_ns = max(self.last_ns, int(ends(events).max(initial=0)))
             ended.append(events["id"][kinds == int(Kind.SPAN)])
             marks.append(events[kinds == int(Kind.STEP)])
-            begins.append(events["ts"][(kinds != int(Kind.STEP)) & (kinds != int(Kind.GAP))])
+            begins.append(events["ts"][(kinds != int(Kind.STEP)) & (kinds != int(Kind.GAP)) & ~_early(events)])
         self.last_ns = max([self.last_ns, *(files.last_begin() for files, _ in parts)])
         for files, _ in parts:
             spans = files.open_spans(self.last_ns)
-            begins.append(spans["ts"])
+            begins.append(spans["ts"][~_early(spans)])
             keys.append(keys_of(spans))
         self.marks = join_blocks(marks)
         """The events of step marks; `id` is the number of their profiler."""
@@ -298,3 +298,9 @@ def keys_of(events: Block) -> Keys:
         mixed = (mixed ^ (mixed >> unsigned(29))) + events[field].astype(unsigned) * unsigned(factor)
     keys: Keys = np.where(spans, events["id"] * unsigned(0xD6E8FEB86659FD93), mixed)
     return keys
+
+
+def _early(events: Block) -> Mask:
+    """Which spans were entered before recording began; their `ts` is when recording had stopped before that."""
+    early: Mask = events["flags"] & int(Flag.CLIPPED) != 0
+    return early

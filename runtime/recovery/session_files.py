@@ -59,10 +59,13 @@ _STRING = struct.Struct("<II")
 _STACK_FRAMES = 126
 _DEEP = 128
 """A stack's depth is the frames in use, and this for each open span that has none."""
-_FRAME_DEAD = 1
+_FRAME_DEAD, _FRAME_EARLY = 1, 8
 _FRAME_DTYPE = np.dtype(
-    [("ts", "<i8"), ("child", "<i8"), ("id", "<u8"), ("name", "<u4"), ("category", "<u2"), ("flags", "<u2")]
-)
+    [
+        ("ts", "<i8"), ("child", "<i8"), ("id", "<u8"), ("name", "<u4"), ("category", "<u2"), ("flags", "u1"),
+        ("period", "u1"),
+    ]
+)  # fmt: skip
 _STACK_DTYPE = np.dtype(
     [
         ("used", "<u4"), ("track", "<u4"), ("depth", "<u4"), ("index", "<u4"), ("pushes", "<u8"), ("parent", "<u8"),
@@ -231,6 +234,7 @@ class SessionFiles:
             row["parent"] = np.append(stack["parent"], frames["id"])[: len(frames)]
             row["name"], row["category"], row["track"] = frames["name"], frames["category"], stack["track"]
             row["kind"], row["flags"] = int(Kind.SPAN), int(Flag.OPEN)
+            row["flags"][frames["flags"] & _FRAME_EARLY != 0] |= int(Flag.CLIPPED)
             rows.append(row)
         return join_blocks(rows)
 

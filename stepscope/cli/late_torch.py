@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 
 from stepscope.backends.torch import TorchBackend
-from stepscope.cli.torch_import import TorchImport
+from stepscope.backends.torch_import import TorchImport
 from stepscope.runtime import clock
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.detail import FULL, Detail

@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 
 from stepscope.backends.torch import TorchBackend
+from stepscope.backends.torch_import import TorchImport
 from stepscope.cli import opening
 from stepscope.cli.child_processes import ChildProcesses, command_for_ranks
 from stepscope.cli.late_torch import LateTorch
 from stepscope.cli.messages import message
 from stepscope.cli.optimizer_steps import OptimizerSteps
 from stepscope.cli.progress import Progress
-from stepscope.cli.torch_import import TorchImport
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.console import ConsoleExporter

@@ -13,17 +13,19 @@ class TorchImport:
     """A finder on `sys.meta_path` that finds nothing itself: it calls `then` once torch has been imported whole.
 
     Args:
+        module: torch, or a part of it, whose import is waited for.
         then: called on the importing thread, inside the import statement. What it raises stays out of the program,
             and is kept in `problem`.
     """
 
-    def __init__(self, then: Callable[[], None]) -> None:
+    def __init__(self, then: Callable[[], None], module: str = "torch") -> None:
+        self._module = module
         self.problem: Exception | None = None
         self._then = then
 
     def watch(self) -> None:
         """Begins to watch; calls at once if torch is there already."""
-        if "torch" in sys.modules:
+        if self._module in sys.modules:
             self._call()
         elif self not in sys.meta_path:
             sys.meta_path.insert(0, self)
@@ -37,7 +39,7 @@ class TorchImport:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Lets the others find torch, and watches its loader."""
-        if name != "torch":
+        if name != self._module:
             return None
         self.forget()
         spec = importlib.util.find_spec(name)
