@@ -223,6 +223,29 @@ PyObject *span_py_copy(PyObject *self, PyObject *s) {
     return span_copy((SpanObject *)s, NULL);
 }
 
+/* Models that have spans as attributes are copied and pickled: `functools.partial(span, name, **arguments)()` makes a new one. */
+static PyObject *span_reduce(SpanObject *s, PyObject *unused) {
+    PyObject *arguments = PyDict_New(), *functools = NULL, *make = NULL, *number = PyLong_FromLong(s->category), *category = NULL;
+    if (!arguments || !number || !(category = strings_py_text(NULL, number))) goto done;
+    if (PyDict_SetItem(arguments, category_key, category) < 0) goto done;
+    for (Py_ssize_t i = 0, n = s->keys ? PyTuple_GET_SIZE(s->keys) : 0; i < n; i++)
+        if (PyDict_SetItem(arguments, PyTuple_GET_ITEM(s->keys, i), s->values[i]) < 0) goto done;
+    PyObject *given = Py_BuildValue("(OO)", &SpanType, s->name);
+    if (!given) goto done;
+    if ((functools = PyImport_ImportModule("functools"))) {
+        PyObject *partial = PyObject_GetAttrString(functools, "partial");
+        if (partial) make = PyObject_Call(partial, given, arguments);
+        Py_XDECREF(partial);
+    }
+    Py_DECREF(given);
+done:
+    Py_XDECREF(arguments);
+    Py_XDECREF(functools);
+    Py_XDECREF(number);
+    Py_XDECREF(category);
+    return make ? Py_BuildValue("N()", make) : NULL;
+}
+
 static PyObject *span_call(SpanObject *s, PyObject *args, PyObject *kwargs) {
     if (PyTuple_GET_SIZE(args) != 1 || (kwargs && PyDict_GET_SIZE(kwargs)) || !decorator)
         return PyErr_Format(PyExc_TypeError, "a span is called with the one function that it decorates");
@@ -236,6 +259,7 @@ static PyObject *span_repr(SpanObject *s) { return PyUnicode_FromFormat("span(%R
 static PyMethodDef span_methods[] = {
     {"__enter__", (PyCFunction)span_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))span_exit, METH_FASTCALL, NULL},
+    {"__reduce__", (PyCFunction)span_reduce, METH_NOARGS, NULL},
     {"copy", (PyCFunction)span_copy, METH_NOARGS, "A new span of the same name, category and arguments."},
     {NULL}};
 static PyGetSetDef span_getset[] = {{"name", (getter)span_name, NULL, "The name as it was given.", NULL}, {NULL}};

@@ -65,12 +65,6 @@ with tempfile.TemporaryDirectory() as folder:
                 print(f"  {name} of a profiler: made")
             except Exception as error:
                 print(f"  {name} of a profiler: {type(error).__name__}: {error}")
-        for holder in (copy.deepcopy,):
-            model.profiler = profiler
-            try:
-                holder(model)
-            except Exception as error:
-                faults.append(f"deepcopy of a model that has its profiler: {type(error).__name__}: {error}")
     count = memory.names().count("forward")
     if count != 3:
         faults.append(f"{count} of 3 calls were recorded")
