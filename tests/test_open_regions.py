@@ -103,7 +103,8 @@ def test_what_has_ended_before_is_in_no_window(output_dir: Path) -> None:
         for _ in range(100):
             with sc.span("over"), sc.span("inner"):
                 pass
-        assert profiler.statistics().recorder.produced <= 1
+        recorder = profiler.statistics().recorder
+        assert recorder is not None and recorder.produced <= 1
         work(profiler, 4)
         with sc.span("between"):
             pass

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,7 @@ def test_the_mask_of_a_thread() -> None:
 
     for start_on in (_here, _on_a_thread):
         thread = threading.Thread(target=work)
-        start_on(lambda thread=thread: threads.start(thread))
+        start_on(partial(threads.start, thread))
         thread.join()
         assert blocked() == before
         assert seen["own"] == seen["inner"] == seen["after"] == ALL

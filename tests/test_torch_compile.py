@@ -70,7 +70,7 @@ def with_object(region: Any) -> Function:
 def decorated(region: Any) -> Function:
     """A function with a decorator."""
 
-    @region("inner")
+    @region("inner")  # type: ignore[untyped-decorator, unused-ignore]
     def forward(x: Any) -> Any:
         return torch.relu(linear(x)).sin()
 
