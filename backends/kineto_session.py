@@ -455,7 +455,8 @@ def _hold_kineto() -> None:
 
     def hold() -> None:
         profile: Any = import_module("torch.autograd.profiler").profile(use_kineto=True)
-        _refusal("start", profile._prepare_trace) or _refusal("start", profile._start_trace)
+        if not _refusal("start", profile._prepare_trace):
+            _refusal("start", profile._start_trace)
 
     thread = threading.Thread(target=hold, name="stepscope-kineto-holder", daemon=True)
     start_thread(thread)

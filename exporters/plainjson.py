@@ -72,7 +72,7 @@ class _Plain:
             return {self._key(key): self.of(item, depth) for key, item in cast(Any, value).items()}
         if isinstance(value, (Sequence, AbstractSet)) and not isinstance(value, (bytes, bytearray, memoryview)):
             return [self.of(item, depth) for item in cast(Iterable[Any], value)]
-        known = shown(value)
+        known = shown(cast(object, value))
         return f"<{type(cast(object, value)).__name__}>" if known is None else self.of(known, depth)
 
     def _key(self, key: Any) -> str:

@@ -72,6 +72,7 @@ class Recorder:
             OutputError: if no directory for the session can be made.
         """
         self._options, self._last = options, last
+        self.spool: Spool
         self._slots, self._rings = ring_sizes(options, options.ring_bytes)
         self._keeps_ring = options.overflow == "drop_oldest"
         self.undelivered: dict[object, Path | None] = {}

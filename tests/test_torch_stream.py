@@ -200,13 +200,13 @@ def test_a_region_ends_where_it_ends(busy: bool, tmp_path: Path) -> None:
         assert later["parent"] != region["id"]
 
 
-def slow(x: torch.Tensor) -> torch.Tensor:
+def slow(x: torch.Tensor) -> torch.Tensor:  # pyright: ignore  # TorchScript reads the types
     for _ in range(8):
         x = torch.mm(x, x).clamp(-1.0, 1.0)
-    return x
+    return x  # pyright: ignore
 
 
-def waits_for_slow(x: torch.Tensor) -> torch.Tensor:
+def waits_for_slow(x: torch.Tensor) -> torch.Tensor:  # pyright: ignore
     future = torch.jit.fork(slow, x)
     return torch.jit.wait(future) + 1
 

@@ -47,7 +47,7 @@ def ranks_from(said: str | Sequence[int] | None) -> tuple[int, ...] | None:
                 "write all for every rank"
             )
         ranges.append(range(first, last + 1))
-    return tuple(sorted(set().union(*ranges)))
+    return tuple(sorted(set[int]().union(*ranges)))
 
 
 def ranks_text(ranks: Sequence[int] | None) -> str:
