@@ -147,4 +147,4 @@ def test_while_an_accelerator_is_recorded(monkeypatch: pytest.MonkeyPatch) -> No
                 pass
     here = [event for event in prof.profiler.kineto_results.events() if event.name() == "x"]
     assert len(here) >= 4  # torch records this thread only
-    assert region._theirs == []
+    assert region._theirs == []  # pyright: ignore[reportPrivateUsage]

@@ -118,10 +118,14 @@ def test_other_states_that_torch_lets_programs_write(caplog: pytest.LogCaptureFi
 def test_a_callback_that_is_set_later() -> None:
     """It gets the windows that end from then on."""
     seen: list[int] = []
+
+    def ready(view: Any) -> None:
+        seen.append(view.step_num)
+
     with ours.profile(activities=CPU, schedule=ours.schedule(wait=0, warmup=0, active=1)) as prof:
         prof.step()
         prof.run.flush()
-        prof.on_trace_ready = lambda view: seen.append(view.step_num)
+        prof.on_trace_ready = ready
         torch.ones(2)
         prof.step()
         prof.step()

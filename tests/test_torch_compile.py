@@ -173,7 +173,7 @@ class Model(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
     """A region in `forward`."""
 
     def __init__(self, region: Any) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.region, self.linear = region, torch.nn.Linear(4, 4)
 
     def forward(self, x: Any) -> Any:
