@@ -119,13 +119,13 @@ def test_a_callback_that_is_set_later() -> None:
     """It gets the windows that end from then on."""
     seen: list[int] = []
 
-    def note(view: Any) -> None:
+    def ready(view: Any) -> None:
         seen.append(view.step_num)
 
     with ours.profile(activities=CPU, schedule=ours.schedule(wait=0, warmup=0, active=1)) as prof:
         prof.step()
         prof.run.flush()
-        prof.on_trace_ready = note
+        prof.on_trace_ready = ready
         torch.ones(2)
         prof.step()
         prof.step()
