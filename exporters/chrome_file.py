@@ -12,7 +12,7 @@ from stepscope.exporters.chrome_rows import NOTES_TID, Rows, metadata_event
 from stepscope.exporters.output import OutputFile
 from stepscope.exporters.plainjson import dumps
 from stepscope.exporters.rotation import part
-from stepscope.exporters.trace_file import TraceFile, begin
+from stepscope.exporters.trace_file import TraceFile, begin, write_head
 from stepscope.runtime import _core
 from stepscope.runtime.events import Block
 from stepscope.runtime.run import Run
@@ -75,7 +75,7 @@ class ChromeFile(TraceFile):
         output = await begin(path if at_its_place else part(path), run, note, gzip=layout.gzip, tail=tail)
         file = cls(path, run, layout, output)
         if at_its_place:
-            await output.write(file._head(run.anchor.monotonic_ns).encode())
+            await write_head(output, file._head(run.anchor.monotonic_ns).encode())
         return file
 
     async def _write(self, events: Block, args: bytes, window: int) -> bool:

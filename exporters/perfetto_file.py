@@ -11,7 +11,7 @@ from stepscope.exporters.chrome_rows import NOTES
 from stepscope.exporters.output import OutputFile
 from stepscope.exporters.plainjson import plain
 from stepscope.exporters.protobuf import field
-from stepscope.exporters.trace_file import TAIL, TraceFile, begin
+from stepscope.exporters.trace_file import TAIL, TraceFile, begin, write_head
 from stepscope.runtime import _core
 from stepscope.runtime.clock import WALL_STEP_NS
 from stepscope.runtime.events import Block
@@ -55,7 +55,7 @@ class PerfettoFile(TraceFile):
         """
         output = await begin(path, run, note, gzip=gzip)
         file = cls(path, run, output, limit)
-        await output.write(file._head())
+        await write_head(output, file._head())
         return file
 
     def count_unfinished(self) -> int:

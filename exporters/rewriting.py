@@ -34,6 +34,10 @@ _HEAD_BYTES = 1 << 16
 _CHUNK = 1 << 20
 _PACKET = b"\x0a"
 """Begins every packet of a `.pftrace`."""
+_HEAD_PACKETS = 2
+"""Packets of a `.pftrace` before the first event."""
+_DESCRIPTION = b'{"ph": "M"'
+"""Begins each line of a Chrome trace in array form before the first event."""
 
 
 def rewrite_trace(note: TraceNote, place: Path, owner: int, journal: Path) -> list[Path]:
@@ -68,7 +72,7 @@ def rewrite_trace(note: TraceNote, place: Path, owner: int, journal: Path) -> li
             raise FileNotFoundError(path)
         if not ours(path, owner):
             raise FormatError(f"{path} is no regular file of this user's")
-        if note.format != "parquet" and path.stat().st_size and (not run_id or run_id.encode() not in _head(path)):
+        if note.format != "parquet" and not _is_of(path, run_id):
             raise FormatError(f"{path} is not the file that this run wrote")
     try:
         made = Path(tempfile.mkdtemp(prefix=f".{first.name[:64]}-", dir=first.parent))
@@ -108,6 +112,20 @@ def _replace(note: TraceNote, journal: Path, made: Path, old: list[Path], first:
 
 async def _replay(reader: JournalReader, exporter: Exporter, place: Path, window: int | None) -> Any:
     return await replay_into(reader, exporter, run_of(reader, place), window)
+
+
+def _is_of(path: Path, run_id: str) -> bool:
+    """Whether a file bears the run's id, or nothing yet but what a trace begins with: the id comes with the first event."""
+    head = _head(path)
+    if run_id and run_id.encode() in head:
+        return True
+    if head[:1] == _PACKET:
+        at: int | None = 0
+        for _ in range(_HEAD_PACKETS):
+            at = _packet_end(head, at) if at is not None else None
+        return at == len(head)
+    begin, *lines = head.split(b"\n")
+    return begin in (b"", b"[") and all(line.startswith(_DESCRIPTION) for line in lines if line)
 
 
 def _head(path: Path) -> bytes:

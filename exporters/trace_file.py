@@ -137,8 +137,13 @@ class TraceFile(ABC):
         if not self._ended:
             if at is not None:
                 self._last = max(self._last, at)
-            await self._open(self._last)
             self._ended = True  # also if this call is cancelled: what was begun is written
+            try:
+                await self._open(self._last)
+            except OutputError:
+                self._failed = True
+                await self._output.close()
+                raise
             end = self._end(args)
             if self._limit is not None and len(end) > TAIL // 2:
                 end = self._end({"left out": "more than the size limit allows"})
@@ -203,6 +208,19 @@ async def begin(path: Path, run: Run, note: TraceNote, *, gzip: bool, tail: byte
     """
     await asyncio.to_thread(run.note_output, path, True, note)
     return await OutputFile.create(path, gzip=gzip, tail=tail)
+
+
+async def write_head(output: OutputFile, head: bytes) -> None:
+    """Writes what a file begins with.
+
+    Raises:
+        OutputError: if the system refused; the file is closed then.
+    """
+    try:
+        await output.write(head)
+    except OutputError:
+        await output.close()
+        raise
 
 
 def about_run(run: Run) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Layer:
         self.__setstate__((layer, name, category))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self._span.copy():
+        with _core.copy_span(self._span):
             return self._kind.forward(self._layer, *args, **kwargs)
 
     def __getstate__(self) -> tuple[Any, str, str]:

@@ -13,7 +13,7 @@ nouns=(span span_order strings arguments argument_bounds instant ring attach ses
   task_tracks parents held_spans interleaved many_threads programs decorate
   decorate_generators step_counter signal aggregates chrome_encoder perfetto_encoder perfetto_nesting overflow shedding spool
   events journal_tables overhead crowded reentrance serial python_tasks itt signals signal_handlers signal_threads
-  termination locks)
+  termination locks known_values nesting_rows)
 library() { "$cc" -print-file-name="lib$1.so"; }
 # The interpreter is not instrumented, so the sanitizer's library must be loaded before it.
 if [ "$kind" = address ]; then

@@ -191,7 +191,7 @@ def test_a_broken_schedule_exporter_or_disk_costs_the_training_nothing(tmp_path:
     for traced, expected in (
         (handler(tmp_path, batch_schedule=broken), KeyError),
         (handler(tmp_path, exporters=[exporter], schedule=None), sc.ExporterError),
-        (handler(small_disk), OSError),
+        (handler(small_disk), sc.ExporterError),
     ):
         trainer = SmallTrainer(traced)
         trainer.fit(epochs=1)

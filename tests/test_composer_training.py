@@ -64,7 +64,7 @@ def test_an_exception(trainings: dict[str, Any]) -> None:
     found = trainings["failing"]
     assert found["raised"] == "the training fails"
     assert (found["errors"], found["audit"]) == ([], [])
-    assert (found["steps"], found["complete"]) == ([[1, 2, 3, 4]], [False])
+    assert (found["steps"], found["complete"]) == ([[1, 2, 3]], [False])
 
 
 def test_an_operator_has_steps_recorded(trainings: dict[str, Any]) -> None:

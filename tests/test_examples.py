@@ -94,7 +94,7 @@ def test_readme_has_no_python_that_is_not_run() -> None:
     assert [text for language, text in BLOCKS if language == "python"] == PROGRAMS
     assert len(PROGRAMS) == 4
     for language, text in BLOCKS:
-        begins = ("-from ", "+from ") if language == "diff" else ("make ", "stepscope ")
+        begins = ("-from ", "+from ") if language == "diff" else ("make ", "stepscope ", "torchrun ")
         assert language == "python" or all(line.startswith(begins) for line in text.splitlines())
 
 

@@ -109,7 +109,8 @@ def test_programs_and_grandchildren(family: Family) -> None:
                 bare = {**os.environ, "STEPSCOPE_SESSION": ""}
                 subprocess.run([sys.executable, "-c", "import stepscope as s\\nwith s.span('bare'): pass"],
                                check=True, env=bare)
-            assert "STEPSCOPE_SESSION" in os.environ
+                assert "STEPSCOPE_SESSION" in os.environ
+            assert "STEPSCOPE_SESSION" not in os.environ
     """,
         STEPSCOPE_JOIN="1",
     )

@@ -39,12 +39,14 @@ def watch(call: Callable[[], object]) -> str:
 
 
 def unwatch(call: Callable[[], object]) -> None:
-    """Ends that. After the last one the signal does again what it did before: by default it ends the process. Only the main
-    thread can see to that; after other threads, it does nothing until the main thread calls this. Idempotent."""
+    """Ends that. After the last one the signal does nothing here: one that comes late, or between two stages of a training, does
+    not end it. Programs that are started have the default again, as a handler is not theirs; a signal that was ignored before
+    is ignored again. Idempotent."""
     if call in _calls:
         _calls.remove(call)
     main = threading.current_thread() is threading.main_thread()
-    if not _calls and main and signal.getsignal(signal.SIGUSR2) is _arm:
+    ignored = _before is signal.SIG_IGN
+    if not _calls and ignored and main and signal.getsignal(signal.SIGUSR2) is _arm:
         signal.signal(signal.SIGUSR2, _before)
 
 
