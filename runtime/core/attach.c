@@ -274,7 +274,7 @@ static PyObject *attached_statistics(Process *p, PyObject *unused) {
         uint64_t made = a->broken ? serial : atomic_load(&a->shared->produced), seen = atomic_load(&a->copy.sampled_seen);
         uint64_t left_out = a->broken ? seen : atomic_load(&a->shared->sampled);
         if (made < serial) made = serial;
-        if (left_out < seen) left_out = seen;
+        if (left_out < seen || left_out - seen > UINT64_MAX / 2) left_out = seen; /* it may be damaged */
         produced += made + left_out;
         dropped += lost + seen;
         drained += serial - lost;
