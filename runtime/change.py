@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 from stepscope.runtime import locks
@@ -23,9 +22,14 @@ class _Waiter:
         """Wakes the loop, once: a system call and a switch of threads each time would cost more than the work."""
         if self.woken:
             return
-        with contextlib.suppress(RuntimeError):  # that loop has ended: nobody waits there any more
+        self.woken = True  # before the loop is woken, which resets it when it looks
+        try:
             self.loop.call_soon_threadsafe(self.event.set)
-        self.woken = True  # last: a signal handler that raises before leaves it to the next call
+        except RuntimeError:
+            return  # that loop has ended: nobody waits there any more
+        except BaseException:
+            self.woken = False  # a signal handler has raised: the next call wakes it
+            raise
 
 
 class Change:

@@ -115,9 +115,14 @@ class Hub:
         """Makes the hub look at its inboxes and rings."""
         if self._woken:
             return
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is left to be woken
+        self._woken = True  # before the loop is woken, which resets it when it looks
+        try:
             self._loop.call_soon_threadsafe(self._ask)
-        self._woken = True  # last: a signal handler that raises before leaves it to the next call
+        except RuntimeError:
+            return  # the loop has ended: nobody is left to be woken
+        except BaseException:
+            self._woken = False  # a signal handler has raised: the next call wakes it
+            raise
 
     def wake_later(self) -> None:
         """Makes the hub look at once if it has not done so for `Options.drain_interval`, and else when that is over.
@@ -126,9 +131,14 @@ class Hub:
         """
         if self._woken or self._woken_later:
             return
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is left to be woken
+        self._woken_later = True  # first, as in `wake`
+        try:
             self._loop.call_soon_threadsafe(self._ask_later)
-        self._woken_later = True  # last, as in `wake`
+        except RuntimeError:
+            return
+        except BaseException:
+            self._woken_later = False
+            raise
 
     def _ask_later(self) -> None:
         interval = min((pipeline.options.drain_interval for pipeline in self._pipelines), default=0.0)

@@ -510,3 +510,12 @@ def test_windows_that_follow_each_other_leave_nothing_out(output_dir: Path) -> N
     borders = [(window.start_ns, window.end_ns) for window in memory.windows]
     assert all(before[1] == after[0] for before, after in itertools.pairwise(borders[:-1]))
     assert memory.names().count("schedule") == 10
+
+
+def test_flushes_in_a_row_are_all_answered(output_dir: Path) -> None:
+    """The loop is woken each time, however close one call comes to the turn that the one before has begun."""
+    with sc.trace(output_dir=output_dir) as profiler:
+        for _ in range(500):
+            with sc.span("work"):
+                pass
+            assert profiler.flush(20)
