@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from stepscope.runtime import _core, asyncio_tasks, greenlets
@@ -94,7 +95,7 @@ class Recorder:
         _core.spool_tell(_core.unspooled(), 0)  # what came before was delivered
         _core.make_files(str(directory))
 
-    def _make_directory(self, open_there: Callable[[Path], None]) -> None:
+    def _make_directory(self, open_there: Callable[[Path], None], again: Path | None = None) -> None:
         options = self._options
         reserve_standard_descriptors()
 
@@ -106,15 +107,18 @@ class Recorder:
                 self.spool.close()
                 raise
 
-        self.directory = make_session(options, sweep_beside, use, self._last)
+        self.directory = make_session(options, sweep_beside, use, self._last, again)
         self._gone = False
         self.workers = Workers(self.directory, options.worker_ring_bytes)
         self._outer_session = os.environ.get(ENVIRONMENT)
         os.environ[ENVIRONMENT] = str(self.directory)
         self.on_disk = True
 
-    def go_on(self) -> None:
+    def go_on(self, options: Options) -> None:
         """Makes a session directory, if there is none, for a profiler that starts. Nothing is recorded meanwhile.
+
+        Args:
+            options: of that profiler; they say where the directory is to be.
 
         Raises:
             OutputError: if none can be made.
@@ -122,7 +126,8 @@ class Recorder:
         if self.on_disk:
             unmark_delivered(self.directory)
         else:
-            self._make_directory(self._open_again)
+            self._options = msgspec.structs.replace(self._options, session_dir=options.session_dir)
+            self._make_directory(self._open_again, self.directory)
 
     def delivered(self, user: object) -> None:
         """Everything of a run is delivered: when that is so of all, the session directory is removed. If processes that have
@@ -312,7 +317,7 @@ def recorder(options: Options, user: object = None, run: Path | None = None, las
         if _recorder is None:
             _recorder = Recorder(options, last)
         else:
-            _recorder.go_on()
+            _recorder.go_on(options)
         if user is not None:
             _recorder.undelivered[user] = run
         return _recorder

@@ -80,6 +80,7 @@ def make_session(
     prepare: Callable[[Path], None] = lambda place: None,
     use: Callable[[Path], None] = lambda directory: None,
     last: Path | None = None,
+    again: Path | None = None,
 ) -> Path:
     """Makes a private directory, in memory where the system has a place for that. Where one place fails the next is tried.
 
@@ -90,6 +91,8 @@ def make_session(
         prepare: is called before a directory is made in a place, which may be full.
         use: opens what is to be in the directory; an `OSError` means that this place cannot be used.
         last: a place that is taken where no other can be, such as the run's directory.
+        again: a directory that this process had before. It gets this name if it is in the same place: a fork server, for one, has
+            that in its environment for as long as it runs.
 
     Raises:
         OutputError: if none can be made.
@@ -99,7 +102,7 @@ def make_session(
         prepare(Path(place))
         held = -1
         try:
-            directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
+            directory = _make_private(Path(place), again)
         except OSError as error:
             problems.append(f"{place}: {error.strerror}")
             continue
@@ -118,6 +121,14 @@ def make_session(
     if not options.session_dir and temporary_directory() is None:
         problems.append("no directory for temporary files can be written")
     raise OutputError(f"no directory for the session can be made ({'; '.join(problems)}); set Options.session_dir")
+
+
+def _make_private(place: Path, again: Path | None) -> Path:
+    if again is not None and again.parent == place:
+        with contextlib.suppress(FileExistsError):  # somebody else has the name now
+            again.mkdir(mode=0o700)
+            return again
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
 
 
 _locks: dict[Path, int] = {}
