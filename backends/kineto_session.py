@@ -228,7 +228,7 @@ class KinetoSession:
             return PROGRAM
         if slot.emits:
             return "another profile on this thread records operators live, and torch has room for one"
-        return PROGRAM if slot.taken else ""
+        return "" if slot.free else PROGRAM
 
     def _free(self) -> bool:
         """Ends a recording that was lost to another thread, if there is one and that has ended."""

@@ -55,6 +55,80 @@ class _Calls(threading.local):
     """Whether the slot of this thread has our emission of operators."""
 
 
+class _Regions:
+    """Counts regions of torch that were entered while a profiler of the program was on, and that are open.
+
+    They are seen by `record_function`, whose two methods are wrapped from the begin of such a profiler until the last of them has
+    ended. Optimizers, data loaders and distributed modules make theirs in the same way.
+
+    Args:
+        over: called when the last one has ended, on its thread, and no profiler of the program is on.
+    """
+
+    def __init__(self, over: Callable[[], object]) -> None:
+        self.open = 0
+        """Regions that are open."""
+        self._over = over
+        self._profilers = 0
+        self._entered: list[Any] = []
+        """Each of them, once for each entry."""
+        self._methods: tuple[Any, Any, Any] | None = None
+        self._lock = locks.reentrant()
+
+    def watch(self) -> None:
+        """A profiler of the program is on."""
+        with self._lock:
+            self._profilers += 1
+            if self._methods is None:
+                self._wrap(import_module("torch.autograd.profiler").record_function)
+
+    def end(self) -> None:
+        """It has ended."""
+        with self._lock:
+            self._profilers = max(self._profilers - 1, 0)
+            self._unwrap()
+
+    def _wrap(self, kind: Any) -> None:
+        enter, leave = kind.__enter__, kind.__exit__
+
+        @functools.wraps(enter)
+        def entered(region: Any) -> Any:
+            result = enter(region)
+            with self._lock:
+                if self._profilers:
+                    self._entered.append(region)
+                    self.open += 1
+            return result
+
+        @functools.wraps(leave)
+        def left(region: Any, *error: Any) -> Any:
+            try:
+                return leave(region, *error)
+            finally:
+                if self._forget(region):
+                    self._over()
+
+        self._methods = (kind, enter, leave)
+        kind.__enter__, kind.__exit__ = entered, left
+
+    def _forget(self, region: Any) -> bool:
+        """A region has ended; whether it was the last one, and no profiler of the program is on."""
+        with self._lock:
+            for at in range(len(self._entered) - 1, -1, -1):
+                if self._entered[at] is region:
+                    del self._entered[at]
+                    self.open -= 1
+                    self._unwrap()
+                    return not self.open and not self._profilers
+        return False
+
+    def _unwrap(self) -> None:
+        if self._methods is not None and not self.open and not self._profilers:
+            kind, enter, leave = self._methods
+            kind.__enter__, kind.__exit__ = enter, leave
+            self._methods = None
+
+
 class TorchSlot:
     """Who uses torch's slot. Any method may be called from any thread."""
 
@@ -64,6 +138,7 @@ class TorchSlot:
         self._lock = locks.reentrant()
         self._users = 0
         self._wrapped: list[tuple[Any, str, Any, Any]] = []
+        self._regions = _Regions(self._return_slot)
         self._kineto: set[int] = set()
         """Threads on which the program has prepared or started kineto."""
 
@@ -121,6 +196,17 @@ class TorchSlot:
         return bool(import_module("torch").autograd._profiler_enabled())
 
     @property
+    def free(self) -> bool:
+        """Whether we may use the slot of the calling thread.
+
+        Not inside of a region or an operator that began under a profiler of the program: at its end torch would take ours for
+        that one, and crash. Of operators only those of a backward pass are known.
+        """
+        torch: Any = import_module("torch")
+        backward = getattr(torch._C, "_current_autograd_node", lambda: None)() is not None
+        return not (backward or self._regions.open or self.taken)
+
+    @property
     def kineto_taken(self) -> bool:
         """Whether the program uses kineto, on whatever thread that lives."""
         with self._lock:
@@ -156,6 +242,10 @@ class TorchSlot:
         flags._set_is_profiler_enabled(flag)
         try:
             result = original(*args, **kwargs)
+            if what == "enable":
+                self._regions.watch()
+            elif what == "disable":
+                self._regions.end()
             with self._lock:
                 if kineto:
                     self._kineto.add(me)
@@ -163,7 +253,11 @@ class TorchSlot:
                     self._kineto -= {me, _SOMEWHERE}
             return result
         finally:
-            if not self.taken:
+            self._return_slot()
+
+    def _return_slot(self) -> None:
+        with self.ours():
+            if self.free:
                 for occupant in self.occupants:
                     occupant.reoccupy()
 

@@ -67,7 +67,7 @@ class _Emission(threading.local):
     def _start(self) -> None:
         torch: Any = import_module("torch")
         context = torch.autograd.profiler.emit_itt()
-        if slot.taken:
+        if not slot.free:
             self._lack(PROGRAM if not session.here else "another profile on this thread records with kineto")
             return
         try:

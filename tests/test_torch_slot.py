@@ -19,7 +19,7 @@ PROGRAM = Path(__file__).parent / "field" / "torch_slot.py"
 AROUND = {"sin": 1, "cos": 1}
 
 
-SAME = ["inside", "raw", "scheduled", "refused", "before", "outlives", "two"]
+SAME = ["inside", "within", "raw", "scheduled", "refused", "before", "outlives", "two"]
 KINETO = [*SAME, "elsewhere", "elsewhere_long", "elsewhere_before"]
 
 
@@ -40,6 +40,7 @@ def told(mode: str) -> dict[str, Any]:
     ("case", "recorded"),
     [
         ("inside", AROUND),
+        ("within", AROUND),
         ("raw", AROUND),
         ("scheduled", AROUND),
         ("refused", AROUND),
