@@ -414,7 +414,7 @@ def leave_out_own_threads() -> frozenset[int]:
     threads = own_threads()
     _core.unprofile_threads({thread.ident for thread in threads if thread.ident is not None})
     # torch gives what a thread was inside of, and that has done nothing since, to a thread 0: ours are of that kind.
-    return frozenset([0, *(thread.native_id for thread in threads if thread.native_id is not None)])
+    return frozenset([0, *(number for thread in threads if (number := getattr(thread, "native_id", None)))])
 
 
 def _config(torch: Any, wants: TorchSettings) -> Any:

@@ -80,7 +80,7 @@ class PythonStacksBackend(SamplingBackend):
     ) -> list[tuple[int, _Call, int, int]]:
         stack = self._stacks.setdefault(ident, [])
         if ident not in self._tracks:
-            native = (thread.native_id if thread is not None else None) or ident % (1 << 22)
+            native = getattr(thread, "native_id", None) or ident % (1 << 22)
             name = f"{thread.name if thread is not None else f'thread {native}'} (functions)"
             # A number that no thread of the system has: the row lies beside that of the thread.
             self._tracks[ident] = tracks.new(TrackKind.THREAD, os.getpid(), (1 << 24) + native, name, tracks.process())

@@ -73,7 +73,9 @@ class OwnThreads:
         Args:
             threads: those that are alive, `threading.enumerate()`. That waits for a lock of Python's.
         """
-        alive = {thread.native_id for thread in threads if thread.native_id and _is_ours(thread)}
+        # eventlet's stand-in for the main thread has no number.
+        numbers = (getattr(thread, "native_id", None) for thread in threads if _is_ours(thread))
+        alive = {number for number in numbers if number}
         first = not self._seen
         for native in alive:
             # The clock of another thread, as clock_gettime(2) has it. Unlike the one that pthread_getcpuclockid()

@@ -140,6 +140,14 @@ def test_in_the_graph_where_torch_puts_its_own(region: Any) -> None:
 
 
 @FULL
+def test_instrumented_layers(fullgraph: bool) -> None:
+    """`instrument` leaves a model one graph."""
+    model: Any = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    sc.instrument(model)
+    assert len(graphs_of(model, fullgraph)) == 1
+
+
+@FULL
 def test_events_without_a_duration(fullgraph: bool) -> None:
     """Instants, counters and flows are left out of compiled code."""
 
