@@ -59,7 +59,8 @@ class Recorder:
     """Records the events of this process. One per process, made by the first profiler, closed when Python exits.
 
     Its session directory is there while a profiler is open, and until all that was recorded is delivered. So a process that has
-    closed its profilers leaves nothing behind, however it ends. The next profiler gets a new directory.
+    closed its profilers leaves nothing behind, however it ends. The next profiler makes it again, under the same name where that
+    is free and in the same place.
     """
 
     def __init__(self, options: Options, last: Path | None = None) -> None:
@@ -154,9 +155,10 @@ class Recorder:
         for last in (False, False, True):  # a process that joins at this moment may put something there
             try:
                 remove_session(self.directory)
-            except FileNotFoundError:
-                break
             except OSError as error:
+                if is_gone(self.directory):
+                    break
+                # A process that leaves at this moment removes its own files: the rest of the session is still there.
                 if last:
                     log.warning(
                         "the session directory %s stays: %s; delete it when this process has ended",

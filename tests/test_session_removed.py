@@ -241,6 +241,31 @@ def test_joined_processes_that_have_ended_keep_nothing(tmp_path: Path) -> None:
     assert names(tmp_path / "forked" / "journal", kind=Kind.INSTANT)["forked"] == 1
 
 
+def test_a_process_that_leaves_while_the_session_is_removed(tmp_path: Path) -> None:
+    """Its files vanish after they were listed. The session is removed all the same, and its name can be used again."""
+    done = run(
+        tmp_path,
+        """
+        list_directory, names = os.listdir, []
+        def list_and_leave(path="."):
+            found = list_directory(path)
+            if isinstance(path, int) and "1-1" in found and os.path.isdir(part):
+                os.rmdir(part)
+            return found
+        for number in range(2):
+            with trace(f"run{number}"):
+                names.append(os.environ["STEPSCOPE_SESSION"])
+                part = f"{names[0]}/1-1"
+                if number == 0:
+                    os.mkdir(part, 0o700)
+                    os.listdir = list_and_leave
+            assert not os.path.exists(part) and not list_directory(f"{place}/sessions")
+        assert names[0] == names[1]
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_profiler_that_starts_after_the_recorder_was_closed(tmp_path: Path) -> None:
     """Late in the interpreter's exit: it says so, and starts nothing."""
     (tmp_path / "sessions").mkdir()
