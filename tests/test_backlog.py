@@ -107,7 +107,7 @@ async def test_a_slow_exporter_is_nothing_to_others_beside_it(tmp_path: Path) ->
     """What it has no room for it drops by itself, before rings do for all; closing, too, costs only what it has not taken."""
     slow, quick = Slow(), sc.MemoryExporter()
     slow.name = "slow"
-    options = sc.Options(queue_bytes=SMALL, ring_bytes=32 << 20, close_timeout=2)
+    options = sc.Options(queue_bytes=SMALL, ring_bytes=32 << 20, close_timeout=5)
     produced = 0
     with sc.trace(exporters=[slow, quick], output_dir=tmp_path, options=options) as profiler:
         assert await asyncio.to_thread(profiler.flush)
