@@ -12,7 +12,7 @@ from stepscope.backends.kineto_blocks import MARKER
 from stepscope.backends.kineto_result import SharedResult
 from stepscope.backends.kineto_worker import FinishedTrace
 from stepscope.backends.torch_settings import TorchSettings
-from stepscope.backends.torch_slot import PROGRAM, slot
+from stepscope.backends.torch_slot import OPERATOR_RUNS, PROGRAM, slot
 from stepscope.runtime import _core, clock
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.meter import own_threads
@@ -228,7 +228,9 @@ class KinetoSession:
             return PROGRAM
         if slot.emits:
             return "another profile on this thread records operators live, and torch has room for one"
-        return PROGRAM if slot.taken else ""
+        if slot.taken:
+            return PROGRAM
+        return OPERATOR_RUNS if slot.operator_runs else ""
 
     def _free(self) -> bool:
         """Ends a recording that was lost to another thread, if there is one and that has ended."""
@@ -435,6 +437,8 @@ def _refusal(what: str, call: Any) -> str:
     try:
         with slot.ours():
             call()
+        if what != "prepare":
+            slot.change()
     except (RuntimeError, AssertionError, ValueError) as error:
         return f"torch's profiler did not {what}: {first_line(error)}"
     return ""

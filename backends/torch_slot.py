@@ -4,6 +4,11 @@ A thread of torch has room for one profiler (kineto, ITT, NVTX), and a process f
 our modes is open, torch's functions that start and end a profiler are wrapped: before the program calls one of them
 what we have in the slot is taken out, so that torch does what it would do without us; afterwards, if the slot is free
 again, we take it back. The modes count the time between as missing.
+
+A region of torch (`record_function`) or an operator that began under a recording of kineto points into that recording.
+If it ends after the recording, torch takes whatever is in the slot of the thread for that recording, and writes into
+freed memory; with an empty slot it does nothing. So such a region is ended on a thread whose slot is empty, and while
+such an operator runs the slot stays empty.
 """
 
 from __future__ import annotations
@@ -11,14 +16,18 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Protocol
 
 from stepscope.runtime import locks
+from stepscope.runtime.threads import start as start_thread
 
 PROGRAM = "the program's own torch profiler was on, and torch has room for one"
+"""Why operators of some time are missing."""
+OPERATOR_RUNS = "a torch profiler ended inside of an operator, and torch crashes if another one begins before that ends"
 """Why operators of some time are missing."""
 
 _MODULES = ("torch.autograd.profiler", "torch.autograd", "torch._C._autograd", "torch.autograd.profiler_legacy")
@@ -31,6 +40,11 @@ _FUNCTIONS = {
     "_disable_profiler_legacy": "disable",
     "_run_on_profiler_stop": "flag",
 }
+
+_OPERATOR_FILES = ("torch/_ops.py", "torch/autograd/function.py", "torch/autograd/graph.py")
+"""Where torch runs Python code of the program inside of an operator: custom operators and functions, hooks of backward."""
+_MARK = "_stepscope_recording"
+"""The attribute of a region that names the recording of kineto it was entered under."""
 
 _SOMEWHERE = -1
 """Stands for a thread that is not known."""
@@ -53,6 +67,8 @@ class _Calls(threading.local):
     """Calls of ours that this thread is inside of."""
     emits = False
     """Whether the slot of this thread has our emission of operators."""
+    in_operator = False
+    """Whether a recording of kineto ended on this thread inside of an operator, which may still run."""
 
 
 class TorchSlot:
@@ -66,6 +82,11 @@ class TorchSlot:
         self._wrapped: list[tuple[Any, str, Any, Any]] = []
         self._kineto: set[int] = set()
         """Threads on which the program has prepared or started kineto."""
+        self._changes = Counter[int]()
+        """How often a profiler began or ended on each thread."""
+        self._changes_at_watch = Counter[int]()
+        self._waits = False
+        """Whether we could not take the slot because of an operator that still runs."""
 
     def watch(self) -> None:
         """Notices the program's profilers from now on; to be undone by `unwatch`."""
@@ -74,6 +95,7 @@ class TorchSlot:
             if self._users > 1:
                 return
             self._kineto.clear()
+            self._changes_at_watch = self._changes.copy()
             flags = sys.modules.get("torch.autograd.profiler")
             if getattr(flags, "_is_profiler_enabled", False):  # on which thread torch does not say
                 self._kineto.add(threading.get_ident() if self.taken else _SOMEWHERE)
@@ -85,6 +107,12 @@ class TorchSlot:
                         wrapper = self._wrap(original, what)
                         setattr(module, function, wrapper)
                         self._wrapped.append((module, function, original, wrapper))
+            region: Any = import_module("torch").autograd.profiler.record_function
+            for method, wrap in ("__enter__", self._wrap_enter), ("__exit__", self._wrap_exit):
+                original = getattr(region, method)
+                wrapper = wrap(original)
+                setattr(region, method, wrapper)
+                self._wrapped.append((region, method, original, wrapper))
 
     def unwatch(self) -> None:
         """Puts torch's functions back, once nobody watches any more; not where somebody else has wrapped them since."""
@@ -115,6 +143,20 @@ class TorchSlot:
     def emits(self, on: bool) -> None:
         self._calls.emits = on
 
+    def change(self) -> None:
+        """A recording of kineto begins or has ended on the calling thread."""
+        with self._lock:
+            self._changes[threading.get_ident()] += 1
+        self._calls.in_operator = _in_operator()
+
+    @property
+    def operator_runs(self) -> bool:
+        """Whether an operator of a recording that has ended may still run on the calling thread: the slot must stay empty."""
+        if self._calls.in_operator:
+            self._calls.in_operator = _in_operator()
+            self._waits = self._waits or self._calls.in_operator
+        return self._calls.in_operator
+
     @property
     def taken(self) -> bool:
         """Whether a profiler is in the slot of the calling thread."""
@@ -138,6 +180,42 @@ class TorchSlot:
 
         return call
 
+    def _wrap_enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Marks each region that begins under a recording of kineto."""
+
+        @functools.wraps(original)
+        def enter(region: Any) -> Any:
+            me = threading.get_ident()
+            kineto = self.taken and not self.emits
+            region.__dict__[_MARK] = (me, self._changes[me]) if kineto else None
+            return original(region)
+
+        return enter
+
+    def _wrap_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Ends a region elsewhere if its recording has ended and another profiler is in the slot of this thread."""
+
+        @functools.wraps(original)
+        def leave(region: Any, *args: Any) -> Any:
+            if self.taken and self._is_stale(region):
+                return _end_elsewhere(region, lambda: original(region, *args))
+            result = original(region, *args)
+            if self._waits and not self.operator_runs and not self.taken:
+                self._waits = False
+                for occupant in self.occupants:
+                    occupant.reoccupy()
+            return result
+
+        return leave
+
+    def _is_stale(self, region: Any) -> bool:
+        """Whether the recording that a region began under may have ended."""
+        me = threading.get_ident()
+        if _MARK not in region.__dict__:  # it began before `watch`
+            return self._changes[me] != self._changes_at_watch[me] or self.emits
+        mark = region.__dict__[_MARK]
+        return mark is not None and self._changes[mark[0]] != mark[1]
+
     def _call_for_program(
         self, original: Callable[..., Any], what: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -156,6 +234,8 @@ class TorchSlot:
         flags._set_is_profiler_enabled(flag)
         try:
             result = original(*args, **kwargs)
+            if what != "prepare":
+                self.change()
             with self._lock:
                 if kineto:
                     self._kineto.add(me)
@@ -166,6 +246,46 @@ class TorchSlot:
             if not self.taken:
                 for occupant in self.occupants:
                     occupant.reoccupy()
+
+
+def _in_operator() -> bool:
+    """Whether the calling thread runs Python code inside of an operator of torch."""
+    task = getattr(import_module("torch")._C, "_current_graph_task_id", None)  # torch 2.1 and later
+    if task is not None and task() != -1:
+        return True
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename.replace("\\", "/").endswith(_OPERATOR_FILES):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_never_ended: list[Any] = []
+"""Regions that stay open, as the process could start no thread to end them on. torch would end them if they were freed."""
+
+
+def _end_elsewhere(region: Any, call: Callable[[], Any]) -> Any:
+    """Calls torch's end of a region on a thread that has nothing in torch's slot; raises what the call raises."""
+    result: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="stepscope-region-end", daemon=True)
+    try:
+        start_thread(thread)
+    except RuntimeError:
+        _never_ended.append(region)
+        return None
+    thread.join()
+    if errors:
+        raise errors[0]
+    return result[0]
 
 
 slot = TorchSlot()
