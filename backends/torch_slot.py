@@ -43,8 +43,6 @@ _FUNCTIONS = {
 
 _OPERATOR_FILES = ("torch/_ops.py", "torch/autograd/function.py", "torch/autograd/graph.py")
 """Where torch runs Python code of the program inside of an operator: custom operators and functions, hooks of backward."""
-_MARK = "_stepscope_recording"
-"""The attribute of a region that names the recording of kineto it was entered under."""
 
 _SOMEWHERE = -1
 """Stands for a thread that is not known."""
@@ -85,6 +83,9 @@ class TorchSlot:
         self._changes = Counter[int]()
         """How often a profiler began or ended on each thread."""
         self._changes_at_watch = Counter[int]()
+        self._regions: dict[int, tuple[int, int] | None] = {}
+        """By the id of torch's record of each open region: the thread it began on and that thread's number of changes
+        then; `None` if it began outside of a recording of kineto."""
         self._waits = False
         """Whether we could not take the slot because of an operator that still runs."""
 
@@ -107,12 +108,17 @@ class TorchSlot:
                         wrapper = self._wrap(original, what)
                         setattr(module, function, wrapper)
                         self._wrapped.append((module, function, original, wrapper))
-            region: Any = import_module("torch").autograd.profiler.record_function
-            for method, wrap in ("__enter__", self._wrap_enter), ("__exit__", self._wrap_exit):
-                original = getattr(region, method)
+            torch: Any = import_module("torch")
+            region, ends = torch.autograd.profiler.record_function, torch.ops.profiler._record_function_exit
+            # Not `__exit__`: a `with` statement that has begun already has it.
+            for owner, name, wrap in (
+                (region, "__enter__", self._wrap_region_begin),
+                (ends, "_RecordFunction", self._wrap_region_end),
+            ):
+                original = getattr(owner, name)
                 wrapper = wrap(original)
-                setattr(region, method, wrapper)
-                self._wrapped.append((region, method, original, wrapper))
+                setattr(owner, name, wrapper)
+                self._wrapped.append((owner, name, original, wrapper))
 
     def unwatch(self) -> None:
         """Puts torch's functions back, once nobody watches any more; not where somebody else has wrapped them since."""
@@ -180,40 +186,42 @@ class TorchSlot:
 
         return call
 
-    def _wrap_enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Marks each region that begins under a recording of kineto."""
+    def _wrap_region_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Notes for each region the recording of kineto that it begins under."""
 
         @functools.wraps(original)
-        def enter(region: Any) -> Any:
+        def begin(region: Any) -> Any:
             me = threading.get_ident()
-            kineto = self.taken and not self.emits
-            region.__dict__[_MARK] = (me, self._changes[me]) if kineto else None
-            return original(region)
+            mark = (me, self._changes[me]) if self.taken and not self.emits else None
+            result = original(region)
+            self._regions[id(region.record)] = mark
+            return result
 
-        return enter
+        return begin
 
-    def _wrap_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_region_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Ends a region elsewhere if its recording has ended and another profiler is in the slot of this thread."""
 
-        @functools.wraps(original)
-        def leave(region: Any, *args: Any) -> Any:
-            if self.taken and self._is_stale(region):
-                return _end_elsewhere(region, lambda: original(region, *args))
-            result = original(region, *args)
+        def end(record: Any) -> Any:
+            stale = self._is_stale(id(record)) and self.taken
+            self._regions.pop(id(record), None)
+            if stale:
+                return _end_elsewhere(record, lambda: original(record))
+            result = original(record)
             if self._waits and not self.operator_runs and not self.taken:
                 self._waits = False
                 for occupant in self.occupants:
                     occupant.reoccupy()
             return result
 
-        return leave
+        return end
 
-    def _is_stale(self, region: Any) -> bool:
+    def _is_stale(self, region: int) -> bool:
         """Whether the recording that a region began under may have ended."""
         me = threading.get_ident()
-        if _MARK not in region.__dict__:  # it began before `watch`
+        if region not in self._regions:  # it began before `watch`
             return self._changes[me] != self._changes_at_watch[me] or self.emits
-        mark = region.__dict__[_MARK]
+        mark = self._regions[region]
         return mark is not None and self._changes[mark[0]] != mark[1]
 
     def _call_for_program(
@@ -265,7 +273,7 @@ _never_ended: list[Any] = []
 """Regions that stay open, as the process could start no thread to end them on. torch would end them if they were freed."""
 
 
-def _end_elsewhere(region: Any, call: Callable[[], Any]) -> Any:
+def _end_elsewhere(record: Any, call: Callable[[], Any]) -> Any:
     """Calls torch's end of a region on a thread that has nothing in torch's slot; raises what the call raises."""
     result: list[Any] = []
     errors: list[BaseException] = []
@@ -280,7 +288,7 @@ def _end_elsewhere(region: Any, call: Callable[[], Any]) -> Any:
     try:
         start_thread(thread)
     except RuntimeError:
-        _never_ended.append(region)
+        _never_ended.append(record)
         return None
     thread.join()
     if errors:

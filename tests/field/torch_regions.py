@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,13 @@ def work() -> None:
     assert [torch.ones(64) for _ in range(50)]
 
 
-def ours(**more: Any) -> sc.Profiler:
-    return sc.trace(backends=[sc.TorchBackend(MODE)], exporters=[memory], output_dir=DIRECTORY, **more)  # type: ignore[arg-type]
+def ours(exporter: sc.MemoryExporter | None = None, **more: Any) -> sc.Profiler:
+    return sc.trace(
+        backends=[sc.TorchBackend(MODE)],
+        exporters=[memory if exporter is None else exporter],
+        output_dir=DIRECTORY,
+        **more,
+    )  # type: ignore[arg-type]
 
 
 def stops_inside() -> sc.Profiler:
@@ -84,22 +90,22 @@ def starts_inside() -> sc.Profiler:
 
 def opened_inside() -> sc.Profiler:
     """The region and its profiler began before we did; the profiler may have ended before, too."""
+    profilers = []
     for early in [True, False] * 10:
         profile = started()
-        with region("region"):
+        with ExitStack() as stack:
+            with region("region"):
+                work()
+                if early:
+                    profile.stop()
+                    del profile
+                profilers.append(stack.enter_context(ours(sc.MemoryExporter())))
+                if not early:
+                    profile.stop()
+                    del profile
+                work()
             work()
-            if early:
-                profile.stop()
-                del profile
-            profiler = ours()
-            profiler.start()
-            if not early:
-                profile.stop()
-                del profile
-            work()
-        work()
-        profiler.stop()
-    return profiler
+    return profilers[1]
 
 
 def closure() -> sc.Profiler:
@@ -124,31 +130,24 @@ def closure() -> sc.Profiler:
     return profiler
 
 
-def in_operators() -> sc.Profiler:
-    """The profiler ends in a hook of backward, or in the forward of a custom function."""
-    profiles: list[Any] = []
-
-    def stop() -> None:
-        profiles.pop().stop()
-        work()
+def in_operator() -> sc.Profiler:
+    """The profiler ends in the forward of a custom function, which is an operator."""
 
     class Stops(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(_: Any, value: Any) -> Any:
-            stop()
+            profiles.pop().stop()
+            work()
             return value.clone()
 
         @staticmethod
         def backward(_: Any, gradient: Any) -> Any:
             return gradient
 
+    profiles: list[Any] = []
     with ours() as profiler:
         for _ in range(30):
             value = torch.ones(4, requires_grad=True)
-            product = value * 2
-            product.register_hook(lambda _: stop())
-            profiles.append(started())
-            (product * 3).sum().backward()
             profiles.append(started())
             Stops.apply(value)
             with region("next"):
@@ -172,7 +171,7 @@ def windows() -> sc.Profiler:
 def scripted() -> sc.Profiler:
     """TorchScript compiles the methods of torch's regions from their source."""
 
-    def function(value: Any) -> Any:
+    def function(value):  # type: ignore[no-untyped-def]
         with torch.autograd.profiler.record_function("scripted"):
             return value + 1
 
@@ -187,14 +186,15 @@ CASES: list[Callable[[], sc.Profiler]] = [
     starts_inside,
     opened_inside,
     closure,
-    in_operators,
+    in_operator,
     windows,
     scripted,
 ]
 
 if __name__ == "__main__":
-    methods = region.__enter__, region.__exit__
+    ends = torch.ops.profiler._record_function_exit
+    methods = region.__enter__, ends._RecordFunction
     memory = sc.MemoryExporter()
     print({case.__name__: case for case in CASES}[sys.argv[3]]().report())
-    assert methods == (region.__enter__, region.__exit__)
+    assert methods == (region.__enter__, ends._RecordFunction)
     print("the program ended")
