@@ -14,6 +14,7 @@ such an operator runs the slot stays empty.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 from collections import Counter
@@ -261,7 +262,7 @@ def _in_operator() -> bool:
     task = getattr(import_module("torch")._C, "_current_graph_task_id", None)  # torch 2.1 and later
     if task is not None and task() != -1:
         return True
-    frame = sys._getframe()
+    frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_filename.replace("\\", "/").endswith(_OPERATOR_FILES):
             return True
