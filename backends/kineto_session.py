@@ -12,7 +12,7 @@ from stepscope.backends.kineto_blocks import MARKER
 from stepscope.backends.kineto_result import SharedResult
 from stepscope.backends.kineto_worker import FinishedTrace
 from stepscope.backends.torch_settings import TorchSettings
-from stepscope.backends.torch_slot import PROGRAM, slot
+from stepscope.backends.torch_slot import OPERATOR_RUNS, PROGRAM, slot
 from stepscope.runtime import _core, clock
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.meter import own_threads
@@ -228,7 +228,9 @@ class KinetoSession:
             return PROGRAM
         if slot.emits:
             return "another profile on this thread records operators live, and torch has room for one"
-        return "" if slot.free else PROGRAM
+        if slot.taken:
+            return PROGRAM
+        return OPERATOR_RUNS if slot.operator_runs else ""
 
     def _free(self) -> bool:
         """Ends a recording that was lost to another thread, if there is one and that has ended."""
@@ -414,7 +416,7 @@ def leave_out_own_threads() -> frozenset[int]:
     threads = own_threads()
     _core.unprofile_threads({thread.ident for thread in threads if thread.ident is not None})
     # torch gives what a thread was inside of, and that has done nothing since, to a thread 0: ours are of that kind.
-    return frozenset([0, *(number for thread in threads if (number := getattr(thread, "native_id", None)))])
+    return frozenset([0, *(thread.native_id for thread in threads if thread.native_id is not None)])
 
 
 def _config(torch: Any, wants: TorchSettings) -> Any:
@@ -435,6 +437,8 @@ def _refusal(what: str, call: Any) -> str:
     try:
         with slot.ours():
             call()
+        if what != "prepare":
+            slot.change()
     except (RuntimeError, AssertionError, ValueError) as error:
         return f"torch's profiler did not {what}: {first_line(error)}"
     return ""

@@ -4,21 +4,31 @@ A thread of torch has room for one profiler (kineto, ITT, NVTX), and a process f
 our modes is open, torch's functions that start and end a profiler are wrapped: before the program calls one of them
 what we have in the slot is taken out, so that torch does what it would do without us; afterwards, if the slot is free
 again, we take it back. The modes count the time between as missing.
+
+A region of torch (`record_function`) or an operator that began under a recording of kineto points into that recording.
+If it ends after the recording, torch takes whatever is in the slot of the thread for that recording, and writes into
+freed memory; with an empty slot it does nothing. So such a region is ended on a thread whose slot is empty, and while
+such an operator runs the slot stays empty.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Protocol
 
 from stepscope.runtime import locks
+from stepscope.runtime.threads import start as start_thread
 
 PROGRAM = "the program's own torch profiler was on, and torch has room for one"
+"""Why operators of some time are missing."""
+OPERATOR_RUNS = "a torch profiler ended inside of an operator, and torch crashes if another one begins before that ends"
 """Why operators of some time are missing."""
 
 _MODULES = ("torch.autograd.profiler", "torch.autograd", "torch._C._autograd", "torch.autograd.profiler_legacy")
@@ -31,6 +41,9 @@ _FUNCTIONS = {
     "_disable_profiler_legacy": "disable",
     "_run_on_profiler_stop": "flag",
 }
+
+_OPERATOR_FILES = ("torch/_ops.py", "torch/autograd/function.py", "torch/autograd/graph.py")
+"""Where torch runs Python code of the program inside of an operator: custom operators and functions, hooks of backward."""
 
 _SOMEWHERE = -1
 """Stands for a thread that is not known."""
@@ -53,80 +66,8 @@ class _Calls(threading.local):
     """Calls of ours that this thread is inside of."""
     emits = False
     """Whether the slot of this thread has our emission of operators."""
-
-
-class _Regions:
-    """Counts regions of torch that were entered while a profiler of the program was on, and that are open.
-
-    They are seen by `record_function`, whose two methods are wrapped from the begin of such a profiler until the last of them has
-    ended. Optimizers, data loaders and distributed modules make theirs in the same way.
-
-    Args:
-        over: called when the last one has ended, on its thread, and no profiler of the program is on.
-    """
-
-    def __init__(self, over: Callable[[], object]) -> None:
-        self.open = 0
-        """Regions that are open."""
-        self._over = over
-        self._profilers = 0
-        self._entered: list[Any] = []
-        """Each of them, once for each entry."""
-        self._methods: tuple[Any, Any, Any] | None = None
-        self._lock = locks.reentrant()
-
-    def watch(self) -> None:
-        """A profiler of the program is on."""
-        with self._lock:
-            self._profilers += 1
-            if self._methods is None:
-                self._wrap(import_module("torch.autograd.profiler").record_function)
-
-    def end(self) -> None:
-        """It has ended."""
-        with self._lock:
-            self._profilers = max(self._profilers - 1, 0)
-            self._unwrap()
-
-    def _wrap(self, kind: Any) -> None:
-        enter, leave = kind.__enter__, kind.__exit__
-
-        @functools.wraps(enter)
-        def entered(region: Any) -> Any:
-            result = enter(region)
-            with self._lock:
-                if self._profilers:
-                    self._entered.append(region)
-                    self.open += 1
-            return result
-
-        @functools.wraps(leave)
-        def left(region: Any, *error: Any) -> Any:
-            try:
-                return leave(region, *error)
-            finally:
-                if self._forget(region):
-                    self._over()
-
-        self._methods = (kind, enter, leave)
-        kind.__enter__, kind.__exit__ = entered, left
-
-    def _forget(self, region: Any) -> bool:
-        """A region has ended; whether it was the last one, and no profiler of the program is on."""
-        with self._lock:
-            for at in range(len(self._entered) - 1, -1, -1):
-                if self._entered[at] is region:
-                    del self._entered[at]
-                    self.open -= 1
-                    self._unwrap()
-                    return not self.open and not self._profilers
-        return False
-
-    def _unwrap(self) -> None:
-        if self._methods is not None and not self.open and not self._profilers:
-            kind, enter, leave = self._methods
-            kind.__enter__, kind.__exit__ = enter, leave
-            self._methods = None
+    in_operator = False
+    """Whether a recording of kineto ended on this thread inside of an operator, which may still run."""
 
 
 class TorchSlot:
@@ -138,9 +79,16 @@ class TorchSlot:
         self._lock = locks.reentrant()
         self._users = 0
         self._wrapped: list[tuple[Any, str, Any, Any]] = []
-        self._regions = _Regions(self._return_slot)
         self._kineto: set[int] = set()
         """Threads on which the program has prepared or started kineto."""
+        self._changes = Counter[int]()
+        """How often a profiler began or ended on each thread."""
+        self._changes_at_watch = Counter[int]()
+        self._regions: dict[int, tuple[int, int] | None] = {}
+        """By the id of torch's record of each open region: the thread it began on and that thread's number of changes
+        then; `None` if it began outside of a recording of kineto."""
+        self._waits = False
+        """Whether we could not take the slot because of an operator that still runs."""
 
     def watch(self) -> None:
         """Notices the program's profilers from now on; to be undone by `unwatch`."""
@@ -149,6 +97,7 @@ class TorchSlot:
             if self._users > 1:
                 return
             self._kineto.clear()
+            self._changes_at_watch = self._changes.copy()
             flags = sys.modules.get("torch.autograd.profiler")
             if getattr(flags, "_is_profiler_enabled", False):  # on which thread torch does not say
                 self._kineto.add(threading.get_ident() if self.taken else _SOMEWHERE)
@@ -160,6 +109,17 @@ class TorchSlot:
                         wrapper = self._wrap(original, what)
                         setattr(module, function, wrapper)
                         self._wrapped.append((module, function, original, wrapper))
+            torch: Any = import_module("torch")
+            region, ends = torch.autograd.profiler.record_function, torch.ops.profiler._record_function_exit
+            # Not `__exit__`: a `with` statement that has begun already has it.
+            for owner, name, wrap in (
+                (region, "__enter__", self._wrap_region_begin),
+                (ends, "_RecordFunction", self._wrap_region_end),
+            ):
+                original = getattr(owner, name)
+                wrapper = wrap(original)
+                setattr(owner, name, wrapper)
+                self._wrapped.append((owner, name, original, wrapper))
 
     def unwatch(self) -> None:
         """Puts torch's functions back, once nobody watches any more; not where somebody else has wrapped them since."""
@@ -190,21 +150,24 @@ class TorchSlot:
     def emits(self, on: bool) -> None:
         self._calls.emits = on
 
+    def change(self) -> None:
+        """A recording of kineto begins or has ended on the calling thread."""
+        with self._lock:
+            self._changes[threading.get_ident()] += 1
+        self._calls.in_operator = _in_operator()
+
+    @property
+    def operator_runs(self) -> bool:
+        """Whether an operator of a recording that has ended may still run on the calling thread: the slot must stay empty."""
+        if self._calls.in_operator:
+            self._calls.in_operator = _in_operator()
+            self._waits = self._waits or self._calls.in_operator
+        return self._calls.in_operator
+
     @property
     def taken(self) -> bool:
         """Whether a profiler is in the slot of the calling thread."""
         return bool(import_module("torch").autograd._profiler_enabled())
-
-    @property
-    def free(self) -> bool:
-        """Whether we may use the slot of the calling thread.
-
-        Not inside of a region or an operator that began under a profiler of the program: at its end torch would take ours for
-        that one, and crash. Of operators only those of a backward pass are known.
-        """
-        torch: Any = import_module("torch")
-        backward = getattr(torch._C, "_current_autograd_node", lambda: None)() is not None
-        return not (backward or self._regions.open or self.taken)
 
     @property
     def kineto_taken(self) -> bool:
@@ -224,6 +187,44 @@ class TorchSlot:
 
         return call
 
+    def _wrap_region_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Notes for each region the recording of kineto that it begins under."""
+
+        @functools.wraps(original)
+        def begin(region: Any) -> Any:
+            me = threading.get_ident()
+            mark = (me, self._changes[me]) if self.taken and not self.emits else None
+            result = original(region)
+            self._regions[id(region.record)] = mark
+            return result
+
+        return begin
+
+    def _wrap_region_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Ends a region elsewhere if its recording has ended and another profiler is in the slot of this thread."""
+
+        def end(record: Any) -> Any:
+            stale = self._is_stale(id(record)) and self.taken
+            self._regions.pop(id(record), None)
+            if stale:
+                return _end_elsewhere(record, lambda: original(record))
+            result = original(record)
+            if self._waits and not self.operator_runs and not self.taken:
+                self._waits = False
+                for occupant in self.occupants:
+                    occupant.reoccupy()
+            return result
+
+        return end
+
+    def _is_stale(self, region: int) -> bool:
+        """Whether the recording that a region began under may have ended."""
+        me = threading.get_ident()
+        if region not in self._regions:  # it began before `watch`
+            return self._changes[me] != self._changes_at_watch[me] or self.emits
+        mark = self._regions[region]
+        return mark is not None and self._changes[mark[0]] != mark[1]
+
     def _call_for_program(
         self, original: Callable[..., Any], what: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -242,10 +243,8 @@ class TorchSlot:
         flags._set_is_profiler_enabled(flag)
         try:
             result = original(*args, **kwargs)
-            if what == "enable":
-                self._regions.watch()
-            elif what == "disable":
-                self._regions.end()
+            if what != "prepare":
+                self.change()
             with self._lock:
                 if kineto:
                     self._kineto.add(me)
@@ -253,13 +252,49 @@ class TorchSlot:
                     self._kineto -= {me, _SOMEWHERE}
             return result
         finally:
-            self._return_slot()
-
-    def _return_slot(self) -> None:
-        with self.ours():
-            if self.free:
+            if not self.taken:
                 for occupant in self.occupants:
                     occupant.reoccupy()
+
+
+def _in_operator() -> bool:
+    """Whether the calling thread runs Python code inside of an operator of torch."""
+    task = getattr(import_module("torch")._C, "_current_graph_task_id", None)  # torch 2.1 and later
+    if task is not None and task() != -1:
+        return True
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_filename.replace("\\", "/").endswith(_OPERATOR_FILES):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_never_ended: list[Any] = []
+"""Regions that stay open, as the process could start no thread to end them on. torch would end them if they were freed."""
+
+
+def _end_elsewhere(record: Any, call: Callable[[], Any]) -> Any:
+    """Calls torch's end of a region on a thread that has nothing in torch's slot; raises what the call raises."""
+    result: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="stepscope-region-end", daemon=True)
+    try:
+        start_thread(thread)
+    except RuntimeError:
+        _never_ended.append(record)
+        return None
+    thread.join()
+    if errors:
+        raise errors[0]
+    return result[0]
 
 
 slot = TorchSlot()

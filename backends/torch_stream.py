@@ -12,7 +12,7 @@ from stepscope.backends.kineto_session import session
 from stepscope.backends.torch_gaps import Gaps
 from stepscope.backends.torch_links import ForwardBackwardLinker
 from stepscope.backends.torch_settings import SWITCHES
-from stepscope.backends.torch_slot import PROGRAM, slot
+from stepscope.backends.torch_slot import OPERATOR_RUNS, PROGRAM, slot
 from stepscope.backends.torch_symbols import enable_numbers
 from stepscope.runtime import _core, clock, tracks
 from stepscope.runtime.action import ProfilerAction
@@ -67,8 +67,11 @@ class _Emission(threading.local):
     def _start(self) -> None:
         torch: Any = import_module("torch")
         context = torch.autograd.profiler.emit_itt()
-        if not slot.free:
+        if slot.taken:
             self._lack(PROGRAM if not session.here else "another profile on this thread records with kineto")
+            return
+        if slot.operator_runs:
+            self._lack(OPERATOR_RUNS)
             return
         try:
             with slot.ours():
@@ -155,6 +158,8 @@ class StreamMode:
         if self._recording:
             _emission.check()
             self.gaps.end(at, again=self._wanted)  # each window is told of its own
+            if self._wanted:
+                _emission.reoccupy()
         self._settle()
 
     def set_detail(self, detail: Detail) -> None:

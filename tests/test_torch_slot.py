@@ -16,6 +16,7 @@ from tests.operators import environment
 from tests.support import ROOT
 
 PROGRAM = Path(__file__).parent / "field" / "torch_slot.py"
+REGIONS = PROGRAM.with_name("torch_regions.py")
 AROUND = {"sin": 1, "cos": 1}
 
 
@@ -74,3 +75,26 @@ def test_kineto_is_used_on_another_thread(case: str, recorded: dict[str, int], m
     assert {name: said["names"].get(name, 0) for name in recorded} == recorded
     assert ("missing   torch: " in said["report"]) is missing
     assert ("dropped   nothing\n" in said["report"]) is not missing
+
+
+@pytest.mark.parametrize("mode", ["stream", "kineto"])
+@pytest.mark.parametrize(
+    ("case", "missing"),
+    [
+        ("stops_inside", True),
+        ("nested", True),
+        ("starts_inside", True),
+        ("opened_inside", True),
+        ("closure", True),
+        ("in_operator", True),
+        ("windows", False),
+        ("scripted", False),
+    ],
+)
+def test_a_profiler_of_torch_ends_while_a_region_is_open(mode: str, case: str, missing: bool, tmp_path: Path) -> None:
+    """The program goes on, as it does without stepscope."""
+    command = [sys.executable, str(REGIONS), mode, str(tmp_path), case]
+    where = environment(PYTHONPATH=str(ROOT))
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=where)
+    assert ended.returncode == 0 and "the program ended" in ended.stdout, (ended.returncode, ended.stderr[-4000:])
+    assert ("the program's own torch profiler was on" in ended.stdout) is missing, ended.stdout
