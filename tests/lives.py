@@ -163,7 +163,7 @@ def live(life: Life, overflow: Overflow, ring_slots: int, ring_bytes: int, direc
     rings_before = None
     made = 0  # events whose recording has returned
     by_step: list[int] = []
-    held, held_is_recorded = sc.span("held"), False
+    held, held_is_open, held_is_recorded = sc.span("held"), False, False
     crew = _Crew(len(life.steps[0]) - 1)
     with contextlib.ExitStack() as stack:
         for number, party in enumerate(life.parties):
@@ -197,17 +197,21 @@ def live(life: Life, overflow: Overflow, ring_slots: int, ring_bytes: int, direc
             recording = bool(_core.recording())
             if life.held and step == life.held[0]:
                 held.__enter__()
-                held_is_recorded = recording
+                held_is_open = True
+            # Also one that was entered before its window began, as all of its profilers run.
+            held_is_recorded |= held_is_open and recording
             record(orders[0])
             crew.burst(orders[1:])
             if life.held and step == life.held[1]:
                 held.__exit__(None, None, None)
                 made += held_is_recorded
+                held_is_open = False
             made += sum(orders) if recording else 0
             by_step.append(orders[0] if recording else 0)
             for profiler, party in zip(profilers, life.parties, strict=True):
                 if step in party.pauses:
                     profiler.resume()
+            held_is_recorded |= held_is_open and bool(_core.recording())
             for profiler in profilers:
                 before = profiler.statistics().windows
                 profiler.step()
