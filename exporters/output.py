@@ -246,7 +246,7 @@ class OutputFile:
         previous = self._last
 
         async def turn() -> T:
-            if previous is not None:
+            if previous is not None and not previous.done():
                 await asyncio.wait([previous])
             return await operation()
 

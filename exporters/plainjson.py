@@ -49,6 +49,11 @@ class _Plain:
 
     def of(self, value: Any, depth: int) -> Any:
         self._left -= 1
+        kind = type(value)
+        if kind is str:  # most values are one of the next three
+            return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+        if kind is dict and depth < MAX_DEPTH and self._left >= 0:
+            return {self._key(key): self.of(item, depth + 1) for key, item in value.items()}
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int):
@@ -76,5 +81,8 @@ class _Plain:
         return f"<{type(cast(object, value)).__name__}>" if known is None else self.of(known, depth)
 
     def _key(self, key: Any) -> str:
+        if type(key) is str and key.isascii():
+            self._left -= 1
+            return key
         made = self.of(key, MAX_DEPTH - 2)
         return made if isinstance(made, str) else json.dumps(made, ensure_ascii=False)

@@ -323,9 +323,9 @@ class Hub:
 
     def _interval(self) -> float:
         """Seconds to the next look without a call."""
-        if any(pipeline.busy() for pipeline in self._pipelines):
+        if any(pipeline.waited_for() for pipeline in self._pipelines):
             return min(pipeline.options.drain_interval for pipeline in self._pipelines) / 4
-        if _core.recording():
+        if _core.recording() or any(pipeline.busy() for pipeline in self._pipelines):
             intervals = [pipeline.options.drain_interval for pipeline in self._pipelines]
             return min([*intervals, *self._recorder.workers.interval()], default=IDLE)
         return IDLE

@@ -277,8 +277,13 @@ class Pipeline:
     @contained(False)
     def busy(self) -> bool:
         """Whether the hub should look again soon."""
+        return self._windows.waiting() or self.waited_for()
+
+    @contained(False)
+    def waited_for(self) -> bool:
+        """Whether somebody waits for what the hub does next."""
         saving = self.flight is not None and self.flight.busy
-        return saving or self._windows.waiting() or bool(self._flushes or self.delivered) or not self.backlog.through
+        return saving or bool(self._flushes or self.delivered) or not self.backlog.through
 
     # inside
 

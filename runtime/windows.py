@@ -222,7 +222,8 @@ class Windows:
         if source == RECORDER and len(events):
             events = self.detail.keep(self._without_foreign_marks(events))
             for window in self._open if len(events) else ():
-                if window.marks.pending:
+                # Of a window that has ended all are made when it is closed, together.
+                if window.end is None and window.marks.pending:
                     steps = window.step_spans(self._track)
                     batches += self._release(window, self._take(window, STEPS, steps, b""))
         gaps = events[events["kind"] == Kind.GAP]

@@ -172,7 +172,7 @@ def window_record(window: Window) -> WindowRecord:
         steps=np.array([(step.number, step.start_ns, step.end_ns) for step in window.steps], "<i8").tobytes(),
         complete=window.complete,
         diagnostics=plain(list(window.diagnostics)),
-        ledger=msgspec.convert(plain(msgspec.to_builtins(window.ledger)), Ledger),
+        ledger=window.ledger,
         metadata=plain(dict(window.metadata)),
         wall_start_ns=window.wall_start_ns,
     )
