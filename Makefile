@@ -91,8 +91,7 @@ lint: install
 	$(BIN)/ruff format --check .
 
 types: install
-	$(BIN)/mypy
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	@$(BIN)/python -m tools.check_types
 
 sanitize: install
 	PYTHON=$(BIN)/python tests/sanitize.sh address
@@ -163,7 +162,7 @@ $(COMPOSER_VENV)/stamp: constraints.txt | $(STAMPS)/core
 	@echo "making $(COMPOSER_VENV)"
 	@$(PYTHON) -m venv $(COMPOSER_VENV)
 	@path='import sysconfig; print(sysconfig.get_path("purelib"))'; \
-	$(BIN)/python -c "$$path" >"$$($(COMPOSER_VENV)/bin/python -c "$$path")/development.pth"
+	echo "import site; site.addsitedir('$$($(BIN)/python -c "$$path")')" >"$$($(COMPOSER_VENV)/bin/python -c "$$path")/development.pth"
 	@$(COMPOSER_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps mosaicml==0.32.1 torch_optimizer==0.3.0 torchvision==0.28.0 coolname tabulate==0.9.0 py-cpuinfo
 	@$(COMPOSER_VENV)/bin/python -m pip --disable-pip-version-check --quiet install "mosaicml-cli<0.8" "importlib-metadata<9" 2>$(COMPOSER_VENV)/pip.log || { cat $(COMPOSER_VENV)/pip.log; exit 1; }
 	@touch $@

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
-
 from stepscope.runtime.known_values import shown
 
 MAX_DEPTH = 24
@@ -49,8 +48,8 @@ class _Plain:
 
     def of(self, value: Any, depth: int) -> Any:
         self._left -= 1
-        kind = type(value)
-        if kind is str:  # most values are one of the next three
+        kind: Any = type(value)
+        if kind is str:  # most values are text or a dict
             return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
         if kind is dict and depth < MAX_DEPTH and self._left >= 0:
             return {self._key(key): self.of(item, depth + 1) for key, item in value.items()}

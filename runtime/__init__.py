@@ -2,12 +2,14 @@
 
 import importlib
 
+if __name__ != "stepscope.runtime":
+    raise ImportError(f"{__name__} is a folder of stepscope's sources: import stepscope.runtime")
+
 try:
     from stepscope.runtime import _core as _core
 except ImportError as error:
     raise ImportError(
-        f"stepscope's native core cannot be loaded ({error}). In a checkout, Python finds the sources before what was "
-        "installed: leave its directory, or build the core there with `make install` or `pip install -e .`"
+        f"stepscope's native core cannot be loaded ({error}). In a checkout, build it with `make install` or `pip install -e .`"
     ) from error
 
 # Where the program has not imported numpy itself, the threads that it starts for linear algebra are ours.

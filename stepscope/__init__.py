@@ -6,7 +6,15 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
-import stepscope.runtime as _runtime  # first: it imports numpy such that the threads of that take no signals
+try:
+    import stepscope.runtime as _runtime  # first: it imports numpy such that the threads of that take no signals
+except ModuleNotFoundError as _error:
+    if _error.name != "stepscope.runtime":
+        raise
+    raise ImportError(
+        "this is a checkout of stepscope, whose parts Python does not know yet: leave its directory, or install it there with "
+        "`make install` or `pip install -e .`"
+    ) from _error
 
 # isort: split
 import stepscope.exporters.formats as _formats

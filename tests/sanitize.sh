@@ -53,11 +53,13 @@ trap 'rm -rf "$copy"' EXIT
 # libuv closes descriptors by the bare system call, so that whoever is given the number next seems to race with it.
 echo "race:uv__" >"$copy/suppressions"
 export TSAN_OPTIONS="suppressions=$copy/suppressions"
-tar cf - --exclude=__pycache__ --exclude='*.so' pyproject.toml README.md stepscope runtime backends exporters collector compat tests |
+tar cf - --exclude=__pycache__ --exclude='*.so' pyproject.toml setup.py README.md stepscope runtime backends exporters collector compat tests |
   tar xf - -C "$copy"
 cd "$copy"
-CC="$cc" CFLAGS="$flags -fno-omit-frame-pointer" \
-  "$python" -W ignore -c "from setuptools import setup; setup()" -q build_ext --inplace
+STEPSCOPE_DEBUG_BUILD=1 CC="$cc" CFLAGS="$flags -fno-omit-frame-pointer" \
+  "$python" -W ignore setup.py -q build --build-lib built
+# As it is installed: Python finds `stepscope` here before it asks where the checkout's parts are.
+rm -rf stepscope && mv built/stepscope stepscope
 files=()
 for noun in "${nouns[@]}"; do files+=("tests/test_$noun.py"); done
 LD_PRELOAD="$preload" PYTHONPATH="$copy" \

@@ -10,9 +10,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-
 from stepscope.runtime.events import Flag, Kind
 from stepscope.runtime.recovery.recover import recover
+
 from tests.crashes import batches, names, open_names, windows
 from tests.launch import launched
 
@@ -222,7 +222,7 @@ def test_nothing_is_left_after_a_normal_end(tmp_path: Path) -> None:
     """The files of what was kept go with the profiler, not only with the process, also where another one keeps the session."""
     flight = Flight(tmp_path).of(
         """
-        other = sc.trace(output_dir="other", exporters=[], options=profiler.options)
+        other = sc.trace(output_dir=sys.argv[1] + "2", exporters=[], options=profiler.options)
         other.start(), step(50)
         assert profiler.flush(50)
         profiler.close(), die()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.metadata
+import os
 import subprocess
 import sys
 import tomllib
@@ -11,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stepscope.runtime._core as core
 
 import stepscope
-import stepscope.runtime._core as core
 from tests.support import ROOT, git
 
 CONFIG: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS: dict[str, Any] = CONFIG["tool"]["setuptools"]
 
-NOT_INSTALLED = {"tests", "examples", "benchmarks", "docs"}
+NOT_INSTALLED = {"tests", "examples", "benchmarks", "docs", "tools"}
 PARTS = sorted(
     init.parent.name
     for init in ROOT.glob("*/__init__.py")
@@ -28,52 +30,63 @@ PARTS = sorted(
 """The folders beside `stepscope` that are installed as `stepscope.<name>`."""
 
 
-def test_every_source_package_is_declared() -> None:
-    """A package that is not declared is left out of the wheel without a word."""
-    found = {
-        ".".join(("stepscope", *init.parent.relative_to(ROOT).parts))
-        for part in PARTS
-        for init in (ROOT / part).rglob("__init__.py")
-    }
-    # Its links to the parts are packages, too, but the same ones.
-    own = [init for init in (ROOT / "stepscope").rglob("__init__.py") if init.resolve() == init]
-    found |= {".".join(init.parent.relative_to(ROOT).parts) for init in own}
-    assert set(SETUPTOOLS["packages"]) == found
-    assert set(SETUPTOOLS["package-dir"]) == found
+def test_parts_are_declared() -> None:
+    """A part that is not declared is left out of the wheel without a word."""
+    assert sorted(CONFIG["tool"]["stepscope"]["parts"]) == PARTS
 
 
-def test_package_folders_are_where_they_are_said_to_be() -> None:
-    """Each package's folder is its name without `stepscope.`, or is inside `stepscope/`."""
-    for package, folder in SETUPTOOLS["package-dir"].items():
-        assert (ROOT / folder / "__init__.py").is_file(), package
-        assert folder.replace("/", ".") in (package, package.removeprefix("stepscope."))
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_is_the_folder_of_its_name(part: str) -> None:
+    """Tracebacks, breakpoints and coverage name the file that is edited, and no other way leads to it."""
+    module = importlib.import_module(f"stepscope.{part}")
+    assert Path(str(module.__file__)) == ROOT / part / "__init__.py"
+    assert not (ROOT / "stepscope" / part).exists()
 
 
-def test_every_c_source_is_declared() -> None:
-    """A source that is not declared is not linked; one that is gone breaks the build of the wheel only."""
-    (extension,) = SETUPTOOLS["ext-modules"]
-    assert set(extension["sources"]) == {str(path.relative_to(ROOT)) for path in (ROOT / "runtime/core").glob("*.c")}
-    assert set(extension["depends"]) == {str(path.relative_to(ROOT)) for path in (ROOT / "runtime/core").glob("*.h")}
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_has_one_name(part: str) -> None:
+    """`runtime` beside `stepscope.runtime` would make every class exist twice."""
+    assert part not in sys.modules
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {part}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and f"import stepscope.{part}" in done.stderr.splitlines()[-1]
 
 
-def test_parts_are_imported_under_one_name() -> None:
-    """`runtime` next to `stepscope.runtime` would make every class exist twice."""
-    assert not [part for part in PARTS if part in sys.modules]
-
-
-def test_links_for_type_checkers_are_links() -> None:
-    """A checkout that turned a link into a copy or a text file would type-check something else."""
-    for part in PARTS:
-        link = ROOT / "stepscope" / part
-        assert link.is_symlink(), part
-        assert link.readlink() == Path("..", part)
-
-
-def test_links_are_links_in_git() -> None:
-    """Git must know the links as such, and no other link."""
+def test_git_has_no_links() -> None:
+    """A checkout is the same where links are not known."""
     entries = [line.split(maxsplit=3) for line in git("ls-files", "--stage").splitlines()]
-    linked = {path for mode, _, _, path in entries if mode == "120000"}
-    assert linked == {f"stepscope/{part}" for part in PARTS}
+    assert not [path for mode, _, _, path in entries if mode == "120000"]
+
+
+def test_a_checkout_beside_an_installed_copy_says_what_to_do() -> None:
+    """Python finds `stepscope/` in its working directory first, and there no `runtime`."""
+    program = (
+        "import sys; sys.meta_path[:] = [one for one in sys.meta_path if 'Editable' not in str(one)]; import stepscope"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "make install" in done.stderr.splitlines()[-1], done.stderr
+
+
+def test_a_missing_compiler_is_one_sentence(tmp_path: Path) -> None:
+    """With the command for Debian and that for Fedora."""
+    environment = {**os.environ, "CC": "no-such-compiler"}
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "setup.py",
+        "-q",
+        "build_ext",
+        "--build-lib",
+        str(tmp_path),
+        "--build-temp",
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
+    assert "no-such-compiler" in sentence and "apt-get install" in sentence and "dnf install" in sentence
 
 
 def test_types_are_shipped() -> None:
