@@ -89,6 +89,8 @@ check: lint types test
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	@$(BIN)/python -m tools.check_imports
 
 types: install
 	@$(BIN)/python -m tools.check_types

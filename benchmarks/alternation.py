@@ -81,4 +81,5 @@ class Alternation:
 
 
 def percent(larger: float, than: float) -> float:
+    """By how many percent one number is larger than another."""
     return 100 * (larger / than - 1)

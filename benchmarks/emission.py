@@ -11,6 +11,8 @@ PORTION = 5_000
 
 
 class Span(Protocol):
+    """Makes a span, as `stepscope.span` does."""
+
     def __call__(self, name: str, /) -> AbstractContextManager[Any]: ...
 
 

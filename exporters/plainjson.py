@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
+
 from stepscope.runtime.known_values import shown
 
 MAX_DEPTH = 24

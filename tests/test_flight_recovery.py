@@ -10,9 +10,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from stepscope.runtime.events import Flag, Kind
 from stepscope.runtime.recovery.recover import recover
-
 from tests.crashes import batches, names, open_names, windows
 from tests.launch import launched
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import stepscope.runtime._core as core
 
 import stepscope
+import stepscope.runtime._core as core
 from tests.support import ROOT, git
 
 CONFIG: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
