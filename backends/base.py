@@ -79,7 +79,7 @@ class Adjustable(Protocol):
         """Whether a window can have something, or lack it. Any time, any thread.
 
         Args:
-            what: a field of `stepscope.WindowDetail`, such as `stacks`; `every` is not asked about.
+            what: a field of `stepscope.control.WindowDetail`, such as `stacks`; `every` is not asked about.
             on: whether the window is to have it.
 
         Returns:

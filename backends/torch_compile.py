@@ -53,7 +53,7 @@ def substitute_region(original: type, code: Substitute, arguments: Callable[[Any
 
 
 def watch() -> None:
-    """Tells the compiler as soon as it is imported. Called when stepscope is imported."""
+    """Tells the compiler as soon as it is imported."""
     TorchImport(_tell, "torch._dynamo").watch()
 
 

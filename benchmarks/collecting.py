@@ -65,7 +65,7 @@ def recorded(count: int) -> list[EventBatch]:
     """Batches of at least so many spans, as they left the recorder."""
     import stepscope
 
-    memory = stepscope.MemoryExporter()
+    memory = stepscope.exporters.MemoryExporter()
     with session(exporters=[memory], options=stepscope.Options(journal=False)) as profiler:
         emit(stepscope.span, count)
         profiler.flush()

@@ -22,7 +22,7 @@ def _step(armed: bool) -> Probe:
 
         with TemporaryDirectory() as directory, session(control=directory) as profiler:
             if armed:
-                assert profiler.arm(stepscope.WindowRequest(start_step=1 << 40, steps=1))
+                assert profiler.arm(stepscope.control.WindowRequest(start_step=1 << 40, steps=1))
             loop = loops.calls(profiler.step)
 
             def once() -> Sample:

@@ -27,7 +27,7 @@ def recorded(count: int) -> tuple[Run, list[EventBatch]]:
     """Batches of spans as they left the recorder."""
     import stepscope
 
-    memory = stepscope.MemoryExporter()
+    memory = stepscope.exporters.MemoryExporter()
     with session(exporters=[memory], options=stepscope.Options(journal=False)) as profiler:
         emit(stepscope.span, count)
         profiler.flush()

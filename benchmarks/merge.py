@@ -28,7 +28,7 @@ def _collect(directory: Path, events: int) -> None:
     from stepscope.runtime.journal.records import ClockSync
     from stepscope.runtime.journal.writer import JournalWriter
 
-    memory = stepscope.MemoryExporter()
+    memory = stepscope.exporters.MemoryExporter()
     with session(exporters=[memory], options=stepscope.Options(journal=False)) as profiler:
         emit(stepscope.span, events)
         profiler.flush()

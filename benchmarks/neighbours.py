@@ -14,7 +14,7 @@ from benchmarks.scale import Scale
 from benchmarks.session import scratch
 
 if TYPE_CHECKING:
-    from stepscope import MemoryExporter
+    from stepscope.exporters import MemoryExporter
 
 CLOSE_TIMEOUT = 0.2
 """Seconds: a turn with an exporter that hangs ends with this, after it was timed."""
@@ -23,19 +23,19 @@ CLOSE_TIMEOUT = 0.2
 def _hanging() -> MemoryExporter:
     import stepscope
 
-    return stepscope.MemoryExporter(name="bad", hang_in="export")
+    return stepscope.exporters.MemoryExporter(name="bad", hang_in="export")
 
 
 def _blocking() -> MemoryExporter:
     import stepscope
 
-    return stepscope.MemoryExporter(name="bad", block_in="export")
+    return stepscope.exporters.MemoryExporter(name="bad", block_in="export")
 
 
 def _raising() -> MemoryExporter:
     import stepscope
 
-    return stepscope.MemoryExporter(name="bad", fail={"export": OSError("no space left")})
+    return stepscope.exporters.MemoryExporter(name="bad", fail={"export": OSError("no space left")})
 
 
 def _stepscope(bad: Callable[[], Any]) -> Probe:

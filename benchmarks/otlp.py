@@ -33,8 +33,8 @@ def _stepscope(scale: Scale) -> Generator[Round]:
     with sink() as url:
 
         def once() -> Sample:
-            exporter = stepscope.OtlpExporter(
-                url, options=stepscope.OtlpOptions(spans_per_second=None, metrics=False, batch_spans=512)
+            exporter = stepscope.exporters.OtlpExporter(
+                url, options=stepscope.exporters.OtlpOptions(spans_per_second=None, metrics=False, batch_spans=512)
             )
             options = stepscope.Options(journal=False, close_timeout=120.0)
             with session(exporters=[exporter], options=options) as profiler:

@@ -31,7 +31,10 @@ def _stepscope(scale: Scale) -> Generator[Round]:
     @contextmanager
     def traced() -> Generator[Callable[[], object]]:
         with scratch() as directory:
-            chrome, journal = stepscope.ChromeTraceExporter(directory / "trace.json"), stepscope.JournalExporter()
+            chrome, journal = (
+                stepscope.ChromeTraceExporter(directory / "trace.json"),
+                stepscope.exporters.JournalExporter(),
+            )
             with stepscope.trace(output_dir=directory, exporters=[chrome, journal]) as profiler:
                 accounts = Accounts(profiler)
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, TypedDict
 import msgspec
 
 from stepscope.backends.base import Backend
+from stepscope.build import trace
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.checked import Checked
@@ -22,7 +23,6 @@ from stepscope.runtime.output import Output
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import ScheduleFunction, schedule
-from stepscope.trace import trace
 
 ExporterFactory = Callable[[Path], Exporter]
 """Makes an exporter for the directory of one run of one rank. A function of a module, so that it can be pickled."""

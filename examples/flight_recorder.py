@@ -10,7 +10,11 @@ import stepscope as sc
 
 RECORDER = sc.FlightRecorder(
     steps=5,
-    triggers=(sc.SlowStep(factor=3, least=0.05), sc.NotFinite(counters=("loss",)), sc.Raised()),
+    triggers=(
+        sc.triggers.SlowStep(factor=3, least=0.05),
+        sc.triggers.NotFinite(counters=("loss",)),
+        sc.triggers.Raised(),
+    ),
 )
 
 

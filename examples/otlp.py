@@ -9,8 +9,8 @@ import stepscope as sc
 
 
 def main() -> None:
-    options = sc.OtlpOptions(service_name="example", spans_per_second=500.0, leave_out=("cpu_op",))
-    exporter = sc.OtlpExporter(sys.argv[1] if len(sys.argv) > 1 else None, options=options)
+    options = sc.exporters.OtlpOptions(service_name="example", spans_per_second=500.0, leave_out=("cpu_op",))
+    exporter = sc.exporters.OtlpExporter(sys.argv[1] if len(sys.argv) > 1 else None, options=options)
     with sc.trace(exporters=[exporter], output_dir="run") as profiler:
         for step in range(5):
             with sc.span("load", rows=32):

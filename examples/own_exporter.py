@@ -18,17 +18,17 @@ class CsvExporter:
         self._path = path
         self._file: TextIO | None = None
 
-    async def open(self, run: sc.Run) -> None:
+    async def open(self, run: sc.exporters.Run) -> None:
         try:
             self._file = self._path.open("w", newline="", encoding="utf-8")
         except OSError as error:
-            raise sc.OutputError(f"{self.name} cannot write {self._path}: {error}") from error
+            raise sc.errors.OutputError(f"{self.name} cannot write {self._path}: {error}") from error
         csv.writer(self._file).writerow(["window", "step", "name", "start_ns", "duration_ns"])
 
-    async def export(self, batch: sc.EventBatch) -> None:
+    async def export(self, batch: sc.exporters.EventBatch) -> None:
         assert self._file is not None
         # Nothing is awaited from here on, so being cancelled cannot leave half of a batch. Only this exporter waits.
-        spans = batch.events[batch.events["kind"] == sc.Kind.SPAN]
+        spans = batch.events[batch.events["kind"] == sc.exporters.Kind.SPAN]
         rows = ((batch.window, span["step"], strings.name_of(span), span["ts"], span["dur"]) for span in spans)
         csv.writer(self._file).writerows(rows)
 

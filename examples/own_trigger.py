@@ -25,15 +25,17 @@ class JumpEvaluator:
     def __init__(self, settings: Jump) -> None:
         self._settings, self._last = settings, 0.0
 
-    def look(self, news: sc.News) -> Sequence[sc.Finding]:
+    def look(self, news: sc.triggers.News) -> Sequence[sc.triggers.Finding]:
         """Called some times a second on the background loop, so it must be quick, and wait for nothing."""
-        found: list[sc.Finding] = []
+        found: list[sc.triggers.Finding] = []
         for _, events in news.blocks:
-            mine = (events["kind"] == sc.Kind.COUNTER) & (events["name"] == strings.intern(self._settings.counter))
+            mine = (events["kind"] == sc.exporters.Kind.COUNTER) & (
+                events["name"] == strings.intern(self._settings.counter)
+            )
             for at, value in zip(events["ts"][mine].tolist(), events["value"][mine].tolist(), strict=True):
                 if 0 < self._last * self._settings.factor < value:
                     text = f"{self._settings.counter} went from {self._last:.3g} to {value:.3g}"
-                    found.append(sc.Finding(at=at, value=value, text=text, severity=value / self._last))
+                    found.append(sc.triggers.Finding(at=at, value=value, text=text, severity=value / self._last))
                 self._last = value
         return found
 

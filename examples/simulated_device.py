@@ -8,10 +8,10 @@ import stepscope as sc
 
 
 def main() -> None:
-    device = sc.SimulatedDevice(
+    device = sc.backends.SimulatedDevice(
         streams=2, kernels_per_second=20_000, clock_skew=3_000_000, clock_drift=50, flush_delay=0.05
     )
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     with sc.trace(
         schedule=sc.schedule(wait=1, warmup=1, active=3, repeat=1),
         backends=[device],

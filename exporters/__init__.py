@@ -1,4 +1,84 @@
 """Consumers of events, one format per file. `base.py` is the contract."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 if __name__ != "stepscope.exporters":
     raise ImportError(f"{__name__} is a folder of stepscope's sources: import stepscope.exporters")
+
+from stepscope.runtime.lazy import load_numpy as _load_numpy
+
+_load_numpy()
+
+if TYPE_CHECKING:
+    from stepscope.exporters.base import EventBatch as EventBatch
+    from stepscope.exporters.base import Exporter as Exporter
+    from stepscope.exporters.base import Run as Run
+    from stepscope.exporters.callback import CallbackExporter as CallbackExporter
+    from stepscope.exporters.chrome import ChromeTraceExporter as ChromeTraceExporter
+    from stepscope.exporters.collector.exporter import CollectorExporter as CollectorExporter
+    from stepscope.exporters.collector.settings import LinkSettings as LinkSettings
+    from stepscope.exporters.console import ConsoleExporter as ConsoleExporter
+    from stepscope.exporters.journal import JournalExporter as JournalExporter
+    from stepscope.exporters.memory import MemoryExporter as MemoryExporter
+    from stepscope.exporters.nats.access import NatsAccess as NatsAccess
+    from stepscope.exporters.nats.exporter import NatsExporter as NatsExporter
+    from stepscope.exporters.nats.limits import NatsLimits as NatsLimits
+    from stepscope.exporters.otlp.exporter import OtlpExporter as OtlpExporter
+    from stepscope.exporters.otlp.options import OtlpOptions as OtlpOptions
+    from stepscope.exporters.parquet import ParquetExporter as ParquetExporter
+    from stepscope.exporters.perfetto import PerfettoExporter as PerfettoExporter
+    from stepscope.exporters.tensorboard import tensorboard_trace_handler as tensorboard_trace_handler
+    from stepscope.runtime.events import Kind as Kind
+else:
+    from stepscope.runtime.lazy import lazy as _lazy
+
+    __getattr__, __dir__ = _lazy(
+        __name__,
+        {
+            "stepscope.exporters.base": (
+                "EventBatch",
+                "Exporter",
+                "Run",
+            ),
+            "stepscope.exporters.callback": ("CallbackExporter",),
+            "stepscope.exporters.chrome": ("ChromeTraceExporter",),
+            "stepscope.exporters.collector.exporter": ("CollectorExporter",),
+            "stepscope.exporters.collector.settings": ("LinkSettings",),
+            "stepscope.exporters.console": ("ConsoleExporter",),
+            "stepscope.exporters.journal": ("JournalExporter",),
+            "stepscope.exporters.memory": ("MemoryExporter",),
+            "stepscope.exporters.nats.access": ("NatsAccess",),
+            "stepscope.exporters.nats.exporter": ("NatsExporter",),
+            "stepscope.exporters.nats.limits": ("NatsLimits",),
+            "stepscope.exporters.otlp.exporter": ("OtlpExporter",),
+            "stepscope.exporters.otlp.options": ("OtlpOptions",),
+            "stepscope.exporters.parquet": ("ParquetExporter",),
+            "stepscope.exporters.perfetto": ("PerfettoExporter",),
+            "stepscope.exporters.tensorboard": ("tensorboard_trace_handler",),
+            "stepscope.runtime.events": ("Kind",),
+        },
+    )
+
+__all__ = [
+    "CallbackExporter",
+    "ChromeTraceExporter",
+    "CollectorExporter",
+    "ConsoleExporter",
+    "EventBatch",
+    "Exporter",
+    "JournalExporter",
+    "Kind",
+    "LinkSettings",
+    "MemoryExporter",
+    "NatsAccess",
+    "NatsExporter",
+    "NatsLimits",
+    "OtlpExporter",
+    "OtlpOptions",
+    "ParquetExporter",
+    "PerfettoExporter",
+    "Run",
+    "tensorboard_trace_handler",
+]

@@ -1,6 +1,6 @@
 """The tracing runtime: recorder, windows, fanout. Imports neither backends nor exporters."""
 
-import importlib
+from typing import Any
 
 if __name__ != "stepscope.runtime":
     raise ImportError(f"{__name__} is a folder of stepscope's sources: import stepscope.runtime")
@@ -12,5 +12,11 @@ except ImportError as error:
         f"stepscope's native core cannot be loaded ({error}). In a checkout, build it with `make install` or `pip install -e .`"
     ) from error
 
-# Where the program has not imported numpy itself, the threads that it starts for linear algebra are ours.
-_core.without_signals(importlib.import_module, "numpy")
+
+def _decorate(span: Any, function: Any) -> Any:
+    from stepscope.runtime.decorate import decorate
+
+    return decorate(span, function)
+
+
+_core.set_decorator(_decorate)

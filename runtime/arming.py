@@ -47,7 +47,7 @@ class Arming(ArmedSteps):
             TypeError: if the request is none.
         """
         if not isinstance(request, WindowRequest):
-            raise TypeError(f"arm() takes a stepscope.WindowRequest, got {type(request).__name__}: {request!r}")
+            raise TypeError(f"arm() takes a stepscope.control.WindowRequest, got {type(request).__name__}: {request!r}")
         run_id = request.run_id
         if self._state in ("closed", "inert"):
             return Armed(False, run_id=run_id, reason=f"profiler {self.name!r} is {self._state}")

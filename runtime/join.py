@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from stepscope.runtime import _core, locks, recorder
@@ -100,6 +101,7 @@ def _try_sessions(level: int) -> bool:
     if recorder.current() is not None:
         _say(logging.INFO, "this process has a session of its own, so it does not join another")
         return False
+    import_module("stepscope.runtime.exit")  # what a joined process has recorded is taken over when it exits
     sessions = _sessions()
     for session in sessions:
         try:

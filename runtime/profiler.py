@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
@@ -84,6 +85,7 @@ class Profiler(Reporting):
         keep_last: FlightRecorder | None = None,
         control: Control | None = None,
     ) -> None:
+        import_module("stepscope.runtime.exit")  # closes profilers when the interpreter exits
         super().__init__(name, schedule, keep_last, output)
         self.options = options
         self._metadata = metadata

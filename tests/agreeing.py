@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import stepscope
-from stepscope import Armed, Options, Profiler, WindowRequest
+from stepscope import Options, Profiler
+from stepscope.control import Armed, WindowRequest
 from stepscope.runtime.control.agreement import Agreement
 from stepscope.runtime.control.job_directory import JobDirectory
 from stepscope.runtime.control.proposal import Asked

@@ -20,7 +20,7 @@ SOCKET = sc.Control(socket=True)
 
 def arm_here(steps: int = 2) -> Armed:
     """Asks the only profiler here that listens for so many steps, the next ones; what it answers."""
-    (answer,) = ask_process(os.getpid(), Command(command="arm", request=sc.WindowRequest(steps=steps)), 60)
+    (answer,) = ask_process(os.getpid(), Command(command="arm", request=sc.control.WindowRequest(steps=steps)), 60)
     assert answer.armed is not None, answer.error
     return answer.armed
 

@@ -118,7 +118,7 @@ def told(traced: Any, runs: Runs) -> dict[str, Any]:
     }
 
 
-def _named(memory: sc.MemoryExporter, name: str) -> list[Any]:
+def _named(memory: sc.exporters.MemoryExporter, name: str) -> list[Any]:
     events = memory.events(kind=Kind.SPAN)
     return [event for event, found in zip(events, memory.names(kind=Kind.SPAN), strict=True) if found == name]
 

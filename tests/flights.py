@@ -17,7 +17,7 @@ class Profile:
     """A profiler that keeps steps, and what it gave to an exporter."""
 
     def __init__(self, output_dir: Path, *exporters: Any, **settings: Any) -> None:
-        self.memory = sc.MemoryExporter()
+        self.memory = sc.exporters.MemoryExporter()
         settings = {"steps": 3, "triggers": (), "cooldown": 0.0, **settings}
         self.profiler = sc.trace(
             keep_last=sc.FlightRecorder(**settings),

@@ -18,10 +18,10 @@ class Runs:
     """Makes a memory exporter for each run; to be given as `exporters=[runs]`."""
 
     def __init__(self) -> None:
-        self.made: list[tuple[str, Path, sc.MemoryExporter]] = []
+        self.made: list[tuple[str, Path, sc.exporters.MemoryExporter]] = []
 
-    def __call__(self, directory: Path) -> sc.MemoryExporter:
-        memory = sc.MemoryExporter(name=f"memory {len(self.made)}")
+    def __call__(self, directory: Path) -> sc.exporters.MemoryExporter:
+        memory = sc.exporters.MemoryExporter(name=f"memory {len(self.made)}")
         self.made.append((directory.name, directory, memory))
         return memory
 
@@ -30,7 +30,7 @@ class Runs:
         """The runs so far, in order."""
         return [stage for stage, _, _ in self.made]
 
-    def __getitem__(self, stage: str) -> sc.MemoryExporter:
+    def __getitem__(self, stage: str) -> sc.exporters.MemoryExporter:
         (memory,) = [memory for name, _, memory in self.made if name == stage]
         return memory
 
@@ -47,7 +47,7 @@ class Runs:
         return self[stage].names(window, Kind.SPAN)
 
 
-def steps(memory: sc.MemoryExporter) -> list[tuple[int, ...]]:
+def steps(memory: sc.exporters.MemoryExporter) -> list[tuple[int, ...]]:
     """Numbers of the steps of each window."""
     return [tuple(step.number for step in window.steps) for window in memory.windows]
 

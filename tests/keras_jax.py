@@ -22,7 +22,7 @@ keras: Any = import_module("keras")
 POINTS, VALUES = np.random.rand(16, 4), np.random.rand(16, 1)
 
 
-def told(callback: StepscopeCallback, made: dict[str, sc.MemoryExporter]) -> dict[str, Any]:
+def told(callback: StepscopeCallback, made: dict[str, sc.exporters.MemoryExporter]) -> dict[str, Any]:
     """What was recorded, run by run."""
     callback.raise_errors()
     assert callback.profiler is not None
@@ -38,12 +38,12 @@ def told(callback: StepscopeCallback, made: dict[str, sc.MemoryExporter]) -> dic
     }
 
 
-def traced(directory: Path, **given: Any) -> tuple[StepscopeCallback, dict[str, sc.MemoryExporter]]:
+def traced(directory: Path, **given: Any) -> tuple[StepscopeCallback, dict[str, sc.exporters.MemoryExporter]]:
     """A callback, and what will have its runs."""
-    made: dict[str, sc.MemoryExporter] = {}
+    made: dict[str, sc.exporters.MemoryExporter] = {}
 
-    def make(run: Path) -> sc.MemoryExporter:
-        made[run.name] = sc.MemoryExporter()
+    def make(run: Path) -> sc.exporters.MemoryExporter:
+        made[run.name] = sc.exporters.MemoryExporter()
         return made[run.name]
 
     return StepscopeCallback(str(directory), exporters=[make], **given), made

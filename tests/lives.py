@@ -135,10 +135,10 @@ def record(count: int) -> None:
                 pass
 
 
-def _exporter(kind: Exporter) -> sc.MemoryExporter:
+def _exporter(kind: Exporter) -> sc.exporters.MemoryExporter:
     methods: dict[Exporter, Method] = {"raises": "export", "cannot open": "open", "cannot close": "close_window"}
     fail: dict[Method, BaseException] = {methods[kind]: OSError("as told")} if kind in methods else {}
-    return sc.MemoryExporter(
+    return sc.exporters.MemoryExporter(
         name=kind,
         fail=fail,
         delay=0.02 if kind == "slow" else 0.0,
@@ -146,9 +146,9 @@ def _exporter(kind: Exporter) -> sc.MemoryExporter:
     )
 
 
-def _late_backend() -> sc.ScriptedBackend:
+def _late_backend() -> sc.backends.ScriptedBackend:
     spans = tuple(Span("late", start, 500, category="cpu_op") for start in range(0, 100_000, 2_000))
-    return sc.ScriptedBackend([Deliver(spans, delay=0.05, late=True), Lose(7)], name="late")
+    return sc.backends.ScriptedBackend([Deliver(spans, delay=0.05, late=True), Lose(7)], name="late")
 
 
 def live(life: Life, overflow: Overflow, ring_slots: int, ring_bytes: int, directory: Path) -> list[str]:
@@ -158,8 +158,8 @@ def live(life: Life, overflow: Overflow, ring_slots: int, ring_bytes: int, direc
         What is wrong with its accounts.
     """
     profilers: list[sc.Profiler] = []
-    memories: list[list[sc.MemoryExporter]] = []
-    devices: list[sc.SimulatedDevice | None] = []
+    memories: list[list[sc.exporters.MemoryExporter]] = []
+    devices: list[sc.backends.SimulatedDevice | None] = []
     rings_before = None
     made = 0  # events whose recording has returned
     by_step: list[int] = []
@@ -167,7 +167,11 @@ def live(life: Life, overflow: Overflow, ring_slots: int, ring_bytes: int, direc
     crew = _Crew(len(life.steps[0]) - 1)
     with contextlib.ExitStack() as stack:
         for number, party in enumerate(life.parties):
-            device = sc.SimulatedDevice(kernels_per_second=20_000, flush_delay=0.01, drop=0.2) if party.device else None
+            device = (
+                sc.backends.SimulatedDevice(kernels_per_second=20_000, flush_delay=0.01, drop=0.2)
+                if party.device
+                else None
+            )
             backends: list[Any] = [backend for backend in (device, _late_backend() if party.late else None) if backend]
             exporters = [_exporter(kind) for kind in party.exporters]
             options = sc.Options(
@@ -252,7 +256,7 @@ def _others(life: Life) -> list[tuple[int, ...]]:
     return [orders[1:] for orders in life.steps]
 
 
-def _windows(memory: sc.MemoryExporter, by_step: list[int]) -> list[str]:
+def _windows(memory: sc.exporters.MemoryExporter, by_step: list[int]) -> list[str]:
     """Each window knows exactly what the training loop recorded in its steps, kept or lost."""
     problems: list[str] = []
     for window in memory.windows:
@@ -276,7 +280,7 @@ def _rings(now: Any, before: Any, made: int) -> list[str]:
     return problems
 
 
-def _party(number: int, profiler: sc.Profiler, device: sc.SimulatedDevice | None) -> list[str]:
+def _party(number: int, profiler: sc.Profiler, device: sc.backends.SimulatedDevice | None) -> list[str]:
     problems = [f"profiler {number}: {problem}" for problem in profiler.audit()]
     pipeline = profiler.statistics().pipeline
     assert pipeline is not None
@@ -291,7 +295,7 @@ def _party(number: int, profiler: sc.Profiler, device: sc.SimulatedDevice | None
     return problems
 
 
-def _output(memory: sc.MemoryExporter) -> list[str]:
+def _output(memory: sc.exporters.MemoryExporter) -> list[str]:
     """What an exporter got is what the ledgers of its windows say, and each window balances."""
     problems: list[str] = []
     for window in memory.windows:

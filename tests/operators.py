@@ -22,9 +22,9 @@ def record(
     work: Callable[[sc.Profiler], object],
     *backends: Any,
     schedule: ScheduleFunction | None = None,
-) -> sc.MemoryExporter:
+) -> sc.exporters.MemoryExporter:
     """Does some work under a profiler, and returns what it recorded."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     options = sc.Options(journal=False, ring_slots=1 << 18)
     with sc.trace(
         schedule=schedule, backends=backends, exporters=[memory], output_dir=directory, options=options

@@ -32,7 +32,7 @@ class Bound:
     async def aclose(self):
         self.sink.watermark((1 << 63) - 1)
     def report(self):
-        return sc.BackendReport()
+        return sc.backends.BackendReport()
 """
 """A backend that changes on the thread of the program, which says in `changing` what happens then."""
 DEAF = """

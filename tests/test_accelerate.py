@@ -114,7 +114,7 @@ def test_without_a_schedule_everything_is_one_window(tmp_path: Path) -> None:
 
 def test_its_activities_and_details_are_torchs(tmp_path: Path) -> None:
     """Shapes are recorded where they are asked for."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     handler = StepscopeProfileKwargs(
         activities=["cpu"],
         record_shapes=True,
@@ -148,7 +148,7 @@ def test_torchs_own_handler_is_served(tmp_path: Path) -> None:
 
 def test_the_tracker_records_what_is_logged(tmp_path: Path) -> None:
     """Numbers are counters, the configuration metadata; step times can be logged like any other metric."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     handler = StepscopeProfileKwargs(settings={"exporters": [memory], "output_dir": str(tmp_path)})
     using = accelerator(handler, log_with=[StepscopeTracker(handler)])
     using.init_trackers("project", config={"rate": 0.5})
@@ -185,12 +185,12 @@ def test_an_exception_goes_on_and_the_window_is_incomplete(tmp_path: Path) -> No
 
 def test_a_broken_exporter_and_a_full_disk_cost_the_training_nothing(tmp_path: Path, small_disk: Path) -> None:
     """Training ends as ever, though Accelerate exports in the program's thread; errors are kept."""
-    broken = sc.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
+    broken = sc.exporters.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
     handler = StepscopeProfileKwargs(output_trace_dir=str(tmp_path), settings={"exporters": [broken]})
     using = accelerator(handler)
     with using.profile() as run:
         assert train(using, run, 3) == 6
-    assert {type(error) for error in run.errors} == {sc.ExporterError}
+    assert {type(error) for error in run.errors} == {sc.errors.ExporterError}
     assert (tmp_path / "profile_0.json").is_file()
     (small_disk / "traces").mkdir()
     fill(small_disk)

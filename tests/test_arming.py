@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stepscope
-from stepscope import Armed, WindowRequest, schedule
+from stepscope import schedule
+from stepscope.control import Armed, WindowRequest
 from stepscope.runtime.control.armed_facts import armed_facts
 from stepscope.runtime.control.end_change import EndChange
 from stepscope.runtime.control.placement import place
@@ -106,7 +107,7 @@ def test_a_request_is_one(output_dir: Path) -> None:
     """Anything else is a mistake of the program, and said to be one."""
     with running(output_dir) as (profiler, _):
         wrong: Any = {"steps": 3}
-        with pytest.raises(TypeError, match="takes a stepscope.WindowRequest, got dict"):
+        with pytest.raises(TypeError, match="takes a stepscope.control.WindowRequest, got dict"):
             profiler.arm(wrong)
 
 
@@ -232,7 +233,7 @@ def test_ranks(output_dir: Path) -> None:
 
 def test_warmup_before_an_armed_window(output_dir: Path) -> None:
     """Backends are told to warm up for the steps before; what they give then is thrown away."""
-    backend = stepscope.ScriptedBackend([])
+    backend = stepscope.backends.ScriptedBackend([])
     with running(output_dir, backends=[backend]) as (profiler, windows):
         profiler.arm(WindowRequest(start_step=5, steps=2, warmup=2))
         work(profiler, 10)

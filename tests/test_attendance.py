@@ -63,7 +63,7 @@ def record(
     directory: Path, backend: ScriptedBackend, serve: Callable[[Callable[[], None]], None], during: Callable[[], object]
 ) -> Window:
     """The window between a start and a stop on a thread, during which something happens."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     profiler = sc.trace(backends=[backend], exporters=[memory], output_dir=directory, start=False)
     serve(profiler.start)
     during()
@@ -77,8 +77,8 @@ def record(
 
 def test_the_threads_are_named_in_every_output(output_dir: Path, tmp_path: Path) -> None:
     """Start and stop on one living thread, work on two others: window, report, trace and journal say the same."""
-    trace, memory = tmp_path / "trace.json", sc.MemoryExporter()
-    exporters: list[sc.Exporter] = [memory, sc.ChromeTraceExporter(trace)]
+    trace, memory = tmp_path / "trace.json", sc.exporters.MemoryExporter()
+    exporters: list[sc.exporters.Exporter] = [memory, sc.ChromeTraceExporter(trace)]
     profiler = sc.trace(backends=[bound()], exporters=exporters, output_dir=output_dir, start=False)
     with workers("serve", "train", "load") as (serve, train, load):
         serve(profiler.start)
@@ -102,7 +102,7 @@ def test_the_threads_are_named_in_every_output(output_dir: Path, tmp_path: Path)
 def test_what_the_note_advises_helps(output_dir: Path) -> None:
     """Once the thread that works has called `step()`, it is the one that is recorded, whoever starts and stops."""
     with workers("serve", "train") as (serve, train):
-        memory, backend = sc.MemoryExporter(), bound(Deliver([SEEN]))
+        memory, backend = sc.exporters.MemoryExporter(), bound(Deliver([SEEN]))
         profiler = sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, start=False)
         train(profiler.step)
         serve(profiler.start)
@@ -119,7 +119,7 @@ def test_what_the_note_advises_helps(output_dir: Path) -> None:
 
 def test_a_thread_that_only_steps_is_named(output_dir: Path) -> None:
     """The training loop has no spans of its own: that it steps elsewhere says where it is."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     with workers("serve", "train") as (serve, train):
         profiler = sc.trace(backends=[bound()], exporters=[memory], output_dir=output_dir, start=False)
         serve(profiler.start)
@@ -156,7 +156,7 @@ def test_many_threads_are_counted(output_dir: Path) -> None:
 
 def test_each_window_is_judged_alone(output_dir: Path) -> None:
     """Only that window says it whose work was elsewhere, and only of the backend that saw nothing."""
-    memory, sees = sc.MemoryExporter(), bound(Deliver([SEEN]), name="sees")
+    memory, sees = sc.exporters.MemoryExporter(), bound(Deliver([SEEN]), name="sees")
     blind = bound(Deliver([SEEN], recording=0), name="blind")
     profiler = sc.trace(backends=[sees, blind], exporters=[memory], output_dir=output_dir, start=False)
     with workers("serve", "train") as (serve, train):
@@ -218,7 +218,7 @@ def test_operators_of_torch_on_another_thread(mode: str, tmp_path: Path) -> None
                 add()
         told = []
         for number, (thread, work) in enumerate([(train, spans), (train, add), (serve, spans)]):
-            memory, backend = sc.MemoryExporter(), sc.TorchBackend({mode!r})
+            memory, backend = sc.exporters.MemoryExporter(), sc.TorchBackend({mode!r})
             directory = "/tmp/unused-" + str(number)
             profiler = sc.trace(backends=[backend], exporters=[memory], output_dir=directory, start=False)
             serve.submit(profiler.start).result()

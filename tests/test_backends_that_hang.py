@@ -26,7 +26,7 @@ class Closing:
         self.closed = self.called = False
         self._seconds, self._blocks_start, self._stubborn = seconds, blocks_start, stubborn
 
-    def open(self, sink: sc.Sink) -> None:
+    def open(self, sink: sc.backends.Sink) -> None:
         """Nothing."""
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
@@ -45,9 +45,9 @@ class Closing:
             await asyncio.sleep(self._seconds)
         self.closed = True
 
-    def report(self) -> sc.BackendReport:
+    def report(self) -> sc.backends.BackendReport:
         """Nothing."""
-        return sc.BackendReport()
+        return sc.backends.BackendReport()
 
 
 class BlockingTransition(Closing):

@@ -31,12 +31,12 @@ PAUSE = 0.2
 """Seconds that the slow one takes for a batch: it gets on, so it is never taken for one that hangs."""
 
 
-class Slow(sc.MemoryExporter):
+class Slow(sc.exporters.MemoryExporter):
     """Takes its time for each batch, until it is told to be quick."""
 
     quick = False
 
-    async def export(self, batch: sc.EventBatch) -> None:
+    async def export(self, batch: sc.exporters.EventBatch) -> None:
         if not self.quick:
             await anyio.sleep(PAUSE)
         await super().export(batch)
@@ -78,7 +78,7 @@ def dropped(profiler: sc.Profiler) -> dict[str, dict[str, int]]:
 async def test_a_slow_exporter_is_nothing_to_another_profiler(tmp_path: Path) -> None:
     """What that has recorded is with its exporters, and it closes, while the first has much to do; all of its others have
     everything."""
-    slow, beside, quick = Slow(), sc.MemoryExporter(), sc.MemoryExporter()
+    slow, beside, quick = Slow(), sc.exporters.MemoryExporter(), sc.exporters.MemoryExporter()
     slow.name = "slow"
     crowded = sc.trace(
         name="crowded", exporters=[slow, beside], output_dir=tmp_path / "crowded", options=sc.Options(queue_bytes=SMALL)
@@ -105,7 +105,7 @@ async def test_a_slow_exporter_is_nothing_to_another_profiler(tmp_path: Path) ->
 
 async def test_a_slow_exporter_is_nothing_to_others_beside_it(tmp_path: Path) -> None:
     """What it has no room for it drops by itself, before rings do for all; closing, too, costs only what it has not taken."""
-    slow, quick = Slow(), sc.MemoryExporter()
+    slow, quick = Slow(), sc.exporters.MemoryExporter()
     slow.name = "slow"
     options = sc.Options(queue_bytes=SMALL, ring_bytes=32 << 20, close_timeout=5)
     produced = 0
@@ -128,7 +128,7 @@ async def test_a_slow_exporter_is_nothing_to_others_beside_it(tmp_path: Path) ->
 
 async def test_windows_close_while_an_exporter_is_behind(tmp_path: Path) -> None:
     """Also beside a profiler that keeps nobody waiting."""
-    slow, quick = Slow(), sc.MemoryExporter()
+    slow, quick = Slow(), sc.exporters.MemoryExporter()
     slow.name = "slow"
     crowded = sc.trace(
         name="crowded", schedule=sc.schedule(wait=0, warmup=0, active=1), exporters=[slow, quick],
@@ -146,7 +146,7 @@ async def test_windows_close_while_an_exporter_is_behind(tmp_path: Path) -> None
 
 async def test_deliveries_that_wait_are_bounded(tmp_path: Path) -> None:
     """By the limit of the inbox, whose overflow is counted; and those that are slow are passed over."""
-    slow, quick, limit = Slow(), sc.MemoryExporter(), 1 << 20
+    slow, quick, limit = Slow(), sc.exporters.MemoryExporter(), 1 << 20
     slow.name = "slow"
     backend = Device()
     options = sc.Options(queue_bytes=SMALL, inbox_bytes=limit, close_timeout=1)
@@ -164,7 +164,7 @@ async def test_deliveries_that_wait_are_bounded(tmp_path: Path) -> None:
 
 async def test_backends_are_closed_while_an_exporter_is_behind(tmp_path: Path) -> None:
     """What they deliver then is with the other exporters."""
-    slow, quick = Slow(), sc.MemoryExporter()
+    slow, quick = Slow(), sc.exporters.MemoryExporter()
     slow.name = "slow"
     backend = ScriptedBackend([Deliver([Span("at the end", 0, 10)], "aclose")])
     options = sc.Options(queue_bytes=SMALL, close_timeout=2)

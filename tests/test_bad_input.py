@@ -45,7 +45,7 @@ def outputs(stats: ProfilerStatistics) -> dict[str, tuple[int, int, int]]:
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
 def test_any_name_is_legal(name: str, output_dir: Path) -> None:
     """As name of spans, counters, categories and arguments, as value, and as metadata; every output stays readable."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     chrome = sc.ChromeTraceExporter(output_dir / "trace.json")
     with sc.trace(exporters=[memory, chrome], output_dir=output_dir) as profiler:
         profiler.add_metadata(name, name)
@@ -64,7 +64,7 @@ def test_any_name_is_legal(name: str, output_dir: Path) -> None:
 
 def test_a_name_of_a_megabyte_is_cut_and_counted(output_dir: Path) -> None:
     """What was cut is in the ledger of the window."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     with sc.trace(exporters=[memory], output_dir=output_dir) as profiler, sc.span("é" * (1 << 20)):
         pass
     (name,) = [name for name in memory.names(kind=Kind.SPAN) if not name.startswith("ProfilerStep")]
@@ -76,7 +76,7 @@ def test_a_name_of_a_megabyte_is_cut_and_counted(output_dir: Path) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "no number", None])
 def test_counters_without_a_finite_value(value: object, output_dir: Path) -> None:
     """They are recorded as what they are, and no output becomes invalid by them."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     chrome = sc.ChromeTraceExporter(output_dir / "trace.json")
     with sc.trace(exporters=[memory, chrome], output_dir=output_dir) as profiler:
         sc.counter("loss", value)  # type: ignore[arg-type]
@@ -93,8 +93,8 @@ def test_counters_without_a_finite_value(value: object, output_dir: Path) -> Non
 
 def test_negative_durations_become_nothing(output_dir: Path) -> None:
     """A device whose clock runs backwards cannot break a trace; the spans are kept with no duration."""
-    backend = sc.ScriptedBackend([Deliver([Span("back", 1000, -500), Span("forth", 1000, 500)])])
-    memory = sc.MemoryExporter()
+    backend = sc.backends.ScriptedBackend([Deliver([Span("back", 1000, -500), Span("forth", 1000, 500)])])
+    memory = sc.exporters.MemoryExporter()
     chrome = sc.ChromeTraceExporter(output_dir / "trace.json")
     with sc.trace(backends=[backend], exporters=[memory, chrome], output_dir=output_dir) as profiler:
         profiler.step()
@@ -110,9 +110,9 @@ def test_negative_durations_become_nothing(output_dir: Path) -> None:
 
 def test_a_disk_that_fills_up_costs_the_outputs_on_it_only(small_disk: Path, tmp_path: Path) -> None:
     """Training goes on, the other exporter has everything, what was lost is counted, and what was written is readable."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     chrome = sc.ChromeTraceExporter(small_disk / "trace.json")
-    journal = sc.JournalExporter(small_disk / "journal")
+    journal = sc.exporters.JournalExporter(small_disk / "journal")
     with sc.trace(
         schedule=sc.schedule(wait=0, warmup=0, active=1),
         exporters=[memory, chrome, journal],
@@ -138,7 +138,7 @@ def test_a_disk_that_fills_up_costs_the_outputs_on_it_only(small_disk: Path, tmp
 def test_a_directory_removed_while_it_is_written(tmp_path: Path) -> None:
     """The loop and the other exporters go on, and the directory is made again."""
     gone = tmp_path / "gone"
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     with sc.trace(
         schedule=sc.schedule(wait=0, warmup=0, active=1),
         exporters=[memory, sc.tensorboard_trace_handler(gone)],
@@ -161,7 +161,7 @@ def test_a_directory_removed_while_it_is_written(tmp_path: Path) -> None:
 )
 def test_any_argument_is_kept_or_named(argument: object, output_dir: Path) -> None:
     """Nothing that a span is given raises, and nothing large is kept whole."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     with sc.trace(exporters=[memory], output_dir=output_dir) as profiler, sc.span("work", value=argument):
         pass
     profiler.raise_errors()

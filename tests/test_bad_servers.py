@@ -81,9 +81,9 @@ def bad(request: pytest.FixtureRequest) -> Bad:
     return request.param  # type: ignore[no-any-return]
 
 
-def traced(exporter: sc.Exporter, passage: Passage, bad: Bad, directory: Path) -> OutputLedger:
+def traced(exporter: sc.exporters.Exporter, passage: Passage, bad: Bad, directory: Path) -> OutputLedger:
     """A run whose exporter's server is bad, with others that get everything; the account of that exporter, which is exact."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     options = sc.Options(close_timeout=DEADLINE, drain_interval=0.02)
     if not bad.later:
         passage.slow_down(bad.rate)
@@ -135,7 +135,7 @@ def test_nats(bad: Bad, tmp_path: Path) -> None:
     """The same, where a collector takes it from."""
     with NatsServer(tmp_path / "jetstream") as server:
         with Passage(server.port) as passage:
-            exporter = sc.NatsExporter(f"nats://127.0.0.1:{passage.port}")
+            exporter = sc.exporters.NatsExporter(f"nats://127.0.0.1:{passage.port}")
             ledger = traced(exporter, passage, bad, tmp_path / "run")
         assert not ledger.dropped and ledger.kept >= LARGE
         assert exporter.kept is not None and Path(exporter.kept.place).parent.parent == tmp_path / "run"

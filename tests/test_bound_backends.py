@@ -103,7 +103,7 @@ def run_elsewhere(work: Callable[[], object]) -> None:
 
 def test_start_and_stop_on_another_thread_are_carried_out_by_the_one_that_steps(output_dir: Path) -> None:
     """A server's thread starts and stops, the training thread goes on stepping: each recording is whole."""
-    backend, memory = bound(), sc.MemoryExporter()
+    backend, memory = bound(), sc.exporters.MemoryExporter()
     profiler = sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, start=False)
     done = threading.Event()
 
@@ -132,7 +132,7 @@ def test_start_and_stop_on_another_thread_are_carried_out_by_the_one_that_steps(
 
 def test_closing_on_another_thread_waits_for_a_step(output_dir: Path) -> None:
     """close() gives the bound thread time to end the recording, and gets its last events."""
-    backend, memory = bound(), sc.MemoryExporter()
+    backend, memory = bound(), sc.exporters.MemoryExporter()
     profiler = sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir)
     profiler.start()
     closed = threading.Event()
@@ -187,7 +187,7 @@ def close_blocked(profiler: sc.Profiler, backend: Blocking, meanwhile: Callable[
 
 def test_a_bound_backend_that_is_slow_where_it_is_closed_moves_the_deadline(output_dir: Path) -> None:
     """It ends its recording after the deadline would have passed: all is delivered, and nothing is given up."""
-    backend, memory = Blocking(), sc.MemoryExporter()
+    backend, memory = Blocking(), sc.exporters.MemoryExporter()
     options = sc.Options(close_timeout=1.0, linger=60.0)
     profiler = sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, options=options)
     close_blocked(profiler, backend, lambda: time.sleep(2 * options.close_timeout))
@@ -199,7 +199,7 @@ def test_a_bound_backend_that_is_slow_where_it_is_closed_moves_the_deadline(outp
 
 def test_what_was_recorded_is_delivered_while_a_bound_backend_blocks_closing(output_dir: Path) -> None:
     """The window waits `Options.linger` for it; only the end of the outputs waits for longer."""
-    backend, memory = Blocking(), sc.MemoryExporter()
+    backend, memory = Blocking(), sc.exporters.MemoryExporter()
     profiler = sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, options=ALWAYS_LATE)
 
     def look() -> None:

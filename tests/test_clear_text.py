@@ -21,7 +21,7 @@ from tests.collectors import collecting, journals
 from tests.commands import stepscope
 from tests.support import poll, require
 
-QUICK = sc.LinkSettings(timeout=2.0, first_delay=0.01, longest_delay=0.05)
+QUICK = sc.exporters.LinkSettings(timeout=2.0, first_delay=0.01, longest_delay=0.05)
 
 
 @pytest.mark.parametrize("scheme", ["ws", "http"])
@@ -31,7 +31,10 @@ def test_another_machine_without_tls_is_refused(scheme: str, monkeypatch: pytest
     url = f"{scheme}://other-host:7788"
     with pytest.raises(ValueError, match=r"other-host is another machine.*use wss://.*LinkSettings\(insecure=True\)"):
         sc.CollectorExporter(url)
-    assert sc.CollectorExporter(url, settings=sc.LinkSettings(insecure=True)).url == "ws://other-host:7788/v1/stream"
+    assert (
+        sc.CollectorExporter(url, settings=sc.exporters.LinkSettings(insecure=True)).url
+        == "ws://other-host:7788/v1/stream"
+    )
     for loopback in ("localhost", "127.0.0.1", "[::1]"):
         sc.CollectorExporter(f"{scheme}://{loopback}:7788")
     sc.CollectorExporter("wss://other-host:7788")
@@ -63,19 +66,19 @@ def test_otlp_refuses_secrets_in_clear_text(monkeypatch: pytest.MonkeyPatch) -> 
         ("http://other-host:4318/?api_key=hunter2", {}),
     ):
         with pytest.raises(ValueError, match=r"would go to other-host over http:.*insecure=True") as refused:
-            sc.OtlpExporter(endpoint, headers=headers)
+            sc.exporters.OtlpExporter(endpoint, headers=headers)
         assert "hunter2" not in str(refused.value)
-        sc.OtlpExporter(endpoint, headers=headers, options=sc.OtlpOptions(insecure=True))
-        sc.OtlpExporter(endpoint.replace("http:", "https:"), headers=headers)
-        sc.OtlpExporter(endpoint.replace("other-host", "127.0.0.1"), headers=headers)
+        sc.exporters.OtlpExporter(endpoint, headers=headers, options=sc.exporters.OtlpOptions(insecure=True))
+        sc.exporters.OtlpExporter(endpoint.replace("http:", "https:"), headers=headers)
+        sc.exporters.OtlpExporter(endpoint.replace("other-host", "127.0.0.1"), headers=headers)
         with monkeypatch.context() as patch:
             patch.setenv("OTEL_EXPORTER_OTLP_INSECURE", "true")
-            sc.OtlpExporter(endpoint, headers=headers)
+            sc.exporters.OtlpExporter(endpoint, headers=headers)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=hunter2")
     with pytest.raises(ValueError, match="the header 'api-key' would go to other-host"):
-        sc.OtlpExporter("http://other-host:4318")
+        sc.exporters.OtlpExporter("http://other-host:4318")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-scope-orgid=team")
-    sc.OtlpExporter("http://other-host:4318")  # a tenant's name is no secret
+    sc.exporters.OtlpExporter("http://other-host:4318")  # a tenant's name is no secret
 
 
 @contextlib.asynccontextmanager

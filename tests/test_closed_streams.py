@@ -27,7 +27,7 @@ LIBRARY = """
 import os
 import stepscope as sc
 
-with sc.trace(output_dir="run", exporters=[sc.ConsoleExporter(), sc.ChromeTraceExporter("run/trace.json")]) as profiler:
+with sc.trace(output_dir="run", exporters=[sc.exporters.ConsoleExporter(), sc.ChromeTraceExporter("run/trace.json")]) as profiler:
     with sc.span("work"):
         os.system("echo from a child")
     profiler.step()

@@ -129,7 +129,7 @@ async def test_what_the_spool_has_no_room_for_is_an_error(tmp_path: Path) -> Non
     task = asyncio.ensure_future(exporter.aclose())
     await asyncio.sleep(0)
     task.cancel()
-    with pytest.raises(sc.OutputError, match="events are lost: .*the spool is full"):
+    with pytest.raises(sc.errors.OutputError, match="events are lost: .*the spool is full"):
         await task
     settled = exporter.settle()
     kept, lost = sum(one.kept for one in settled), sum(one.dropped.get("undelivered", 0) for one in settled)

@@ -76,7 +76,7 @@ def test_others_are_shown_this_machines_name(tmp_path: Path) -> None:
         given = collector.process.stdout.readline()
     port = collector.url.rpartition(":")[2]
     assert given.endswith(
-        f'CollectorExporter("ws://{socket.gethostname()}:{port}", token=Path({str(token)!r}), settings=sc.LinkSettings(insecure=True))]\n'
+        f'CollectorExporter("ws://{socket.gethostname()}:{port}", token=Path({str(token)!r}), settings=sc.exporters.LinkSettings(insecure=True))]\n'
     )
 
 

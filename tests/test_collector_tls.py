@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from stepscope.build import trace
 from stepscope.collector.web import doorway
 from stepscope.exporters.collector import protocol
-from stepscope.trace import trace
 from tests.certificates import certify
 from tests.collecting import ask
 from tests.collecting import collecting as collecting_apart

@@ -100,7 +100,7 @@ def test_a_resumed_training_goes_on_counting(tmp_path: Path, own: bool) -> None:
 @pytest.mark.parametrize("packed", ["", ".gz"])
 def test_a_file_of_torchs_profiler_becomes_part_of_the_window(tmp_path: Path, packed: str) -> None:
     """Though the program deletes it at once, and reading takes its time."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     traced = handler(tmp_path, exporters=[memory])
 
     def in_batch(batch: int) -> None:
@@ -138,7 +138,7 @@ def test_a_file_that_is_none_is_a_note(tmp_path: Path) -> None:
 
 def test_instants_and_counters(tmp_path: Path) -> None:
     """What Composer's system profiler and markers tell besides durations."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     traced = handler(tmp_path, exporters=[memory], schedule=None)
 
     def in_batch(batch: int) -> None:
@@ -187,11 +187,11 @@ def test_a_broken_schedule_exporter_or_disk_costs_the_training_nothing(tmp_path:
         raise KeyError("schedule")
 
     fill(small_disk)
-    exporter = sc.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
+    exporter = sc.exporters.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
     for traced, expected in (
         (handler(tmp_path, batch_schedule=broken), KeyError),
-        (handler(tmp_path, exporters=[exporter], schedule=None), sc.ExporterError),
-        (handler(small_disk), sc.ExporterError),
+        (handler(tmp_path, exporters=[exporter], schedule=None), sc.errors.ExporterError),
+        (handler(small_disk), sc.errors.ExporterError),
     ):
         trainer = SmallTrainer(traced)
         trainer.fit(epochs=1)

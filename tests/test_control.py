@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope import Control, ControlError, Options, Profiler, Window
+from stepscope import Control, Options, Profiler, Window
+from stepscope.errors import ControlError
 from stepscope.runtime.control.armed_facts import armed_facts
 from stepscope.runtime.control.job_directory import JobDirectory
 from stepscope.runtime.control.ranks import ranks_from, ranks_text
@@ -313,7 +314,7 @@ def _diagnose(directory: str, asked: Any) -> None:
 def test_a_flight_recorder_says_how_it_saves(tmp_path: Path) -> None:
     """No window can be asked of it, and what was given to it anyway is not advised."""
     with controlled(tmp_path, keep_last=5) as (profiler, _, _):
-        armed = profiler.arm(stepscope.WindowRequest(steps=1))
+        armed = profiler.arm(stepscope.control.WindowRequest(steps=1))
     assert not armed
     assert armed.reason == (
         "the profiler keeps the last 5 steps (keep_last) and records at all times; profiler.save() writes them, and a second "

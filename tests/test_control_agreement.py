@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope import WindowRequest, schedule
+from stepscope import schedule
+from stepscope.control import WindowRequest
 from stepscope.runtime.control.agreed_gate import AgreedGate
 from stepscope.runtime.control.agreement import Agreement
 from stepscope.runtime.control.end_change import EndRequest

@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope import Control, Kind, WindowDetail, WindowRequest
+from stepscope import Control
 from stepscope.backends.base import Adjustable
 from stepscope.backends.process_memory import ProcessMemoryBackend
 from stepscope.backends.python_stacks import PythonStacksBackend
 from stepscope.cli.main import main
+from stepscope.control import WindowDetail, WindowRequest
+from stepscope.exporters import Kind
 from stepscope.runtime import strings
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.control.client import ask_process
@@ -37,9 +39,9 @@ QUICK = sc.Options(journal=False, drain_interval=0.01)
 
 
 @contextlib.contextmanager
-def running(directory: Path, *backends: Any, **more: Any) -> Generator[tuple[sc.Profiler, sc.MemoryExporter]]:
+def running(directory: Path, *backends: Any, **more: Any) -> Generator[tuple[sc.Profiler, sc.exporters.MemoryExporter]]:
     """A profiler that records what it is asked for."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     chosen: dict[str, Any] = {"options": QUICK, **more}
     if "control" not in chosen:
         chosen["schedule"] = never
@@ -65,18 +67,18 @@ def work_until(profiler: sc.Profiler, condition: Callable[[], object]) -> None:
         assert time.monotonic() < deadline
 
 
-def ended(memory: sc.MemoryExporter, windows: int) -> bool:
+def ended(memory: sc.exporters.MemoryExporter, windows: int) -> bool:
     """Whether so many windows have."""
     return len(memory.windows) == windows
 
 
-def spans(memory: sc.MemoryExporter, window: int) -> list[int]:
+def spans(memory: sc.exporters.MemoryExporter, window: int) -> list[int]:
     """The steps that have their span."""
     events = memory.events(window, Kind.SPAN)
     return [int(event["step"]) for event in events if strings.name_of(event) == "work"]
 
 
-def categories(memory: sc.MemoryExporter, window: int) -> set[str]:
+def categories(memory: sc.exporters.MemoryExporter, window: int) -> set[str]:
     """What kinds of events a window has."""
     return {strings.text(int(category)) for category in memory.events(window)["category"]}
 
@@ -181,7 +183,7 @@ def test_what_torch_keeps_of_operators_in_one_window(output_dir: Path) -> None:
             profiler.arm(WindowRequest(start_step=2 + 3 * number, steps=2, warmup=1, detail=detail_from(detail)))
         work(profiler, 10, multiply)
 
-    def has(memory: sc.MemoryExporter, window: int) -> dict[str, bool]:
+    def has(memory: sc.exporters.MemoryExporter, window: int) -> dict[str, bool]:
         names, arguments = memory.names(window), memory.arguments(window)
         mm = [args for name, args in zip(names, arguments, strict=True) if name == "aten::mm"]
         return {
@@ -348,7 +350,7 @@ def test_by_the_file_the_socket_and_the_environment(output_dir: Path) -> None:
 PROGRAM = """
 import sys
 import stepscope
-memory = stepscope.MemoryExporter()
+memory = stepscope.exporters.MemoryExporter()
 with stepscope.trace(exporters=[memory], output_dir=sys.argv[1], options=stepscope.Options(journal=False)) as profiler:
     for _ in range(9):
         with stepscope.span("work"):

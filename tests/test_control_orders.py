@@ -20,8 +20,9 @@ import msgspec
 import pytest
 
 import stepscope
-from stepscope import Control, WindowRequest
+from stepscope import Control
 from stepscope.cli.main import main
+from stepscope.control import WindowRequest
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.control.command import Command
 from stepscope.runtime.control.end_change import EndChange

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 import stepscope
-from stepscope import Control, ControlError, WindowRequest
+from stepscope import Control
 from stepscope.cli.main import main
+from stepscope.control import WindowRequest
+from stepscope.errors import ControlError
 from stepscope.runtime.control.client import ask_process, ask_socket
 from stepscope.runtime.control.command import Command
 from stepscope.runtime.control.local_socket import peer_user

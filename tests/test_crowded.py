@@ -15,7 +15,7 @@ STEPS = 4 * CROWDED
 
 
 def test_windows_are_left_out_whole_and_counted(output_dir: Path) -> None:
-    backend, exporter = BlockingBackend(), sc.MemoryExporter()
+    backend, exporter = BlockingBackend(), sc.exporters.MemoryExporter()
     profiler = sc.trace(
         schedule=sc.schedule(wait=1, warmup=0, active=2), backends=[backend], exporters=[exporter],
         output_dir=output_dir, options=sc.Options(journal=False),
@@ -52,7 +52,7 @@ def test_windows_are_left_out_whole_and_counted(output_dir: Path) -> None:
 
 @pytest.mark.parametrize("journal", [True, False])
 def test_pauses_that_nobody_could_note_are_counted(journal: bool, output_dir: Path) -> None:
-    backend, exporter = BlockingBackend(), sc.MemoryExporter()
+    backend, exporter = BlockingBackend(), sc.exporters.MemoryExporter()
     with sc.trace(
         backends=[backend], exporters=[exporter], output_dir=output_dir, options=sc.Options(journal=journal)
     ) as profiler:

@@ -23,7 +23,7 @@ EXPORTERS: dict[str, Callable[[Path], Exporter]] = {
     "t{window}.json": sc.ChromeTraceExporter,
     "tb": lambda path: sc.tensorboard_trace_handler(str(path)),
     "t.pftrace": sc.PerfettoExporter,
-    "t.journal": sc.JournalExporter,
+    "t.journal": sc.exporters.JournalExporter,
 }
 
 
@@ -98,7 +98,7 @@ def test_only_the_window_whose_file_was_deleted_is_lost(tmp_path: Path) -> None:
 
 def test_a_moved_file_is_written_on(tmp_path: Path) -> None:
     """Whoever moved it has all of it."""
-    exporter = sc.JournalExporter(tmp_path / "t.journal")
+    exporter = sc.exporters.JournalExporter(tmp_path / "t.journal")
     options = sc.Options(journal=False)
     with sc.trace(output_dir=tmp_path / "run", exporters=[exporter], options=options) as profiler:
         with sc.span("before"):
@@ -134,7 +134,7 @@ REMOVED_SESSION = """
 import pathlib, shutil, sys
 import stepscope as sc
 from stepscope.runtime import recorder
-memory = sc.MemoryExporter()
+memory = sc.exporters.MemoryExporter()
 options = sc.Options(session_dir=sys.argv[2], drain_interval=0.02, close_timeout=30)
 with sc.trace(output_dir=sys.argv[1], keep_last=sc.FlightRecorder(steps=400, triggers=()), exporters=[memory], options=options) as profiler:
     current = recorder.current()

@@ -23,7 +23,7 @@ import os, random, sys, time
 import stepscope as sc
 
 url, directory, name, limit, confirmed, collector = sys.argv[1:7]
-exporter = sc.CollectorExporter(url, settings=sc.LinkSettings(timeout=0.5, memory_bytes=1 << 16))
+exporter = sc.CollectorExporter(url, settings=sc.exporters.LinkSettings(timeout=0.5, memory_bytes=1 << 16))
 options = sc.Options(journal_max_bytes=int(limit))
 schedule = sc.schedule(wait=0, warmup=0, active=4)
 profiler = sc.trace(exporters=[exporter], output_dir=directory, name="job", rank=0, schedule=schedule, options=options)

@@ -32,7 +32,7 @@ PROGRAM = textwrap.dedent(
     import os, random, sys
     import stepscope as sc
     url, directory = sys.argv[1:]
-    exporter = sc.CollectorExporter(url, settings=sc.LinkSettings(timeout=0.5, memory_bytes=1 << 16))
+    exporter = sc.CollectorExporter(url, settings=sc.exporters.LinkSettings(timeout=0.5, memory_bytes=1 << 16))
     options = sc.Options(close_timeout=2.0, journal=False)
     profiler = sc.trace(exporters=[exporter], output_dir=directory, options=options)
     profiler.start()

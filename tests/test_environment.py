@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import stepscope
-from stepscope import Options, Profiler, Window, WindowRequest
+from stepscope import Options, Profiler, Window
+from stepscope.control import WindowRequest
 from stepscope.runtime.schedule import never
 from tests.arming import say_in_environment
 

@@ -335,7 +335,7 @@ def test_a_profiler_that_starts_when_all_is_over(before: str, tmp_path: Path) ->
         "    import stepscope as sc\n"
         "    try:\n"
         "        sc.trace(output_dir='late', options=sc.Options(session_dir='.')).start()\n"
-        "    except sc.ProfilerStateError as error:\n"
+        "    except sc.errors.ProfilerStateError as error:\n"
         "        print(error)\n"
         "atexit.register(late)\n" + before
     )

@@ -21,17 +21,20 @@ class HalfAnExporter:
 
     name = "half"
 
-    async def open(self, run: sc.Run) -> None: ...
+    async def open(self, run: sc.exporters.Run) -> None: ...
 
-    async def export(self, batch: sc.EventBatch) -> None: ...
+    async def export(self, batch: sc.exporters.EventBatch) -> None: ...
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"exporters": [HalfAnExporter()]}, "it lacks close_window, aclose, see stepscope.Exporter"),
+        ({"exporters": [HalfAnExporter()]}, "it lacks close_window, aclose, see stepscope.exporters.Exporter"),
         ({"exporters": [HalfAnExporter]}, "it is a class; give what calling it makes, HalfAnExporter(...)"),
-        ({"backends": [HalfAnExporter()]}, "it lacks thread_bound, transition, aclose, report, see stepscope.Backend"),
+        (
+            {"backends": [HalfAnExporter()]},
+            "it lacks thread_bound, transition, aclose, report, see stepscope.backends.Backend",
+        ),
     ],
 )
 def test_what_is_missing_is_named(given: dict[str, Any], message: str) -> None:
@@ -43,7 +46,7 @@ def test_what_is_missing_is_named(given: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(("fails", "kept"), [(("aclose",), "1 error"), (("close_window", "aclose"), "2 errors")])
 def test_errors_are_counted_in_words(fails: tuple[Method, ...], kept: str, output_dir: Path) -> None:
     """In what is raised, and in the report."""
-    bad = sc.MemoryExporter(fail={method: RuntimeError("no luck") for method in fails})
+    bad = sc.exporters.MemoryExporter(fail={method: RuntimeError("no luck") for method in fails})
     with sc.trace(exporters=[bad], output_dir=output_dir) as profiler:
         profiler.step()
     with pytest.raises(ExceptionGroup, match=f"kept {kept}"):

@@ -99,7 +99,7 @@ def faults_of(profiler: sc.Profiler) -> int:
 @pytest.mark.parametrize("function", [*ONES_OWN, *PASSING, *OF_ALL])
 async def test_a_fault_while_it_records(function: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever it was that the loop did for one profiler, the other has everything; the log says it once."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     with no_memory(FILES[function], function) as fault:
         unlucky = sc.trace(keep_last=3, output_dir=tmp_path / "unlucky", options=QUIET)
         other = sc.trace(exporters=[memory], output_dir=tmp_path / "other", options=QUIET)
@@ -126,7 +126,7 @@ async def test_a_fault_while_it_records(function: str, tmp_path: Path, caplog: p
 )
 def test_a_fault_while_one_closes(file: str, function: str, tmp_path: Path) -> None:
     """Its exporters are closed all the same, and the other goes on."""
-    kept, memory = sc.MemoryExporter(), sc.MemoryExporter()
+    kept, memory = sc.exporters.MemoryExporter(), sc.exporters.MemoryExporter()
     with no_memory(file, function) as fault:
         unlucky = sc.trace(keep_last=3, exporters=[kept], output_dir=tmp_path / "unlucky", options=QUIET)
         other = sc.trace(exporters=[memory], output_dir=tmp_path / "other", options=QUIET)
@@ -145,7 +145,7 @@ def test_a_fault_while_one_closes(file: str, function: str, tmp_path: Path) -> N
 
 async def test_a_fault_when_the_deadline_has_passed(tmp_path: Path) -> None:
     """What is done without a drain then: the profiler is closed all the same, and the other goes on."""
-    memory, hasty = sc.MemoryExporter(), sc.Options(close_timeout=1e-9)
+    memory, hasty = sc.exporters.MemoryExporter(), sc.Options(close_timeout=1e-9)
 
     def closed() -> bool:
         closing = any(thread.name == "stepscope closing" for thread in threading.enumerate())

@@ -25,7 +25,7 @@ from tests.flights import QUIET, Profile, When
 
 def test_nothing_fires_nothing_is_written(output_dir: Path) -> None:
     """The run's directory stays empty, no exporter hears of anything, and the report says why."""
-    profile = Profile(output_dir, triggers=(sc.NotFinite(),))
+    profile = Profile(output_dir, triggers=(sc.triggers.NotFinite(),))
     with profile.profiler:
         profile.steps(20)
     assert not profile.memory.windows and not profile.memory.batches
@@ -113,7 +113,7 @@ def test_an_int_is_enough(output_dir: Path) -> None:
 async def test_exception_in_a_coroutine(output_dir: Path) -> None:
     """`async with` tells of it as well; a cancellation is no failure."""
     for error in (ValueError("mine"), asyncio.CancelledError()):
-        profile = Profile(output_dir, triggers=(sc.Raised(),))
+        profile = Profile(output_dir, triggers=(sc.triggers.Raised(),))
         with pytest.raises(type(error)):
             async with profile.profiler:
                 profile.steps(4)
@@ -124,7 +124,7 @@ async def test_exception_in_a_coroutine(output_dir: Path) -> None:
 
 def test_caught(output_dir: Path) -> None:
     """An exception that was handled is told by `caught`; types that do not count are left."""
-    profile = Profile(output_dir, triggers=(sc.Raised(only=(ValueError,)),))
+    profile = Profile(output_dir, triggers=(sc.triggers.Raised(only=(ValueError,)),))
     with profile.profiler as profiler:
         profile.steps(5)
         assert not profiler.caught(KeyError("x"))
@@ -135,7 +135,7 @@ def test_caught(output_dir: Path) -> None:
 
 def test_not_finite(output_dir: Path) -> None:
     """The step in which a counter became NaN is saved to its end, under the counter's name."""
-    profile = Profile(output_dir, triggers=(sc.NotFinite(),))
+    profile = Profile(output_dir, triggers=(sc.triggers.NotFinite(),))
     with profile.profiler:
         profile.steps(12, lambda number: sc.counter("norm", math.nan if number == 7 else 1.0))
         assert profile.windows == [[5, 6, 7]]
@@ -149,7 +149,7 @@ def test_not_finite(output_dir: Path) -> None:
 @pytest.mark.parametrize("given", ["0.93", None, [1.0]])
 def test_what_is_no_number(given: object, output_dir: Path) -> None:
     """A counter that was given text by mistake is no loss that became NaN."""
-    profile = Profile(output_dir, triggers=(sc.NotFinite(),))
+    profile = Profile(output_dir, triggers=(sc.triggers.NotFinite(),))
     with profile.profiler:
         profile.steps(12, lambda number: sc.counter("norm", given))  # type: ignore[arg-type]
         assert not profile.windows
@@ -157,7 +157,7 @@ def test_what_is_no_number(given: object, output_dir: Path) -> None:
 
 def test_slow_step(output_dir: Path) -> None:
     """A step that sleeps is found among quick ones."""
-    profile = Profile(output_dir, triggers=(sc.SlowStep(least=0.3),))
+    profile = Profile(output_dir, triggers=(sc.triggers.SlowStep(least=0.3),))
     with profile.profiler:
         profile.steps(60, lambda number: time.sleep(0.6 if number == 40 else 0.001))
         # A loaded machine may make another step slow as well.
@@ -166,7 +166,7 @@ def test_slow_step(output_dir: Path) -> None:
 
 def test_stalled(output_dir: Path) -> None:
     """Saved while the step hangs, its open spans marked; once, however long it hangs."""
-    profile = Profile(output_dir, triggers=(sc.Stalled(factor=1, least=0.3),))
+    profile = Profile(output_dir, triggers=(sc.triggers.Stalled(factor=1, least=0.3),))
     with profile.profiler:
         profile.steps(10)
         with sc.span("hangs"), sc.span("inside"):
@@ -185,7 +185,7 @@ def test_stalled(output_dir: Path) -> None:
 
 def test_memory_high(output_dir: Path) -> None:
     """A limit that is exceeded saves at once, and once."""
-    profile = Profile(output_dir, triggers=(sc.MemoryHigh(limit=1 << 20, interval=0),))
+    profile = Profile(output_dir, triggers=(sc.triggers.MemoryHigh(limit=1 << 20, interval=0),))
     with profile.profiler:
         profile.steps(5)
         profile.profiler.flush()
@@ -205,7 +205,7 @@ def test_a_trigger_of_ones_own(output_dir: Path) -> None:
 
 def test_a_trigger_that_raises_costs_nothing_else(output_dir: Path) -> None:
     """It is counted, named, and raised when asked for; the others go on."""
-    profile = Profile(output_dir, triggers=(When(error=ZeroDivisionError("bad trigger")), sc.NotFinite()))
+    profile = Profile(output_dir, triggers=(When(error=ZeroDivisionError("bad trigger")), sc.triggers.NotFinite()))
     with profile.profiler as profiler:
         profile.steps(5)
         sc.counter("loss", math.inf)

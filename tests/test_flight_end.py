@@ -70,7 +70,7 @@ with one, two, sc.trace(output_dir="three"):
 
 
 @pytest.mark.parametrize(
-    "settings", ["steps=3, triggers=(sc.Raised(),)", "steps=3, max_windows=1", "steps=3, triggers=()"]
+    "settings", ["steps=3, triggers=(sc.triggers.Raised(),)", "steps=3, max_windows=1", "steps=3, triggers=()"]
 )
 def test_sigterm_where_it_is_not_to_save(settings: str, tmp_path: Path) -> None:
     """Without the trigger, and beyond the number of windows that may be saved."""
@@ -98,7 +98,7 @@ def test_sigterm_with_exporters_that_hang(tmp_path: Path) -> None:
     run(
         """
 options = sc.Options(close_timeout=4)
-several = [sc.trace(keep_last=3, output_dir=f"{number}", exporters=[sc.MemoryExporter(hang_in="export")], options=options)
+several = [sc.trace(keep_last=3, output_dir=f"{number}", exporters=[sc.exporters.MemoryExporter(hang_in="export")], options=options)
            for number in range(8)]
 [profiler.start() for profiler in several]
 steps(*several)
@@ -134,7 +134,7 @@ with profiler if {block} else open(os.devnull):
 def test_an_interrupt_that_counts_as_an_exception(output_dir: Path) -> None:
     """It is saved once: by `Raised`, where that was told so."""
     heed_interrupts()
-    profile = Profile(output_dir, triggers=(sc.Raised(only=(BaseException,)), sc.Terminated()))
+    profile = Profile(output_dir, triggers=(sc.triggers.Raised(only=(BaseException,)), sc.triggers.Terminated()))
     with pytest.raises(KeyboardInterrupt), profile.profiler:
         profile.steps(3)
         signal.raise_signal(signal.SIGINT)

@@ -118,7 +118,7 @@ class Waits:
 @pytest.mark.parametrize("where", ["look", "evaluator"])
 def test_a_trigger_that_waits_holds_up_nobody(where: str, output_dir: Path, tmp_path: Path) -> None:
     """Another profiler's exporters get everything meanwhile, other triggers of its own fire, and it fires when it goes on."""
-    waits, other = Waits(where), sc.MemoryExporter()
+    waits, other = Waits(where), sc.exporters.MemoryExporter()
     profile = Profile(output_dir, triggers=(waits, When(2)), steps=1000)
     with profile.profiler as profiler, sc.trace(exporters=[other], output_dir=tmp_path / "other") as beside:
         profile.steps(4)
@@ -140,14 +140,14 @@ def test_a_trigger_that_waits_holds_up_nobody(where: str, output_dir: Path, tmp_
 
 def test_a_device_that_does_not_answer_holds_up_nobody(output_dir: Path, tmp_path: Path) -> None:
     """`MemoryHigh.device` is the program's, though the trigger is not; it fires when the device has answered."""
-    reached, over, other = threading.Event(), threading.Event(), sc.MemoryExporter()
+    reached, over, other = threading.Event(), threading.Event(), sc.exporters.MemoryExporter()
 
     def device() -> float:
         reached.set()
         assert over.wait(60)
         return 0.99
 
-    profile = Profile(output_dir, triggers=(sc.MemoryHigh(share=0.98, device=device, interval=0),), steps=1000)
+    profile = Profile(output_dir, triggers=(sc.triggers.MemoryHigh(share=0.98, device=device, interval=0),), steps=1000)
     with profile.profiler as profiler, sc.trace(exporters=[other], output_dir=tmp_path / "other") as beside:
         profile.steps(4)
         assert reached.wait(60)
@@ -198,7 +198,7 @@ class Unspeakable(Exception):
 
 def test_an_exception_without_words(output_dir: Path) -> None:
     """The exception that left the block is the one that the caller gets."""
-    with pytest.raises(Unspeakable), Profile(output_dir, triggers=(sc.Raised(),)).profiler as profiler:
+    with pytest.raises(Unspeakable), Profile(output_dir, triggers=(sc.triggers.Raised(),)).profiler as profiler:
         profiler.step()
         raise Unspeakable
     assert len(list((output_dir / "windows").iterdir())) == 1
@@ -222,7 +222,7 @@ raise ValueError("the end")
 
 def test_pause_and_resume(output_dir: Path) -> None:
     """What happened in a pause is not recorded, the pause is, and no watchdog barks in it."""
-    profile = Profile(output_dir, triggers=(sc.Stalled(factor=1, least=0.2),))
+    profile = Profile(output_dir, triggers=(sc.triggers.Stalled(factor=1, least=0.2),))
     with profile.profiler as profiler:
         profile.steps(5)
         profiler.pause()
@@ -260,7 +260,7 @@ def test_without_keep_last(output_dir: Path) -> None:
 def test_beside_a_profiler_with_a_schedule(output_dir: Path) -> None:
     """Both get what they asked for, whatever the other does."""
     profile = Profile(output_dir / "flight")
-    other = sc.MemoryExporter()
+    other = sc.exporters.MemoryExporter()
     scheduled = sc.trace(
         schedule=sc.schedule(wait=2, warmup=0, active=2, repeat=2),
         exporters=[other],

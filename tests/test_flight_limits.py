@@ -40,7 +40,7 @@ def test_cool_down(output_dir: Path) -> None:
 
 def test_what_is_twice_as_bad_does_not_wait_for_the_cool_down(output_dir: Path) -> None:
     """A small thing that fires first does not hide the one that matters."""
-    profile = Profile(output_dir, triggers=(sc.SlowStep(warmup=5, least=0.02),), cooldown=3600.0)
+    profile = Profile(output_dir, triggers=(sc.triggers.SlowStep(warmup=5, least=0.02),), cooldown=3600.0)
     with profile.profiler as profiler:
         for step in range(30):
             time.sleep({10: 0.2, 15: 0.22, 20: 1.0}.get(step, 0))

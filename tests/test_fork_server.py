@@ -21,7 +21,7 @@ def work(number):
 if __name__ == "__main__":
     context = multiprocessing.get_context("forkserver")
     for run in range(3):
-        memory = sc.MemoryExporter()
+        memory = sc.exporters.MemoryExporter()
         with sc.trace(output_dir=f"{sys.argv[1]}/{run}", exporters=[memory]):
             workers = [context.Process(target=work, args=(number,)) for number in range(2)]
             for worker in workers:
@@ -54,7 +54,7 @@ CHILD = (
 def trace(run, memory):
     return sc.trace(output_dir=f"{place}/{run}", exporters=[memory], options=sc.Options(session_dir=f"{place}/sessions"))
 
-with trace(0, sc.MemoryExporter()):
+with trace(0, sc.exporters.MemoryExporter()):
     environment = dict(os.environ)
 first = environment["STEPSCOPE_SESSION"]
 assert not os.path.exists(first)
@@ -62,7 +62,7 @@ child = subprocess.Popen([sys.executable, "-c", CHILD], env=environment, stdin=s
 assert child.stdout.readline() == "ready\\n"
 if taken:
     os.mkdir(first)
-memory = sc.MemoryExporter()
+memory = sc.exporters.MemoryExporter()
 with trace(1, memory):
     assert (os.environ["STEPSCOPE_SESSION"] == first) is not taken
     assert os.stat(os.environ["STEPSCOPE_SESSION"]).st_mode & 0o777 == 0o700

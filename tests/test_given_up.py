@@ -65,7 +65,7 @@ def test_a_part_that_blocks_the_loop_loses_nothing(end: str, loop: str, tmp_path
 class Slow(ScriptedBackend):
     """Takes its time to derive something of each batch."""
 
-    def derive(self, batch: sc.EventBatch) -> None:
+    def derive(self, batch: sc.exporters.EventBatch) -> None:
         time.sleep(0.005)
 
 
@@ -101,7 +101,7 @@ async def test_closing_is_completed_when_the_loop_goes_on(
     """What was given up is delivered then after all: nothing is left, and nothing says otherwise."""
     if loop == "asyncio":
         monkeypatch.setitem(sys.modules, "uvloop", None)
-    backend, memory = BlockingBackend(), sc.MemoryExporter()
+    backend, memory = BlockingBackend(), sc.exporters.MemoryExporter()
     options = sc.Options(close_timeout=0.2)
     profiler = sc.trace(backends=[backend], exporters=[memory], output_dir=tmp_path, options=options)
     profiler.start()

@@ -135,7 +135,7 @@ def test_a_patched_process_that_joined(tmp_path: Path) -> None:
     )
     program = (
         "import subprocess, sys, stepscope\n"
-        "memory = stepscope.MemoryExporter()\n"
+        "memory = stepscope.exporters.MemoryExporter()\n"
         f"with stepscope.trace(output_dir={str(tmp_path)!r}, exporters=[memory]) as profiler:\n"
         f"    subprocess.run([sys.executable, '-c', {child!r}], check=True)\n"
         "    profiler.step()\n"

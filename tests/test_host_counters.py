@@ -39,14 +39,14 @@ def perf() -> None:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_contract_of_the_host(check: Callable[[Case], None]) -> None:
     """Each promise of a backend."""
-    check(Case(lambda: sc.HostBackend(interval=0.002), tolerance=LATE))
+    check(Case(lambda: sc.backends.HostBackend(interval=0.002), tolerance=LATE))
 
 
 @pytest.mark.usefixtures("perf")
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_contract_of_the_processor(check: Callable[[Case], None]) -> None:
     """Each promise of a backend."""
-    check(Case(lambda: sc.PerfBackend(["software"], 0.002), tolerance=LATE))
+    check(Case(lambda: sc.backends.PerfBackend(["software"], 0.002), tolerance=LATE))
 
 
 def record(
@@ -56,7 +56,7 @@ def record(
     directory: Path,
 ) -> dict[str, list[float]]:
     """Does some work again and again until the counters show what is looked for; every value of each counter."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     options = sc.Options(journal=False, drain_interval=0.02)
     with sc.trace(backends=[backend], exporters=[memory], output_dir=directory, options=options) as profiler:
         ending = time.monotonic() + 60
@@ -68,10 +68,10 @@ def record(
     return values(memory)
 
 
-def values(memory: sc.MemoryExporter) -> dict[str, list[float]]:
+def values(memory: sc.exporters.MemoryExporter) -> dict[str, list[float]]:
     """The values of each counter so far, by name."""
     found: dict[str, list[float]] = {}
-    for event in memory.events(kind=sc.Kind.COUNTER):
+    for event in memory.events(kind=sc.exporters.Kind.COUNTER):
         found.setdefault(strings.name_of(event), []).append(float(event["value"]))
     return found
 
@@ -100,7 +100,7 @@ def test_what_the_process_does_is_in_the_counters(output_dir: Path) -> None:
         disk = max(found.get("process disk written B/s", [0])) > 0
         return max(found.get("process cpu %", [0])) > 20 and (disk or not on_a_disk)
 
-    found = record(sc.HostBackend(interval=0.01), work, busy, output_dir)
+    found = record(sc.backends.HostBackend(interval=0.01), work, busy, output_dir)
     assert all(0 <= value <= 100 for value in found["host cpu %"] + found["host waiting for disks %"])
     assert max(found["process memory"]) > 10 << 20
     total = max(found["host memory used"]) + max(found["host memory available"])
@@ -111,20 +111,20 @@ def test_what_the_process_does_is_in_the_counters(output_dir: Path) -> None:
 
 def test_only_what_was_asked_for(output_dir: Path) -> None:
     """By parts; one that there is not is named with the nearest."""
-    found = record(sc.HostBackend(["memory"], 0.005), lambda: time.sleep(0.01), bool, output_dir)
+    found = record(sc.backends.HostBackend(["memory"], 0.005), lambda: time.sleep(0.01), bool, output_dir)
     assert all("memory" in name or "swap" in name for name in found)
     with pytest.raises(ValueError, match="what has 'netwrk', which there is not; did you mean 'network'?"):
-        sc.HostBackend(["cpu", "netwrk"])  # type: ignore[list-item] # pyright: ignore[reportArgumentType]
+        sc.backends.HostBackend(["cpu", "netwrk"])  # type: ignore[list-item] # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="groups is empty; known: branch, cache, ipc, software"):
-        sc.PerfBackend([])
+        sc.backends.PerfBackend([])
 
 
 def test_a_window_that_is_shorter_than_the_interval(output_dir: Path) -> None:
     """It has its levels at its begin, and its rates over the whole of it; nothing is measured across a pause."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     with sc.trace(
         schedule=sc.schedule(wait=1, warmup=0, active=1, repeat=2),
-        backends=[sc.HostBackend(["cpu", "memory"], 3600)],
+        backends=[sc.backends.HostBackend(["cpu", "memory"], 3600)],
         exporters=[memory],
         output_dir=output_dir,
         options=sc.Options(journal=False),
@@ -137,7 +137,7 @@ def test_a_window_that_is_shorter_than_the_interval(output_dir: Path) -> None:
     profiler.raise_errors()
     assert len(memory.windows) == 2
     for window in memory.windows:
-        events = memory.events(window.index, sc.Kind.COUNTER)
+        events = memory.events(window.index, sc.exporters.Kind.COUNTER)
         found = {strings.name_of(event): float(event["value"]) for event in events}
         assert len(events) == len(found) and {"host memory used", "process cpu %", "host cpu %"} <= set(found)
         assert found["process cpu %"] > 0
@@ -220,18 +220,20 @@ def test_limits_of_groups(tmp_path: Path, files: dict[str, str]) -> None:
 def test_what_cannot_be_read_is_noted(tmp_path: Path, output_dir: Path) -> None:
     """The other parts are recorded; if there are none, the profiler is told why."""
     write(tmp_path, {name: text for name, text in MACHINE.items() if name != "proc/diskstats"})
-    backend = sc.HostBackend(["disk", "memory"], 0.005, root=tmp_path)
+    backend = sc.backends.HostBackend(["disk", "memory"], 0.005, root=tmp_path)
     assert "host memory used" in record(backend, lambda: time.sleep(0.01), bool, output_dir)
     assert [note for note in backend.report().notes if "disk cannot be read" in note and "diskstats" in note]
-    with pytest.raises(sc.BackendError, match="'host' can read nothing here: cpu cannot be read: .*No such file"):
-        sc.HostBackend(["cpu", "disk"], root=tmp_path / "no").open(CollectingSink())
+    with pytest.raises(
+        sc.errors.BackendError, match="'host' can read nothing here: cpu cannot be read: .*No such file"
+    ):
+        sc.backends.HostBackend(["cpu", "disk"], root=tmp_path / "no").open(CollectingSink())
 
 
 @pytest.mark.usefixtures("perf")
 @pytest.mark.checklist("A3", "C8")
 def test_counters_of_the_processor(output_dir: Path) -> None:
     """All threads are counted, those that begin later as well; what the machine hides is noted."""
-    backend = sc.PerfBackend(["ipc", "cache", "branch", "software"], 0.01)
+    backend = sc.backends.PerfBackend(["ipc", "cache", "branch", "software"], 0.01)
 
     def spin() -> None:
         ending = time.thread_time() + 0.1
@@ -297,13 +299,13 @@ def begun(library: str) -> Iterator[Callable[[], int]]:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_contract_of_devices(check: Callable[[Case], None], library: str, begun: Callable[[], int]) -> None:
     """Each promise of a backend."""
-    check(Case(lambda: sc.NvmlBackend(interval=0.002, library=library), tolerance=LATE))
+    check(Case(lambda: sc.backends.NvmlBackend(interval=0.002, library=library), tolerance=LATE))
 
 
 @pytest.mark.checklist("C9")
 def test_counters_of_devices(library: str, begun: Callable[[], int], output_dir: Path) -> None:
     """Each device has its own; what one does not support is noted once, and the rest goes on."""
-    backend = sc.NvmlBackend(interval=0.005, library=library)
+    backend = sc.backends.NvmlBackend(interval=0.005, library=library)
 
     def enough(found: dict[str, list[float]]) -> bool:
         return len(found.get("gpu0 memory used", ())) > 3
@@ -325,10 +327,10 @@ def test_counters_of_devices(library: str, begun: Callable[[], int], output_dir:
 
 def test_one_device(library: str, begun: Callable[[], int], output_dir: Path) -> None:
     """Chosen by number; one that there is not is named with those that there are."""
-    backend = sc.NvmlBackend(["utilization"], 0.005, devices=[1], library=library)
+    backend = sc.backends.NvmlBackend(["utilization"], 0.005, devices=[1], library=library)
     assert record(backend, lambda: time.sleep(0.01), bool, output_dir).keys() == {"gpu1 busy %", "gpu1 memory busy %"}
-    with pytest.raises(sc.BackendError, match="there is no device 2; known: 0, 1"):
-        sc.NvmlBackend(devices=[2], library=library).open(CollectingSink())
+    with pytest.raises(sc.errors.BackendError, match="there is no device 2; known: 0, 1"):
+        sc.backends.NvmlBackend(devices=[2], library=library).open(CollectingSink())
 
 
 def test_without_a_driver(library: str, begun: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:

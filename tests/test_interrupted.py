@@ -38,7 +38,7 @@ def records() -> bool:
 @pytest.mark.parametrize("name", ["pause", "resume"])
 def test_a_pause(name: str, depth: int, output_dir: Path) -> None:
     """Recording goes on after as many calls of `resume` as there were pauses, or one less: never after another number."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     with sc.trace(exporters=[memory], output_dir=output_dir) as profiler, interrupting() as interrupt:
         after = depth + 1 if name == "pause" else max(depth - 1, 0)
         point = 0
@@ -66,7 +66,7 @@ def test_a_step(output_dir: Path) -> None:
     """Whatever is interrupted when the action changes: later windows are whole, and the backends' too."""
     backends = [ScriptedBackend(), ScriptedBackend(name="bound", thread_bound=True)]
     schedule = sc.schedule(wait=1, warmup=1, active=1)
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     with (
         sc.trace(schedule=schedule, backends=backends, exporters=[memory], output_dir=output_dir) as profiler,
         interrupting() as interrupt,

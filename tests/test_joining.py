@@ -223,12 +223,12 @@ def test_the_environment_is_as_it_was(family: Family) -> None:
     family.of("""
     import atexit
     os.environ["STEPSCOPE_SESSION"] = "/of/another"
-    atexit.unregister(sc.runtime.recorder.close_recorder)
+    atexit.unregister(recorder.close_recorder)
     with trace() as profiler:
         session = os.environ["STEPSCOPE_SESSION"]
         assert os.stat(session).st_mode & 0o777 == 0o700
         assert os.stat(session + "/control").st_mode & 0o777 == 0o600
-    sc.runtime.recorder.close_recorder()
+    recorder.close_recorder()
     assert os.environ["STEPSCOPE_SESSION"] == "/of/another" and not os.path.exists(session)
     """)
 

@@ -196,15 +196,15 @@ def test_an_exception_goes_on_and_the_window_is_incomplete(tmp_path: Path) -> No
 
 def test_a_broken_exporter_and_a_full_disk_cost_the_training_nothing(tmp_path: Path, small_disk: Path) -> None:
     """Training ends as ever; errors are kept."""
-    broken = sc.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
+    broken = sc.exporters.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
     callback = StepscopeCallback(str(tmp_path), exporters=[broken], schedule=CYCLE)
     fill(small_disk)
     full = StepscopeCallback(str(small_disk / "runs"))
     made = model()
     fit(made, callback, full)
     assert int(made.optimizer.iterations) == 8
-    assert {type(error) for error in callback.errors} == {sc.ExporterError}
-    assert {type(error) for error in full.errors} == {sc.ExporterError}
+    assert {type(error) for error in callback.errors} == {sc.errors.ExporterError}
+    assert {type(error) for error in full.errors} == {sc.errors.ExporterError}
 
 
 @pytest.mark.checklist("B4")

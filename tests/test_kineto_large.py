@@ -16,7 +16,7 @@ ADDS = 30_000
 
 def record(directory: Path, windows: int, keeper: Keeper | None = None, **options: Any) -> tuple[sc.Profiler, Any]:
     """Records windows of many operators, and closes at once."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     ones = torch.ones(2)
     with sc.trace(
         schedule=schedule(wait=0, warmup=0, active=1, repeat=windows),

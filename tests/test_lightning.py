@@ -231,13 +231,13 @@ def test_training_inside_an_except_block_is_no_failure(kind: Any, tmp_path: Path
 @Kinds
 def test_a_broken_exporter_costs_the_training_nothing(kind: Any, tmp_path: Path) -> None:
     """Training ends as ever; the error is kept, and the journal is whole."""
-    broken = sc.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
+    broken = sc.exporters.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
     runs = Runs()
     traced = kind(exporters=[broken, runs], schedule=CYCLE)
     using = given_to(tmp_path, traced)
     using.fit(Tiny(), data(8))
     assert using.global_step == 8
-    assert {type(error) for error in traced.errors} == {sc.ExporterError}
+    assert {type(error) for error in traced.errors} == {sc.errors.ExporterError}
     assert runs.steps("fit") == [(2, 3, 4)]
 
 
@@ -249,7 +249,7 @@ def test_a_full_disk_costs_the_training_nothing(kind: Any, tmp_path: Path, small
     using = given_to(tmp_path, traced)
     using.fit(Tiny(), data(4))
     assert using.global_step == 4
-    assert {type(error) for error in traced.errors} == {sc.ExporterError}
+    assert {type(error) for error in traced.errors} == {sc.errors.ExporterError}
 
 
 @Kinds
@@ -284,7 +284,7 @@ def test_ranks_have_directories_of_their_own(kind: Any, tmp_path: Path, monkeypa
 
 def test_actions_of_the_trainer_are_spans(tmp_path: Path) -> None:
     """With the profiler, whatever Lightning names is in the trace, without a line of code."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     profiler = StepscopeProfiler(exporters=[memory], schedule=None)
     trainer(tmp_path, profiler=profiler).fit(Tiny(), data(3))
     check_well(profiler)

@@ -18,7 +18,7 @@ PROGRAM = (
     """
 import logging
 from stepscope.runtime import locks
-class Says(sc.MemoryExporter):
+class Says(sc.exporters.MemoryExporter):
     async def aclose(self):
         logging.getLogger("stepscope").warning("it closes")
         threading.Thread(target=time.time).start()
@@ -37,7 +37,7 @@ def tracer(frame, event, _):
     return tracer
 sys.settrace(tracer)
 profiler.add_metadata("key", 1)
-profiler.arm(sc.WindowRequest(start_step=1000, steps=1))
+profiler.arm(sc.control.WindowRequest(start_step=1000, steps=1))
 profiler.flush()
 profiler.statistics()
 profiler.report()

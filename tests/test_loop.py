@@ -59,7 +59,7 @@ def test_each_run_has_steps_of_its_own(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_counting(tmp_path: Path) -> None:
     """The first step's number decides with the schedule, as after a resumption."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     loop = Loop(settings_of(tmp_path, exporters=[memory]), "x")
     run_steps(loop, "fit", 2, step=3)
     loop.raise_errors()
@@ -82,7 +82,7 @@ def test_a_run_that_is_left_open_is_closed_by_the_next(tmp_path: Path) -> None:
 @pytest.mark.checklist("F7")
 def test_a_deleted_loop_closes_its_run(tmp_path: Path) -> None:
     """Whoever drops a callback after an exception leaves no thread running, and keeps what was recorded."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     loop = Loop(settings_of(tmp_path, exporters=[memory], schedule=sc.schedule(wait=0, warmup=0, active=9)), "x")
     loop.open("fit")
     loop.step()
@@ -123,7 +123,7 @@ def test_ranks_are_those_of_the_environment(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_ready_made_exporter_serves_one_run(tmp_path: Path) -> None:
     """It is closed with its run; the next is written without it, and that is said."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     loop = Loop(settings_of(tmp_path, exporters=[memory], schedule=None), "x")
     run_steps(loop, "fit", 2)
     run_steps(loop, "test", 3)
@@ -194,7 +194,7 @@ def test_what_hooks_raise_again_is_kept_once(tmp_path: Path, caplog: pytest.LogC
 
 def test_leaving_the_context_closes_the_run(tmp_path: Path) -> None:
     """The exception goes on, and the window says what cut it."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     hooks = Hooks(
         Loop(settings_of(tmp_path, exporters=[memory], schedule=sc.schedule(wait=0, warmup=0, active=9)), "x")
     )
@@ -214,11 +214,11 @@ def test_a_callback_that_raises_is_kept(tmp_path: Path) -> None:
     def ready(window: sc.Window) -> None:
         raise LookupError(f"window {window.index}")
 
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     loop = Loop(settings_of(tmp_path, exporters=[memory], on_trace_ready=ready, schedule=None), "x")
     run_steps(loop, "fit", 2)
     (error,) = loop.raised.errors
-    assert isinstance(error, sc.ExporterError) and "window 0" in str(error)
+    assert isinstance(error, sc.errors.ExporterError) and "window 0" in str(error)
     assert steps(memory) == [(0, 1)]
 
 
@@ -229,7 +229,7 @@ def test_a_callback_that_raises_is_kept(tmp_path: Path) -> None:
         ({"bananas": 1}, "known: backends, control, exporters"),
         ({"unit": "batch"}, "LoopSettings.unit is 'batch'"),
         ({"ranks": [-1]}, "ranks must be whole numbers from 0, got -1"),
-        ({"exporters": sc.MemoryExporter()}, r"write exporters=\[...\]"),
+        ({"exporters": sc.exporters.MemoryExporter()}, r"write exporters=\[...\]"),
         ({"exporters": [3]}, "3 is neither an exporter nor a function"),
         ({"backends": [3]}, "3 is no backend"),
         ({"keep_last": 5, "schedule": sc.schedule(wait=0, warmup=0, active=1)}, "takes no schedule"),
@@ -251,8 +251,8 @@ def test_keywords_are_the_settings() -> None:
 
 def test_keep_last_records_always(tmp_path: Path) -> None:
     """A flight recorder in place of the schedule: the exception's last steps are saved."""
-    memory = sc.MemoryExporter()
-    flight = sc.FlightRecorder(steps=2, triggers=(sc.Raised(),))
+    memory = sc.exporters.MemoryExporter()
+    flight = sc.FlightRecorder(steps=2, triggers=(sc.triggers.Raised(),))
     hooks = Hooks(Loop(settings_of(tmp_path, exporters=[memory], keep_last=flight), "x"))
     with pytest.raises(KeyError), hooks:
         hooks.loop.open("fit")
@@ -336,7 +336,7 @@ def test_what_can_be_asked_for_replaces_only_the_default(tmp_path: Path, monkeyp
     for chosen in ({"control": SOCKET}, {"control": SOCKET, "schedule": cycle}, {}, {"schedule": cycle}):
         if "control" not in chosen:
             say_in_environment(monkeypatch, control={"socket": True})
-        memory = sc.MemoryExporter()
+        memory = sc.exporters.MemoryExporter()
         loop = Loop(settings_of(tmp_path, exporters=[memory], **chosen), "x")
         loop.open("fit")
         for number in range(8):

@@ -48,7 +48,7 @@ class Careless:
     def __init__(self, call: Callable[[Any], object] = lambda _: None, derived: object = None) -> None:
         self._call, self._derived = call, derived
 
-    def open(self, sink: sc.Sink) -> None:
+    def open(self, sink: sc.backends.Sink) -> None:
         self._sink = sink
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
@@ -62,8 +62,8 @@ class Careless:
     async def aclose(self) -> None:
         self._sink.watermark(clock.now())
 
-    def report(self) -> sc.BackendReport:
-        return sc.BackendReport()
+    def report(self) -> sc.backends.BackendReport:
+        return sc.backends.BackendReport()
 
 
 class Misleading:
@@ -78,15 +78,15 @@ class Misleading:
         """Itself."""
         return self
 
-    def look(self, news: sc.News) -> Sequence[sc.Finding]:
+    def look(self, news: sc.triggers.News) -> Sequence[sc.triggers.Finding]:
         """What it was given at construction."""
         return self._found
 
 
-def finding(**fields: Any) -> sc.Finding:
+def finding(**fields: Any) -> sc.triggers.Finding:
     """A finding with fields of any kind."""
     given: dict[str, Any] = {"at": clock.now(), **fields}
-    return sc.Finding(**given)
+    return sc.triggers.Finding(**given)
 
 
 def events() -> Block:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from stepscope.build import trace
 from stepscope.exporters.console import ConsoleExporter, ConsoleStatistics
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.specimens import ODD_NAMES, batch_of, every_kind, run_in, spans, window_of
@@ -19,7 +20,6 @@ from stepscope.runtime import strings
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events import EventBatch, Kind, empty_block
 from stepscope.runtime.ledger import Ledger, OutputLedger, SourceLedger
-from stepscope.trace import trace
 from tests.journals import batch_with_arguments
 
 

@@ -117,10 +117,10 @@ from stepscope.compat.mindspore.options import read_options
 from stepscope.compat.mindspore.target import Target
 options, target = read_options({"pcie": True, "hbm_ddr": True, "sys_interconnection": True}, "test"), Target(device="GPU")
 print(len(limits(options.asked(), target)))
-memory = sc.MemoryExporter()
+memory = sc.exporters.MemoryExporter()
 with sc.trace(backends=counter_backends(options, target), exporters=[memory], options=sc.Options(journal=False)):
     import time; time.sleep(0.3)
-print(*sorted(set(memory.names(kind=sc.Kind.COUNTER))), sep=",")
+print(*sorted(set(memory.names(kind=sc.exporters.Kind.COUNTER))), sep=",")
 """
     nvml.build(tmp_path)
     names = [f"gpu{number} {what}busy %" for number in (0, 1) for what in ("", "memory ")]

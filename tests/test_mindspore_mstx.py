@@ -21,7 +21,10 @@ def test_marks_and_ranges() -> None:
         inner = mstx.range_start("inner")
         mstx.range_end(inner)
         mstx.range_end(number, "mine")
-    assert [(row.name, row.category) for row in log.of(sc.Kind.INSTANT)] == [("here", "mstx"), ("there", "mstx:mine")]
+    assert [(row.name, row.category) for row in log.of(sc.exporters.Kind.INSTANT)] == [
+        ("here", "mstx"),
+        ("there", "mstx:mine"),
+    ]
     outer, within = log.span("outer"), log.span("inner")
     assert (outer.category, within.category) == ("mstx:mine", "mstx")
     assert within.parent == outer.id
@@ -30,7 +33,7 @@ def test_marks_and_ranges() -> None:
 
 def test_ranges_need_not_nest(output_dir: Path) -> None:
     """Ranges that overlap, and end on another thread, are all there."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     with sc.trace(exporters=[memory], output_dir=output_dir, options=sc.Options(journal=False)):
         first = mstx.range_start("first")
         second = mstx.range_start("second")

@@ -33,7 +33,7 @@ def test_contract(case: Case, check: Callable[[Case], None]) -> None:
 @pytest.mark.checklist("C5", "B10")
 def test_memory_follows_the_process(output_dir: Path) -> None:
     """What the program allocates and touches is seen, in bytes."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     options = sc.Options(journal=False)
     backend = ProcessMemoryBackend(0.002)
     with sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, options=options):
@@ -45,11 +45,11 @@ def test_memory_follows_the_process(output_dir: Path) -> None:
             while time.monotonic() < ending and not _grown(memory):
                 time.sleep(0.05)
     assert _grown(memory)
-    assert set(memory.names(kind=sc.Kind.COUNTER)) == {"process allocated"}
+    assert set(memory.names(kind=sc.exporters.Kind.COUNTER)) == {"process allocated"}
 
 
-def _grown(memory: sc.MemoryExporter) -> bool:
-    values = memory.events(kind=sc.Kind.COUNTER)["value"]
+def _grown(memory: sc.exporters.MemoryExporter) -> bool:
+    values = memory.events(kind=sc.exporters.Kind.COUNTER)["value"]
     return len(values) > 1 and values.max() - values[0] > 48 << 20
 
 
@@ -74,7 +74,7 @@ def inner(go: threading.Event) -> None:
 @pytest.mark.checklist("A8", "C14")
 def test_stacks_show_who_runs(output_dir: Path) -> None:
     """Functions that last are spans, each within its caller, on a row beside their thread; stepscope's own are none."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     options = sc.Options(journal=False)
     backend, go = PythonStacksBackend(0.002), threading.Event()
     with sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, options=options):
@@ -87,7 +87,7 @@ def test_stacks_show_who_runs(output_dir: Path) -> None:
         go.set()
         for thread in threads:
             thread.join()
-    events = memory.events(kind=sc.Kind.SPAN)
+    events = memory.events(kind=sc.exporters.Kind.SPAN)
     events = events[events["category"] == strings.category("python_function")]
     assert called is not outer and not [event for event in events if "propagate" in strings.name_of(event)]
     by_id = {int(event["id"]): event for event in events}

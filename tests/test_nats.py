@@ -113,7 +113,7 @@ def stored(server: NatsServer) -> tuple[int, int]:
 
 def test_killed_servers_and_collectors_cost_nothing(server: NatsServer, collect: Start, tmp_path: Path) -> None:
     """What is exported is stored once, and stands once in the collector's file, whatever was killed in between."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     first = collect(tmp_path / "collected")
     with sc.trace(
         output_dir=tmp_path / "run",
@@ -142,7 +142,7 @@ def test_collectors_share_the_streams(server: NatsServer, collect: Start, tmp_pa
     counts: list[int] = []
     left_over: set[str] = set()
     for index in range(4):
-        memory, exporter = sc.MemoryExporter(), NatsExporter(server.url)
+        memory, exporter = sc.exporters.MemoryExporter(), NatsExporter(server.url)
         with sc.trace(
             output_dir=tmp_path / f"run{index}",
             exporters=[exporter, memory],
@@ -210,7 +210,7 @@ def frames_in(journal: Path) -> int:
 def test_a_collector_that_was_paused_lets_go(server: NatsServer, collect: Start, tmp_path: Path) -> None:
     """Another one takes the stream from the beginning meanwhile; the first goes on when it wakes, and finds that out."""
     one, other = tmp_path / "one", tmp_path / "other"
-    memory, exporter = sc.MemoryExporter(), NatsExporter(server.url)
+    memory, exporter = sc.exporters.MemoryExporter(), NatsExporter(server.url)
     first = collect(one)
     with sc.trace(
         output_dir=tmp_path / "run",

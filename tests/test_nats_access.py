@@ -287,10 +287,10 @@ def test_credentials_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_does_not_go_together() -> None:
     with pytest.raises(ValueError, match="together"):
-        sc.NatsAccess(user="me")
+        sc.exporters.NatsAccess(user="me")
     with pytest.raises(ValueError, match="certificate"):
-        sc.NatsAccess(key=Path("key"))
+        sc.exporters.NatsAccess(key=Path("key"))
     with pytest.raises(ValueError, match="one at most"):
-        sc.NatsAccess(credentials=Path("a"), token_file=Path("b"))
+        sc.exporters.NatsAccess(credentials=Path("a"), token_file=Path("b"))
     with pytest.raises(ValueError, match="must be given"):
         NatsExporter([])

@@ -20,7 +20,7 @@ PROGRAM = textwrap.dedent(
     import os, sys
     import stepscope as sc
     directory, url, end, journal = sys.argv[1:]
-    exporter = sc.NatsExporter(url, settings=sc.LinkSettings(memory_bytes=1 << 16, first_delay=0.01))
+    exporter = sc.exporters.NatsExporter(url, settings=sc.exporters.LinkSettings(memory_bytes=1 << 16, first_delay=0.01))
     options = sc.Options(close_timeout=0.5, journal=journal == "journal")
     profiler = sc.trace(exporters=[exporter], output_dir=directory, options=options)
     profiler.start()

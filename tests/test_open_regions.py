@@ -22,16 +22,18 @@ WAIT = sc.schedule(wait=1, warmup=1, active=2)
 
 
 @contextmanager
-def traced(directory: Path, schedule: Any = WAIT, **more: Any) -> Generator[tuple[sc.Profiler, sc.MemoryExporter]]:
+def traced(
+    directory: Path, schedule: Any = WAIT, **more: Any
+) -> Generator[tuple[sc.Profiler, sc.exporters.MemoryExporter]]:
     """A profiler and all that it exports."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     with sc.trace(schedule=schedule, exporters=[memory], output_dir=directory, **more) as profiler:
         yield profiler, memory
     assert profiler.audit() == ()
     profiler.raise_errors()
 
 
-def row(memory: sc.MemoryExporter, window: int, name: str) -> Any:
+def row(memory: sc.exporters.MemoryExporter, window: int, name: str) -> Any:
     """The only span of a name in a window."""
     spans = memory.events(window, Kind.SPAN)
     (found,) = [event for event in spans if strings.name_of(event) == name]
@@ -161,7 +163,7 @@ def test_a_window_on_request(output_dir: Path) -> None:
     with traced(output_dir, None, control=sc.Control()) as (profiler, memory):
         with sc.span("request"):
             profiler.step()
-            profiler.arm(sc.WindowRequest(steps=2))
+            profiler.arm(sc.control.WindowRequest(steps=2))
             work(profiler, 4)
     assert len(memory.windows) == 1 and row(memory, 0, "request")
 

@@ -461,7 +461,7 @@ def test_training_goes_on_while_a_receiver_is_away(tmp_path: Path) -> None:
     """A queue that is full drops for this exporter alone."""
     with ReceiverThread() as server:
         server.always = Reply(fault="hang")
-        exporter, memory = OtlpExporter(server.url, options=OtlpOptions(metrics=False)), sc.MemoryExporter()
+        exporter, memory = OtlpExporter(server.url, options=OtlpOptions(metrics=False)), sc.exporters.MemoryExporter()
         options = sc.Options(close_timeout=1.0, queue_bytes=10_000, drain_interval=0.01)
         with sc.trace(exporters=[exporter, memory], output_dir=tmp_path, options=options) as profiler:
             assert profiler.flush(60)  # a queue this small fills while an exporter opens

@@ -96,8 +96,8 @@ def stored(url: str, project: str, count: int) -> list[dict[str, Any]]:
 
 def test_phoenix_stores_the_tree(server: str, tmp_path: Path) -> None:
     """Every span is there, under its true parent, with its times, arguments and events."""
-    options = sc.OtlpOptions(metrics=False, resource={"openinference.project.name": "training"})
-    exporter, memory = sc.OtlpExporter(server, options=options), sc.MemoryExporter()
+    options = sc.exporters.OtlpOptions(metrics=False, resource={"openinference.project.name": "training"})
+    exporter, memory = sc.exporters.OtlpExporter(server, options=options), sc.exporters.MemoryExporter()
     with sc.trace(exporters=[exporter, memory], output_dir=tmp_path, name="job") as profiler:
         for number in range(5):
             with sc.span("forward", layer=number, rate=0.5, what="text", on=True), sc.span("inner"):

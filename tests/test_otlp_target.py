@@ -106,7 +106,7 @@ def test_headers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_headers_that_would_break_the_request_are_refused(headers: dict[str, str]) -> None:
     """Without repeating a value, which may be a secret."""
     with pytest.raises(ValueError, match="header") as caught:
-        sc.OtlpExporter("http://host", headers=headers)
+        sc.exporters.OtlpExporter("http://host", headers=headers)
     assert "injected" not in str(caught.value)
 
 
@@ -170,4 +170,4 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, module, None)
             with pytest.raises(ImportError, match=r"pip install 'stepscope\[otlp\]'"):
-                sc.OtlpExporter("http://host")
+                sc.exporters.OtlpExporter("http://host")

@@ -18,9 +18,9 @@ from stepscope.runtime.overseer import Overseer
 from tests.blocking import BlockingBackend
 from tests.readings import texts
 
-ABSURD = sc.OverheadBudget(fraction=0.0001, interval=0.02)
+ABSURD = sc.control.OverheadBudget(fraction=0.0001, interval=0.02)
 RING = sc.Options().ring_slots
-PLENTY = sc.OverheadBudget(fraction=1.0, interval=0.02, background=0.0)
+PLENTY = sc.control.OverheadBudget(fraction=1.0, interval=0.02, background=0.0)
 
 
 def work_until(profiler: sc.Profiler, detail: str, seconds: float = 60) -> int:
@@ -38,7 +38,7 @@ def work_until(profiler: sc.Profiler, detail: str, seconds: float = 60) -> int:
     return made
 
 
-def overhead(profiler: sc.Profiler) -> sc.OverheadStatistics:
+def overhead(profiler: sc.Profiler) -> sc.results.OverheadStatistics:
     """What recording has cost."""
     pipeline = profiler.statistics().pipeline
     assert pipeline is not None
@@ -47,7 +47,7 @@ def overhead(profiler: sc.Profiler) -> sc.OverheadStatistics:
 
 def test_an_absurd_load_ends_with_step_marks_and_everything_is_accounted_for(output_dir: Path) -> None:
     """Spans = recorded + left out + dropped, each step is there, and the trace says what was done."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     with sc.trace(exporters=[memory], output_dir=output_dir, overhead_budget=ABSURD) as profiler:
         made = work_until(profiler, "step marks only")
         for _ in range(10):
@@ -84,8 +84,8 @@ def test_an_absurd_load_ends_with_step_marks_and_everything_is_accounted_for(out
 
 def test_detail_comes_back_when_the_load_has_ended(output_dir: Path) -> None:
     """Nothing is recorded any more at the lowest level, and still it is seen that there is nothing to record."""
-    memory = sc.MemoryExporter()
-    budget = sc.OverheadBudget(fraction=0.05, interval=0.02, background=0.0)
+    memory = sc.exporters.MemoryExporter()
+    budget = sc.control.OverheadBudget(fraction=0.05, interval=0.02, background=0.0)
     with sc.trace(exporters=[memory], output_dir=output_dir, overhead_budget=budget) as profiler:
         deadline = time.monotonic() + 60
         while overhead(profiler).detail == "full":
@@ -113,7 +113,7 @@ def test_detail_comes_back_when_the_load_has_ended(output_dir: Path) -> None:
 
 def test_detail_is_lowered_while_the_loop_cannot_look(output_dir: Path) -> None:
     """A load that holds the interpreter is what keeps the loop from its own looks: so the thread that steps has one."""
-    backend, memory = BlockingBackend(), sc.MemoryExporter()
+    backend, memory = BlockingBackend(), sc.exporters.MemoryExporter()
     with sc.trace(exporters=[memory], backends=[backend], output_dir=output_dir, overhead_budget=ABSURD) as profiler:
         assert backend.blocks.wait(30)
         deadline = time.monotonic() + 60
@@ -135,7 +135,7 @@ def test_detail_is_lowered_while_the_loop_cannot_look(output_dir: Path) -> None:
 
 def test_a_profiler_without_a_budget_gets_everything(tmp_path: Path) -> None:
     """Another one lowers its own detail only; what was recorded for the first is not given to it."""
-    whole, thin = sc.MemoryExporter(name="whole"), sc.MemoryExporter(name="thin")
+    whole, thin = sc.exporters.MemoryExporter(name="whole"), sc.exporters.MemoryExporter(name="thin")
     with (
         sc.trace(exporters=[whole], output_dir=tmp_path / "whole") as free,
         sc.trace(exporters=[thin], output_dir=tmp_path / "thin", overhead_budget=ABSURD) as governed,
@@ -159,7 +159,7 @@ def test_a_profiler_without_a_budget_gets_everything(tmp_path: Path) -> None:
 
 def test_steps_are_recorded_whole_or_not_at_all(output_dir: Path) -> None:
     """At one step in four every span of the steps 0, 4, 8, ... is there, and none of the others."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     with sc.trace(exporters=[memory], output_dir=output_dir, overhead_budget=PLENTY) as profiler:
         profiler.step()
         profiler._ask_detail(Detail("1 step in 4", backends=False, operators=False, every=4))  # pyright: ignore[reportPrivateUsage]
@@ -209,7 +209,7 @@ def test_backends_are_asked_to_do_less(output_dir: Path) -> None:
 
 def test_the_cost_is_measured_without_a_budget(output_dir: Path) -> None:
     """The report has it, and the trace has no event of it."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     with sc.trace(exporters=[memory], output_dir=output_dir) as profiler:
         for _ in range(100):
             for _ in range(100):
@@ -243,9 +243,9 @@ def test_wrong_budgets_are_named(given: object, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         sc.trace(overhead_budget=given)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="OverheadBudget.interval is 0"):
-        sc.OverheadBudget(interval=0)
+        sc.control.OverheadBudget(interval=0)
     with pytest.raises(TypeError):
-        sc.OverheadBudget(percent=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+        sc.control.OverheadBudget(percent=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 def marks(*steps: int) -> Block:
@@ -303,7 +303,7 @@ def test_wants_of_several_add_up() -> None:
 
 def test_a_change_tells_what_it_was_asked_for_by() -> None:
     """Not what was measured later, while it waited for the next step."""
-    budget = sc.OverheadBudget(fraction=0.01, interval=1.0, background=0.0)
+    budget = sc.control.OverheadBudget(fraction=0.01, interval=1.0, background=0.0)
     overseer = Overseer(budget, DetailFilter(), reducible=False, transitions=lambda: 0)
     overseer.begin(0)
     overseer.counted.spans = 1_000_000

@@ -16,6 +16,7 @@ import pytest
 
 import stepscope
 import stepscope.runtime._core as core
+from stepscope.runtime.version import VERSION
 from tests.support import ROOT, git
 
 CONFIG: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -113,22 +114,54 @@ def test_stub_names_what_the_core_has() -> None:
 
 def test_installed_version_is_the_trees() -> None:
     """An installation older than the tree would test something else."""
-    assert importlib.metadata.version("stepscope") == CONFIG["project"]["version"]
+    assert importlib.metadata.version("stepscope") == VERSION == stepscope.__version__
 
 
-def test_public_names_exist() -> None:
+GROUPS = ("backends", "control", "errors", "exporters", "results", "triggers")
+
+
+def test_few_public_names() -> None:
+    """What a beginner needs, and where the rest is."""
+    assert len(stepscope.__all__) <= 25
+    assert sorted({*stepscope.__all__, *GROUPS}) == dir(stepscope)
+
+
+@pytest.mark.parametrize("module", ["stepscope", *(f"stepscope.{group}" for group in GROUPS)])
+def test_public_names_exist(module: str) -> None:
     """Everything in `__all__` can be had, is sorted, and has a docstring or is a value."""
-    assert list(stepscope.__all__) == sorted(stepscope.__all__)
-    for name in stepscope.__all__:
-        value = getattr(stepscope, name)
+    names: list[str] = importlib.import_module(module).__all__
+    assert names == sorted(names)
+    for name in names:
+        value = getattr(importlib.import_module(module), name)
         assert not callable(value) or value.__doc__, name
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("MemoryExporter", "stepscope.exporters.MemoryExporter"),
+        ("ChromeExporter", "ChromeTraceExporter"),
+        ("WindowReqest", "stepscope.control.WindowRequest"),
+    ],
+)
+def test_a_name_that_is_elsewhere_or_misspelt(name: str, meant: str) -> None:
+    """The error says which name was meant."""
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; did you mean {meant}?"):
+        getattr(stepscope, name)
 
 
 def test_shells_complete_the_public_names() -> None:
     """Also those that are imported when they are asked for, which nothing has done in a new interpreter."""
     asked = "import stepscope; print(*dir(stepscope))"
     done = subprocess.run([sys.executable, "-P", "-c", asked], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == stepscope.__all__
+    assert set(done.stdout.split()) == {*stepscope.__all__, *GROUPS}
+
+
+@pytest.mark.parametrize("module", ["numpy", "asyncio", "msgspec", "anyio", "uvloop", "logging"])
+def test_import_loads_little(module: str) -> None:
+    """A program that imports stepscope and traces nothing pays milliseconds."""
+    loaded = f"import sys, stepscope; sys.exit({module!r} in sys.modules)"
+    subprocess.run([sys.executable, "-P", "-c", loaded], check=True)
 
 
 @pytest.mark.parametrize(

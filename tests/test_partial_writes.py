@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], Callable[[Path], int]]] = {
     "t{window}.json": (sc.ChromeTraceExporter, in_chrome),
     "tb": (lambda path: sc.tensorboard_trace_handler(str(path)), in_chrome),
     "t.pftrace": (sc.PerfettoExporter, in_perfetto),
-    "t.journal": (sc.JournalExporter, in_journal),
+    "t.journal": (sc.exporters.JournalExporter, in_journal),
     "windows": (lambda path: WindowJournalsExporter(), in_journal),
 }
 
@@ -104,7 +104,7 @@ async def test_begins_that_could_not_be_written_are_lost(small_disk: Path) -> No
     assert exporter.written == 200 and exporter.take_lost() == []
     with contextlib.suppress(OSError):
         leave_bytes(small_disk, 0)
-    with pytest.raises(sc.OutputError, match="No space left"):
+    with pytest.raises(sc.errors.OutputError, match="No space left"):
         await exporter.aclose()
     (lost,) = exporter.take_lost()
     begins = pftrace.Trace((small_disk / "t.pftrace").read_bytes()).of(pftrace.BEGIN)

@@ -58,7 +58,7 @@ class Spawning(ScriptedBackend):
         super().__init__()
         self._error, self._task = error, task
 
-    def open(self, sink: sc.Sink) -> None:
+    def open(self, sink: sc.backends.Sink) -> None:
         super().open(sink)
 
         async def fail() -> None:
@@ -82,7 +82,7 @@ class Failing:
         """Itself."""
         return self
 
-    def look(self, news: sc.News) -> Sequence[sc.Finding]:
+    def look(self, news: sc.triggers.News) -> Sequence[sc.triggers.Finding]:
         """Raises."""
         raise self._error
 
@@ -104,7 +104,9 @@ def parts(make: Callable[[], BaseException], directory: Path) -> dict[str, sc.Pr
         bad[name] = sc.trace(backends=[Spawning(make(), task=task)], output_dir=directory / name)
     bad["schedule"] = sc.trace(schedule=fail, output_dir=directory / "schedule")
     for method in ("open", "export", "aclose"):
-        bad[method] = sc.trace(exporters=[sc.MemoryExporter(fail={method: make()})], output_dir=directory / method)
+        bad[method] = sc.trace(
+            exporters=[sc.exporters.MemoryExporter(fail={method: make()})], output_dir=directory / method
+        )
     bad["callback"] = sc.trace(on_trace_ready=fail, output_dir=directory / "callback")
     recorder = sc.FlightRecorder(steps=2, triggers=(Failing(make()),))
     bad["trigger"] = sc.trace(keep_last=recorder, output_dir=directory / "trigger")
@@ -126,7 +128,7 @@ def test_every_kind(
     """In every part: what a good profiler records is whole, and each of the others keeps what was raised, and says it."""
     if loop == "asyncio":
         monkeypatch.setitem(sys.modules, "uvloop", None)
-    memory, kind = sc.MemoryExporter(), type(make())
+    memory, kind = sc.exporters.MemoryExporter(), type(make())
     good, bad = sc.trace(exporters=[memory], output_dir=tmp_path / "good"), parts(make, tmp_path)
     profilers = [good, *bad.values()]
     for profiler in profilers:
@@ -208,7 +210,7 @@ def test_what_a_handler_raises_in_a_part_goes_on(
 def test_an_exception_that_is_slow_to_speak_costs_its_exporter_only(tmp_path: Path) -> None:
     """It is asked on that one's thread, once: what others say of all exporters does not wait for it."""
     error = LostForWords()
-    bad = sc.MemoryExporter(name="bad", fail={"export": error})
+    bad = sc.exporters.MemoryExporter(name="bad", fail={"export": error})
     with sc.trace(exporters=[bad], output_dir=tmp_path, options=sc.Options(close_timeout=1.0)) as profiler:
         for _ in range(3):
             sc.instant("said")
@@ -220,7 +222,7 @@ def test_an_exception_that_is_slow_to_speak_costs_its_exporter_only(tmp_path: Pa
     assert journal.errors == 0 and journal.ledger.exported == journal.ledger.offered
     assert other.first_error.startswith("TimeoutError: it did not end by the deadline")
     with JournalReader(tmp_path / "journal") as reader:
-        assert sum(isinstance(item, sc.EventBatch) for item in reader) and reader.end is not None
+        assert sum(isinstance(item, sc.exporters.EventBatch) for item in reader) and reader.end is not None
     with pytest.raises(ExceptionGroup, match="kept 1 error"):
         profiler.raise_errors()
     assert error.threads == ["stepscope bad"]
@@ -233,7 +235,7 @@ def test_an_exception_of_a_handler_in_a_schedule_of_ours(tmp_path: Path) -> None
     def bell() -> None:
         raise Bell
 
-    memory, point = sc.MemoryExporter(), 0
+    memory, point = sc.exporters.MemoryExporter(), 0
     schedule = sc.schedule(wait=0, warmup=0, active=1)
     with (
         sc.trace(schedule=schedule, exporters=[memory], output_dir=tmp_path) as profiler,

@@ -112,7 +112,7 @@ def test_tasks_in_python(kind: Any, loop_factory: Any) -> None:
 @pytest.mark.parametrize("kind", [PyTask, Foreign])
 def test_a_factory_that_makes_them(kind: Any, output_dir: Path) -> None:
     """One that is there before the profiler starts is given coroutines that are watched, whatever it makes of them."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
 
     async def main() -> None:
         def factory(loop: Any, coroutine: Any, **options: Any) -> Any:

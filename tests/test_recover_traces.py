@@ -28,7 +28,7 @@ exporters = [sc.ChromeTraceExporter("trace.json"), sc.ChromeTraceExporter("trace
              sc.ChromeTraceExporter("notes/rank{rank}-{window}.txt"), sc.tensorboard_trace_handler("tb"),
              sc.PerfettoExporter("run/trace.pftrace"), sc.PerfettoExporter("trace.pftrace.gz"),
              sc.ChromeTraceExporter("small/t.json", max_bytes=1 << 16),
-             sc.JournalExporter("own/events.journal")][: int(sys.argv[2])]
+             sc.exporters.JournalExporter("own/events.journal")][: int(sys.argv[2])]
 options = sc.Options(session_dir="session", journal=False)
 with sc.trace(output_dir="run", exporters=exporters, options=options) as profiler:
     for step in range(20):

@@ -15,7 +15,7 @@ from tests.disks import small_disk
 
 SLOW = """
 import asyncio
-class Slow(sc.JournalExporter):
+class Slow(sc.exporters.JournalExporter):
     async def export(self, batch):
         await asyncio.sleep(SECONDS)
         await super().export(batch)
@@ -84,7 +84,7 @@ def test_a_journal_that_is_slow(crash: Crash) -> None:
 
 def test_a_journal_that_keeps_up_has_nothing_missing(crash: Crash) -> None:
     """After a time in which it did not, too: what it has by then is not said to be missing any more."""
-    late = "Slow.export = sc.JournalExporter.export\n" + LOOP + "time.sleep(1.5)\nprofiler.flush()\n"
+    late = "Slow.export = sc.exporters.JournalExporter.export\n" + LOOP + "time.sleep(1.5)\nprofiler.flush()\n"
     crash.of(program(LOOP + late, seconds=0.05, queue=1 << 18))
     recovery = check(crash)
     assert not recovery.missing
@@ -94,7 +94,7 @@ def test_a_journal_that_keeps_up_has_nothing_missing(crash: Crash) -> None:
 def test_killed_while_it_closes(crash: Crash, beside: bool) -> None:
     """With much that the journal has yet to write; while other profilers, or none, go on."""
     other = """
-profiler_beside = sc.trace(output_dir=sys.argv[1] + "/beside", exporters=[sc.MemoryExporter()], options=sc.Options(
+profiler_beside = sc.trace(output_dir=sys.argv[1] + "/beside", exporters=[sc.exporters.MemoryExporter()], options=sc.Options(
     session_dir=sys.argv[2], drain_interval=0.005, journal=False))
 profiler_beside.start()
 """

@@ -34,7 +34,7 @@ ALL = pytest.mark.parametrize("make", REGIONS.values(), ids=list(REGIONS))
 
 def recorded(directory: Path, program: Callable[[], None]) -> list[Any]:
     """The spans of a program, by their begin."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     with sc.trace(exporters=[memory], output_dir=directory) as profiler:
         program()
     assert profiler.audit() == ()

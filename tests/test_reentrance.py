@@ -75,11 +75,11 @@ def test_calls_in_on_trace_ready(name: str, kind: str, output_dir: Path) -> None
 @pytest.mark.parametrize("kind", ["plain", "coroutine"])
 def test_another_profiler_in_on_trace_ready(kind: str, tmp_path: Path) -> None:
     """A callback may record with a profiler of its own, while the first goes on."""
-    outer_memory = sc.MemoryExporter()
-    runs: list[tuple[sc.Profiler, sc.MemoryExporter]] = []
+    outer_memory = sc.exporters.MemoryExporter()
+    runs: list[tuple[sc.Profiler, sc.exporters.MemoryExporter]] = []
 
     def callback(window: sc.Window) -> None:
-        memory = sc.MemoryExporter()
+        memory = sc.exporters.MemoryExporter()
         inner = sc.trace(exporters=[memory], output_dir=tmp_path / f"inner{window.index}")
         inner.start()
         sc.instant(f"inside {window.index}")
@@ -113,7 +113,7 @@ def test_another_profiler_in_on_trace_ready(kind: str, tmp_path: Path) -> None:
 def test_calls_in_an_exporter(name: str, output_dir: Path) -> None:
     """On the loop, in the middle of an export."""
 
-    class Calling(sc.MemoryExporter):
+    class Calling(sc.exporters.MemoryExporter):
         async def export(self, batch: EventBatch) -> None:
             await super().export(batch)
             if "tick" in self.names():
@@ -215,7 +215,7 @@ def test_a_signal_handler_may_call_anything(tmp_path: Path) -> None:
 def test_a_signal_handler_asks_for_what_is_being_asked_for(output_dir: Path) -> None:
     """Statistics and reports that a handler asks for where they are being read: nobody waits for oneself."""
     asked = 0
-    profiler = sc.trace(exporters=[sc.MemoryExporter()], output_dir=output_dir)
+    profiler = sc.trace(exporters=[sc.exporters.MemoryExporter()], output_dir=output_dir)
 
     def handler(_: int, __: FrameType | None) -> None:
         nonlocal asked
@@ -247,7 +247,7 @@ def test_a_handler_that_raises_leaves_a_profiler_that_works(tmp_path: Path) -> N
     before = signal.signal(signal.SIGALRM, handler)
     try:
         for number in range(30):
-            memory = sc.MemoryExporter()
+            memory = sc.exporters.MemoryExporter()
             profiler = sc.trace(
                 schedule=sc.schedule(wait=0, warmup=0, active=500),
                 exporters=[memory],
@@ -275,7 +275,7 @@ def test_a_handler_that_raises_leaves_a_profiler_that_works(tmp_path: Path) -> N
 
 def test_step_does_not_wait_for_the_stop_of_another_thread(output_dir: Path) -> None:
     """stop() waits for a hanging exporter; the thread that steps meanwhile is not held."""
-    exporter = sc.MemoryExporter(hang_in="export")
+    exporter = sc.exporters.MemoryExporter(hang_in="export")
     profiler = sc.trace(exporters=[exporter], output_dir=output_dir, options=sc.Options(close_timeout=1.0))
     profiler.start()
     sc.instant("tick")
@@ -295,7 +295,7 @@ async def test_a_loop_goes_on_while_a_profiler_closes_in_a_task(output_dir: Path
     """Several tasks leave their profilers at once."""
 
     async def record(number: int) -> list[str]:
-        memory = sc.MemoryExporter()
+        memory = sc.exporters.MemoryExporter()
         async with sc.trace(exporters=[memory], output_dir=output_dir / str(number)) as profiler:
             sc.instant(f"task {number}")
             await asyncio.sleep(0)

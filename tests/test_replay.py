@@ -15,6 +15,7 @@ from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.conformance import check_backend, check_block
 from stepscope.backends.playback import Playback, Recording
 from stepscope.backends.replay import ReplayBackend
+from stepscope.build import trace
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.specimens import batch_of, every_kind, spans
 from stepscope.runtime import strings
@@ -23,7 +24,6 @@ from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.intervals import ends
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.trace import trace
 from tests.journals import batch_with_arguments, described, write_journal
 
 NONE, WARMUP, RECORD, SAVE = ProfilerAction

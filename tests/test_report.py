@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
 
 def test_every_line_of_a_report_is_explained(output_dir: Path) -> None:
     """By its first word; those that a run has, and those that it could have."""
-    with sc.trace(keep_last=2, backends=[sc.HostBackend()], output_dir=output_dir) as profiler:
+    with sc.trace(keep_last=2, backends=[sc.backends.HostBackend()], output_dir=output_dir) as profiler:
         profiler.step()
         profiler.save()
     said = set(re.findall(r"^  (\w+)", str(profiler.report()), re.MULTILINE))

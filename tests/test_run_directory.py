@@ -67,7 +67,7 @@ async def test_a_link_that_comes_later(tmp_path: Path, elsewhere: Path) -> None:
 
 def test_a_note_that_cannot_be_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Everything is written all the same, and closing says so: the note stays, the session goes, and a line is in the log."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     profiler = sc.trace(
         output_dir=tmp_path / "above" / "run",
         exporters=[memory],
@@ -93,13 +93,13 @@ async def test_relative_names(kind: str, tmp_path: Path, elsewhere: Path, monkey
     """They are those of the directory in which the exporter was made, wherever the program has gone since."""
     if kind == "parquet":
         require("pyarrow")
-    makes: dict[str, Callable[[], sc.Exporter]] = {
+    makes: dict[str, Callable[[], sc.exporters.Exporter]] = {
         "chrome": lambda: sc.ChromeTraceExporter("made/x"),
         "each window": lambda: sc.ChromeTraceExporter("made/{window}"),
         "perfetto": lambda: sc.PerfettoExporter("made/x"),
         "tensorboard": lambda: TensorBoardExporter("made"),
-        "parquet": lambda: sc.ParquetExporter("made/x"),
-        "journal": lambda: sc.JournalExporter("made/x"),
+        "parquet": lambda: sc.exporters.ParquetExporter("made/x"),
+        "journal": lambda: sc.exporters.JournalExporter("made/x"),
     }
     monkeypatch.chdir(tmp_path)
     exporter, batch = makes[kind](), batch_of(spans(["x"]))

@@ -171,7 +171,7 @@ def test_nothing_waits_for_ever_for_a_thread_that_hangs(name: str, output_dir: P
         thread = beside(profiler.step)
         assert hang.reached.wait(LONG)
         if name == "start":
-            with pytest.raises(sc.ProfilerStateError):
+            with pytest.raises(sc.errors.ProfilerStateError):
                 profiler.start()
         else:
             getattr(profiler, name)()

@@ -157,13 +157,13 @@ def test_recording_again_loses_nothing(tmp_path: Path) -> None:
                 work(), done.release()
         threading.Thread(target=stays, daemon=True).start()
         for number in range(10):
-            memory = sc.MemoryExporter()
+            memory = sc.exporters.MemoryExporter()
             with sc.trace(output_dir=f"{place}/{number}", exporters=[memory],
                           options=sc.Options(session_dir=f"{place}/sessions")) as profiler:
                 thread = threading.Thread(target=work)
                 thread.start(), asked.release(), work()
                 thread.join(), done.acquire()
-            assert memory.names(kind=sc.Kind.SPAN).count("thread") == 150
+            assert memory.names(kind=sc.exporters.Kind.SPAN).count("thread") == 150
             assert not profiler.audit() and not profiler.diagnostics(), profiler.diagnostics()
             assert not left()
         """,
@@ -189,12 +189,12 @@ def test_a_process_that_has_joined_and_lives(method: str, tmp_path: Path) -> Non
                 here, there = multiprocessing.Pipe()
                 process = multiprocessing.get_context("{method}").Process(target=child, args=(there,), daemon=True)
                 for number in range(2):
-                    memory = sc.MemoryExporter()
+                    memory = sc.exporters.MemoryExporter()
                     with sc.trace(output_dir=f"{{place}}/{{number}}", exporters=[memory],
                                   options=sc.Options(session_dir=f"{{place}}/sessions")):
                         number or process.start()
                         here.send(f"child {{number}}"), here.recv()
-                    assert memory.names(kind=sc.Kind.INSTANT) == [f"child {{number}}"]
+                    assert memory.names(kind=sc.exporters.Kind.INSTANT) == [f"child {{number}}"]
                     assert len(left()) == 1
                 process.kill(), process.join()
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -217,14 +217,14 @@ def test_joined_processes_that_have_ended_keep_nothing(tmp_path: Path) -> None:
         def child():
             sc.join(), sc.instant("child")
         context = multiprocessing.get_context("fork")
-        memory = sc.MemoryExporter()
+        memory = sc.exporters.MemoryExporter()
         with sc.trace(output_dir=f"{place}/run", exporters=[memory],
                       options=sc.Options(session_dir=f"{place}/sessions")):
             process = context.Process(target=child)
             process.start(), process.join()
             other = context.Process(target=time.sleep, args=(60,), daemon=True)
             other.start()
-        assert memory.names(kind=sc.Kind.INSTANT) == ["child"] and not left()
+        assert memory.names(kind=sc.exporters.Kind.INSTANT) == ["child"] and not left()
         assert other.is_alive()
         other.kill()
         child = os.fork()
@@ -276,7 +276,7 @@ def late():
     profiler = sc.trace(output_dir={str(tmp_path / "late")!r})
     try:
         profiler.start()
-    except sc.ProfilerStateError as error:
+    except sc.errors.ProfilerStateError as error:
         print(error, threading.active_count())
 atexit.register(late)
 import stepscope as sc

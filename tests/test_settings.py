@@ -46,7 +46,7 @@ def test_fields_are_told_with_type_default_and_range() -> None:
     assert told["session_dir"] == ("str | None", "None", "")
     steps, *_ = fields_of(stepscope.FlightRecorder)
     assert (steps.default, steps.range) == (None, "1 to 1 << 16")
-    limit = fields_of(stepscope.MemoryHigh)[1]
+    limit = fields_of(stepscope.triggers.MemoryHigh)[1]
     assert (limit.type, limit.range) == ("int | None", "above 0")
 
 
@@ -112,11 +112,20 @@ NUMBER: Any = 5
             partial(stepscope.trace, options=WRONG),
             "options must be stepscope.Options, got dict; write options=stepscope.Opt",
         ),
-        (partial(stepscope.CollectorExporter, LOCAL, settings=WRONG), "settings must be stepscope.LinkSettings"),
-        (partial(stepscope.NatsExporter, "nats://127.0.0.1:1", access=WRONG), "access must be stepscope.NatsAccess"),
-        (partial(stepscope.NatsExporter, "nats://127.0.0.1:1", limits=WRONG), "limits must be stepscope.NatsLimits"),
-        (partial(stepscope.OtlpExporter, options=WRONG), "options must be stepscope.OtlpOptions"),
-        (partial(stepscope.OtlpExporter, headers=TEXT), "headers must be a mapping"),
+        (
+            partial(stepscope.CollectorExporter, LOCAL, settings=WRONG),
+            "settings must be stepscope.exporters.LinkSettings",
+        ),
+        (
+            partial(stepscope.exporters.NatsExporter, "nats://127.0.0.1:1", access=WRONG),
+            "access must be stepscope.exporters.NatsAccess",
+        ),
+        (
+            partial(stepscope.exporters.NatsExporter, "nats://127.0.0.1:1", limits=WRONG),
+            "limits must be stepscope.exporters.NatsLimits",
+        ),
+        (partial(stepscope.exporters.OtlpExporter, options=WRONG), "options must be stepscope.exporters.OtlpOptions"),
+        (partial(stepscope.exporters.OtlpExporter, headers=TEXT), "headers must be a mapping"),
         (partial(stepscope.CollectorExporter, LOCAL, token=NUMBER), "token must be a str, the Path of a file"),
     ],
 )
@@ -130,7 +139,7 @@ def test_what_is_no_settings(make: Callable[[], object], message: str) -> None:
     ("make", "advice"),
     [
         (lambda: stepscope.CollectorExporter("ws://other:1", token="t"), r"settings=(LinkSettings\(insecure=True\))"),
-        (lambda: stepscope.NatsExporter("nats://other:1"), r"access=(NatsAccess\(insecure=True\))"),
+        (lambda: stepscope.exporters.NatsExporter("nats://other:1"), r"access=(NatsAccess\(insecure=True\))"),
     ],
 )
 def test_the_advice_can_be_taken(make: Callable[[], object], advice: str) -> None:

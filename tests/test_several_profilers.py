@@ -116,7 +116,7 @@ def test_any_interleaving_gives_each_what_it_would_have_alone(chosen: list[int],
     """Up to four profilers, three threads: starts, steps, pauses, stops and closings in any order, against a model."""
     actors = [Actor() for _ in range(3)]
     with tempfile.TemporaryDirectory() as directory:
-        memories = [sc.MemoryExporter() for _ in chosen]
+        memories = [sc.exporters.MemoryExporter() for _ in chosen]
         models = [Model(SCHEDULES[number]()) for number in chosen]
         profilers = [
             sc.trace(
@@ -159,7 +159,7 @@ def test_any_interleaving_gives_each_what_it_would_have_alone(chosen: list[int],
 
 def test_what_others_record_in_a_pause_that_does_not_end(tmp_path: Path) -> None:
     """A profiler that is paused when it closes, or whose events are sorted in the pause, has nothing of the other's."""
-    memories = [sc.MemoryExporter() for _ in range(2)]
+    memories = [sc.exporters.MemoryExporter() for _ in range(2)]
     one, other = (
         sc.trace(exporters=[memory], output_dir=tmp_path / str(number), options=sc.Options(journal=False))
         for number, memory in enumerate(memories)
@@ -187,7 +187,10 @@ def _raise(*_: object) -> ProfilerAction:
 
 BAD = (
     Bad("schedule", lambda path: sc.trace(schedule=_raise, output_dir=path)),
-    Bad("exporter", lambda path: sc.trace(exporters=[sc.MemoryExporter(fail={"export": OSError()})], output_dir=path)),
+    Bad(
+        "exporter",
+        lambda path: sc.trace(exporters=[sc.exporters.MemoryExporter(fail={"export": OSError()})], output_dir=path),
+    ),
     Bad("callback", lambda path: sc.trace(on_trace_ready=_raise, output_dir=path)),
     Bad(
         "backend",
@@ -201,7 +204,7 @@ BAD = (
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
 def test_one_that_raises_costs_the_others_nothing(bad: Bad, tmp_path: Path) -> None:
     """Before, inside and after a good one: the good one is whole, and the bad one says what was wrong."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     first, second = bad.make(tmp_path / "first"), bad.make(tmp_path / "second")
     first.start()
     with sc.trace(exporters=[memory], output_dir=tmp_path / "good") as good:
@@ -222,7 +225,7 @@ def test_one_that_raises_costs_the_others_nothing(bad: Bad, tmp_path: Path) -> N
 
 def test_starts_and_stops_in_many_threads(tmp_path: Path) -> None:
     """A hundred cycles of each of four threads, each with its profiler, under one that runs all the time."""
-    outer, own = sc.MemoryExporter(), [sc.MemoryExporter() for _ in range(4)]
+    outer, own = sc.exporters.MemoryExporter(), [sc.exporters.MemoryExporter() for _ in range(4)]
     errors: list[BaseException] = []
 
     def cycle(number: int) -> None:
@@ -264,7 +267,7 @@ def test_profilers_come_and_go_until_none_is_left(tmp_path: Path) -> None:
     def come_and_go(number: int) -> None:
         try:
             for turn in range(20):
-                memory = sc.MemoryExporter()
+                memory = sc.exporters.MemoryExporter()
                 path = tmp_path / f"{number}-{turn}"
                 with sc.trace(exporters=[memory], output_dir=path, options=sc.Options(journal=False)) as profiler:
                     sc.instant(f"{number}/{turn}")

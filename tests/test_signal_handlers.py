@@ -84,7 +84,7 @@ def run(call):
 def test_a_signal_that_comes_while_the_interpreter_exits(tmp_path: Path) -> None:
     """The process dies of it, with everything delivered, though the exit has begun to close."""
     script = """
-class Slow(sc.MemoryExporter):
+class Slow(sc.exporters.MemoryExporter):
     async def aclose(self):
         term()
         await asyncio.sleep(0.3)

@@ -35,7 +35,7 @@ def test_what_the_journal_lacks_is_recovered(tmp_path: Path) -> None:
     """A journal that hangs while rings are drained and overwritten many times: a kill loses none of it."""
     crash = Crash(tmp_path).of("""
         import anyio, time
-        class Hanging(sc.JournalExporter):
+        class Hanging(sc.exporters.JournalExporter):
             async def export(self, batch):
                 await anyio.sleep_forever()
         profiler = sc.trace(output_dir=sys.argv[1], exporters=[Hanging()], options=sc.Options(

@@ -154,7 +154,7 @@ def test_an_armed_window_keeps_its_length(tmp_path: Path) -> None:
     """Of steps that a request asks for by their count, a jump of the number in between leaves out none."""
     memory = MemoryExporter()
     with sc.trace(control=sc.Control(), exporters=[memory], output_dir=tmp_path) as profiler:
-        profiler.arm(sc.WindowRequest(steps=4))
+        profiler.arm(sc.control.WindowRequest(steps=4))
         for _ in range(3):
             profiler.step()
         profiler.step_num = 1000

@@ -34,7 +34,7 @@ import sys
 from pathlib import Path
 import stepscope as sc
 path, windows, spans = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-exporter = sc.JournalExporter(path)
+exporter = sc.exporters.JournalExporter(path)
 options = sc.Options(journal=False)
 schedule = sc.schedule(wait=0, warmup=0, active=2)
 with sc.trace(output_dir=path.parent / "run", schedule=schedule, exporters=[exporter], options=options) as profiler:
@@ -178,7 +178,7 @@ def test_a_window_without_an_end_gives_up_its_oldest(tmp_path: Path) -> None:
     """A run that is one window for weeks stays within the limit as well."""
     store = Store(CollectorSettings(directory=tmp_path))
     path = store.path(STREAM)
-    exporter = sc.JournalExporter(path)
+    exporter = sc.exporters.JournalExporter(path)
     options = sc.Options(journal=False, drain_interval=0.01)
     with sc.trace(output_dir=tmp_path / "run", exporters=[exporter], options=options) as profiler:
         for _ in range(40):

@@ -183,7 +183,7 @@ def test_a_loop_that_goes_on_in_another_thread() -> None:
 
 def test_the_end_of_a_window_shows_it(output_dir: Path) -> None:
     """A span that is suspended then is written with the time that it has waited so far."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
 
     async def main() -> None:
         async def work() -> None:

@@ -69,7 +69,7 @@ def test_a_second_sigterm_does_not_cut_the_flush_short(tmp_path: Path) -> None:
     """A scheduler that asks again while an exporter is slow gets the same end, and the file is whole."""
     script = (
         """
-class Slow(sc.MemoryExporter):
+class Slow(sc.exporters.MemoryExporter):
     async def aclose(self):
         print("closing", flush=True)
         await asyncio.sleep(1)
@@ -94,7 +94,7 @@ def test_a_hanging_exporter_delays_the_end_by_the_deadline_only(tmp_path: Path) 
     """The grace of schedulers is short."""
     script = (
         """
-profiler = sc.trace(output_dir="run", exporters=[sc.MemoryExporter(hang_in="export")],
+profiler = sc.trace(output_dir="run", exporters=[sc.exporters.MemoryExporter(hang_in="export")],
                     options=sc.Options(close_timeout=0.5))
 """
         + WORK
@@ -297,7 +297,7 @@ def test_an_interrupt_waits_for_closing(tmp_path: Path) -> None:
     """Ctrl-C while the profiler closes: everything is written, and then KeyboardInterrupt is raised."""
     script = (
         """
-class Slow(sc.MemoryExporter):
+class Slow(sc.exporters.MemoryExporter):
     async def aclose(self):
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(0.3)
@@ -323,7 +323,7 @@ class Stuck:
         time.sleep(600)
     def transition(self, before, after, at): pass
     async def aclose(self): pass
-    def report(self): return sc.BackendReport()
+    def report(self): return sc.backends.BackendReport()
 """
 
 
@@ -354,7 +354,7 @@ for backends, name in (([Stuck()], "first"), ([], "second")):
     for _ in range(2):
         try:
             profiler.start()
-        except sc.BackendError as error:
+        except sc.errors.BackendError as error:
             assert "backend 'stuck' has not returned" in str(error), error
         else:
             raise AssertionError(name)

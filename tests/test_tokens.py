@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from stepscope.build import trace
 from stepscope.cli.main import main
 from stepscope.collector.errors import ExposureError
 from stepscope.collector.settings import LEAST_TOKEN, CollectorSettings
 from stepscope.exporters.collector.address import Address
 from stepscope.exporters.collector.exporter import CollectorExporter
 from stepscope.exporters.secret_file import read_secret
-from stepscope.trace import trace
 from tests.collecting import ask, collecting
 from tests.commands import stepscope
 

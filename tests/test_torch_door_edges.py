@@ -204,7 +204,7 @@ def test_a_raising_callback(mode: Any, caplog: pytest.LogCaptureFixture) -> None
     with pytest.raises(ExceptionGroup) as raised:
         prof.raise_errors()
     (error,) = raised.value.exceptions
-    assert isinstance(error, sc.ExporterError) and isinstance(error.__cause__, ValueError)
+    assert isinstance(error, sc.errors.ExporterError) and isinstance(error.__cause__, ValueError)
     assert counts(prof)["aten::tanh"] == 1
 
     seen.clear()

@@ -299,7 +299,7 @@ def test_a_deadline_for_events() -> None:
 
 def test_exporters_and_runs_of_ours(tmp_path: Path) -> None:
     """Everything of stepscope goes with it: exporters, the report, spans, a place for the run; also as `on_trace_ready`."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     with ours.profile(
         activities=CPU,
         exporters=[memory],

@@ -380,7 +380,7 @@ def test_stacks_leave_out_the_threads_of_the_runtime(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=other, name="the program's")
     thread.start()
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     try:
         with sc.trace(
             backends=[TorchBackend("kineto", with_stack=True)],

@@ -38,7 +38,7 @@ def add() -> None:
     torch.add(torch.ones(2), 1)
 
 
-def enclosed(memory: sc.MemoryExporter, kind: Kind) -> Counter[tuple[str, int]]:
+def enclosed(memory: sc.exporters.MemoryExporter, kind: Kind) -> Counter[tuple[str, int]]:
     """For each flow event the name of the operator that begins where it points, with its step."""
     spans = memory.events(kind=Kind.SPAN)
     at = {(int(s["track"]), int(s["ts"])): strings.text(int(s["name"])) for s in spans if s["dur"]}
@@ -161,7 +161,7 @@ def test_another_profiler_of_torch_is_left_alone(tmp_path: Path) -> None:
 
 def test_two_profilers_share_the_stream(tmp_path: Path) -> None:
     """Each of two nested profilers gets the operators of its own time; ending the inner one ends nothing else."""
-    inner: list[sc.MemoryExporter] = []
+    inner: list[sc.exporters.MemoryExporter] = []
 
     def work(_: sc.Profiler) -> None:
         torch.ones(2).relu()
@@ -260,7 +260,7 @@ def test_without_arming_auto_falls_back_and_says_so(tmp_path: Path) -> None:
     code = (
         "import torch, stepscope as sc; from stepscope.backends.torch import TorchBackend\n"
         "from stepscope.backends import torch_arm; torch_arm.arm()\n"
-        "backend, strict, memory = TorchBackend(), TorchBackend('stream', name='strict'), sc.MemoryExporter()\n"
+        "backend, strict, memory = TorchBackend(), TorchBackend('stream', name='strict'), sc.exporters.MemoryExporter()\n"
         f"with sc.trace(backends=[backend, strict], exporters=[memory], output_dir={str(tmp_path)!r}) as profiler:\n"
         "    torch.ones(2) + 1\n"
         "print(backend.report().mode, 'aten::add' in memory.names(), *backend.report().notes)\n"

@@ -23,7 +23,7 @@ import torch
 def add():
     torch.add(torch.ones(2), 1)
 def new(name, **more):
-    memory, backend = sc.MemoryExporter(), sc.TorchBackend("kineto")
+    memory, backend = sc.exporters.MemoryExporter(), sc.TorchBackend("kineto")
     options = sc.Options(journal=False, close_timeout=3.0, linger=0.5)
     more = {{"schedule": None, **more}}
     profiler = sc.trace(backends=[backend], exporters=[memory], output_dir="/tmp/unused-" + name, options=options, **more)

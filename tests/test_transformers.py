@@ -169,7 +169,7 @@ def test_evaluation_by_itself_and_in_a_training(tmp_path: Path) -> None:
 
 def test_what_is_logged_is_a_counter(tmp_path: Path) -> None:
     """The loss is on the same time axis as what took the time; checkpoints are marked."""
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     callback = StepscopeCallback(exporters=[memory], schedule=None)
     trainer(tmp_path, callback, logging_strategy="steps", logging_steps=1, save_strategy="epoch").train()
     check_well(callback)
@@ -204,15 +204,15 @@ def test_a_training_after_a_failed_one_begins_anew(tmp_path: Path) -> None:
 
 def test_a_broken_exporter_and_a_full_disk_cost_the_training_nothing(tmp_path: Path, small_disk: Path) -> None:
     """Training ends as ever; errors are kept."""
-    broken = sc.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
+    broken = sc.exporters.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
     callback = StepscopeCallback(exporters=[broken], schedule=CYCLE)
     fill(small_disk)
     full = StepscopeCallback(output_dir=str(small_disk / "runs"))
     used = trainer(tmp_path, callback, full)
     used.train()
     assert used.state.global_step == 8
-    assert {type(error) for error in callback.errors} == {sc.ExporterError}
-    assert {type(error) for error in full.errors} == {sc.ExporterError}
+    assert {type(error) for error in callback.errors} == {sc.errors.ExporterError}
+    assert {type(error) for error in full.errors} == {sc.errors.ExporterError}
 
 
 @pytest.mark.checklist("B4")

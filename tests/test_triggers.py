@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope import FlightRecorder, MemoryHigh, NotFinite, Raised, SlowStep, Stalled
+from stepscope import FlightRecorder
 from stepscope.runtime import strings
 from stepscope.runtime.events import Block, Kind, empty_block
 from stepscope.runtime.flight.memory import ProcessMemory
 from stepscope.runtime.flight.quantile import RunningQuantile
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News, StepTimes, Trigger
+from stepscope.triggers import MemoryHigh, NotFinite, Raised, SlowStep, Stalled
 from tests.recording import run_program
 
 MS = 1_000_000

@@ -37,7 +37,7 @@ if __name__ == "__main__":
         sc.ChromeTraceExporter(f"{place}/t.json.gz"),
         sc.PerfettoExporter(f"{place}/t.pftrace"),
         sc.tensorboard_trace_handler(f"{place}/tb", worker_name="worker\\udcff"),
-        sc.ConsoleExporter(),
+        sc.exporters.ConsoleExporter(),
         sc.CollectorExporter("ws://127.0.0.1:9"),
     ]
     options = sc.Options(session_dir=place)

@@ -74,7 +74,7 @@ def test_a_planted_directory_is_not_used(read_only: Path, tmp_path: Path) -> Non
     """One that others may write to, or a link: nothing is written, the program goes on."""
     planted = tmp_path / f"stepscope_runs-{os.geteuid()}"
     planted.symlink_to(tmp_path)
-    program = "import stepscope as sc\nm = sc.MemoryExporter()\nwith sc.trace(exporters=[m]) as p, sc.span('x'): pass\nprint(len(m.batches))"
+    program = "import stepscope as sc\nm = sc.exporters.MemoryExporter()\nwith sc.trace(exporters=[m]) as p, sc.span('x'): pass\nprint(len(m.batches))"
     ended = run(unprivileged([sys.executable, "-c", program]), read_only, TMPDIR=str(tmp_path))
     assert ended.returncode == 0 and int(ended.stdout) > 0, ended.stderr
     assert "cannot write the run to stepscope_runs/" in ended.stderr
@@ -107,7 +107,7 @@ def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
 def test_a_full_disk(small_disk: Path) -> None:
     """The place is right, and the machine is not: other exporters have everything, and the journal's loss is counted."""
     (small_disk / "filler").write_bytes(b"x" * (1 << 20))
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     with sc.trace(output_dir=small_disk, exporters=[memory]) as profiler, sc.span("work"):
         pass
     statistics = profiler.statistics().pipeline

@@ -105,7 +105,7 @@ def test_a_parquet_file_that_cannot_be_completed_counts_as_dropped(tmp_path: Pat
     require("pyarrow")
     leave(small_disk, 8192)
     path = small_disk / "live.parquet"
-    with sc.trace(output_dir=tmp_path / "run", exporters=[sc.ParquetExporter(path)]) as profiler:
+    with sc.trace(output_dir=tmp_path / "run", exporters=[sc.exporters.ParquetExporter(path)]) as profiler:
         for number in range(9000):
             with sc.span("work", text=f"{number * 7919:x}"):
                 pass

@@ -35,7 +35,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, l
     directory = tmp_path_factory.mktemp("windows")
     windows = Windows()
     names = ("t.json", "t-{window}.json", "t-{window}.json.gz", "t.pftrace", "t-{window}.pftrace", "o-{window}.json")
-    exporters: list[sc.Exporter] = [
+    exporters: list[sc.exporters.Exporter] = [
         sc.PerfettoExporter(directory / name)
         if "pftrace" in name
         else sc.ChromeTraceExporter(directory / name, form="object" if name.startswith("o") else "array")

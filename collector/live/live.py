@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 
 import msgspec
 import numpy as np
@@ -31,6 +30,7 @@ from stepscope.collector.live.views import (
     WindowView,
 )
 from stepscope.collector.live.window_views import newest
+from stepscope.runtime.version import VERSION
 
 FRESH = 0.5
 """Seconds for which a state is told again instead of being looked at anew."""
@@ -74,7 +74,7 @@ class Live:
         self._streams, self._downloads = streams, downloads
         self._exposed = exposed
         self._started_ns = time.time_ns()
-        self._version = version("stepscope")
+        self._version = VERSION
         self._latest: _Look | None = None
         self._looked = 0.0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ from stepscope.collector import problems
 from stepscope.collector.problems import Problem
 from stepscope.collector.web import path_number
 from stepscope.collector.web.operation import Operation
+from stepscope.runtime.version import VERSION
 
 _REFERENCE = "#/components/schemas/{name}"
 
@@ -32,7 +32,7 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
         paths.setdefault(path, {})[operation.method.lower()] = _described(operation, by_type, components)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "stepscope collector", "version": version("stepscope")},
+        "info": {"title": "stepscope collector", "version": VERSION},
         "paths": paths,
         "components": {"schemas": shown, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         # Without a token where none was set.

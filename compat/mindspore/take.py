@@ -17,6 +17,7 @@ import msgspec
 
 from stepscope.backends.mindspore import MindSporeBackend
 from stepscope.backends.process_memory import COUNTER, resident_bytes
+from stepscope.build import trace
 from stepscope.compat.mindspore import sources
 from stepscope.compat.mindspore.analyses import analyses
 from stepscope.compat.mindspore.analysis import AnalysisRequest, WindowAnalysis, analyse_window, operators_of
@@ -37,7 +38,6 @@ from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import ScheduleFunction
 from stepscope.runtime.window import Window
-from stepscope.trace import trace
 
 log = logging.getLogger("stepscope")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from stepscope.build import trace
 from stepscope.compat.mxnet.allocations import Allocations
 from stepscope.compat.mxnet.capabilities import capabilities_of, say
 from stepscope.compat.mxnet.errors import MXNetError
@@ -25,7 +26,6 @@ from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime.events import EventBatch, Kind
 from stepscope.runtime.open_window import STEPS
 from stepscope.runtime.profiler import Profiler
-from stepscope.trace import trace
 
 log = logging.getLogger("stepscope")
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from stepscope.backends.base import Backend
 from stepscope.backends.torch import Mode, TorchBackend
 from stepscope.backends.torch_stream import emitting
+from stepscope.build import trace
 from stepscope.compat.torch.activities import DEVICES, choose, has_torch, members
 from stepscope.compat.torch.callbacks import Callbacks
 from stepscope.compat.torch.cycle import Asked, Cycle
@@ -35,7 +36,6 @@ from stepscope.runtime.schedule import PlannedSchedule, ScheduleFunction, always
 from stepscope.runtime.stepping import step_number
 from stepscope.runtime.warning import warn
 from stepscope.runtime.window import Window
-from stepscope.trace import trace
 
 log = logging.getLogger("stepscope")
 

@@ -17,7 +17,7 @@ from stepscope.exporters.otlp.metrics import MetricMaker
 from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.exporters.otlp.placement import Placement, Places
 from stepscope.exporters.otlp.request import Request
-from stepscope.exporters.otlp.resource import our_version, resource
+from stepscope.exporters.otlp.resource import resource
 from stepscope.exporters.otlp.selection import Limits, Selection
 from stepscope.exporters.otlp.spans import LATEST, SAMPLED, SpanMaker, unix_ns
 from stepscope.exporters.otlp.values import attributes
@@ -25,6 +25,7 @@ from stepscope.exporters.otlp.wanted import Wanted
 from stepscope.exporters.outcomes import Outcomes
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.run import Run
+from stepscope.runtime.version import VERSION
 from stepscope.runtime.window import Window
 
 METRICS_EVERY = 10_000_000_000
@@ -40,7 +41,7 @@ class Conversion:
         self._outcomes = outcomes
         self._ids = RunIds(run)
         about = Resource(attributes=attributes(resource(run, self._ids.instance, options)))
-        scope = InstrumentationScope(name="stepscope", version=our_version())
+        scope = InstrumentationScope(name="stepscope", version=VERSION)
         self._places = Places(self._ids)
         self._spans = SpanMaker(run, about, scope, options)
         self._metrics = MetricMaker(run, about, scope, options) if options.metrics else None

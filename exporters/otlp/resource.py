@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import unquote
 
 from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.runtime.run import Run
-
-
-def our_version() -> str:
-    """Version of the package, empty where it is not installed."""
-    try:
-        return version("stepscope")
-    except PackageNotFoundError:
-        return ""
+from stepscope.runtime.version import VERSION
 
 
 def resource(run: Run, instance: str, options: OtlpOptions) -> dict[str, str | bool | int | float]:
@@ -34,7 +26,7 @@ def resource(run: Run, instance: str, options: OtlpOptions) -> dict[str, str | b
         "process.pid": run.pid,
         "telemetry.sdk.name": "stepscope",
         "telemetry.sdk.language": "python",
-        "telemetry.sdk.version": our_version() or "unknown",
+        "telemetry.sdk.version": VERSION,
         "stepscope.run": run.name,
         "stepscope.rank": run.rank,
         "stepscope.world_size": run.world_size,

@@ -21,13 +21,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.exporters.otlp.request import Request
-from stepscope.exporters.otlp.resource import our_version
 from stepscope.exporters.otlp.retry import RETRYABLE, Backoff, retry_after
 from stepscope.exporters.otlp.target import Target
 from stepscope.exporters.redirects import redirected
 from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
 from stepscope.runtime.errors import BrokenError
 from stepscope.runtime.table import printable
+from stepscope.runtime.version import VERSION
 
 log = logging.getLogger("stepscope")
 
@@ -100,7 +100,7 @@ class Sender:
         """
         context = _tls(self.target, self._options) if self.target.encrypted else None
         headers = {
-            "User-Agent": f"stepscope-otlp/{our_version() or 'unknown'}",
+            "User-Agent": f"stepscope-otlp/{VERSION}",
             "Content-Type": PROTOBUF,
             "Accept": PROTOBUF,
             "Accept-Encoding": "identity",

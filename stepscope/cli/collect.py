@@ -219,7 +219,7 @@ def _exporter(url: str, token: Path | None) -> str:
     scheme = {"http": "ws", "https": "wss"}[parts.scheme]
     shown = "" if token is None else f", token=Path({str(token)!r})"
     if scheme == "ws" and not is_local(parts.hostname or ""):
-        shown += ", settings=sc.LinkSettings(insecure=True)"
+        shown += ", settings=sc.exporters.LinkSettings(insecure=True)"
     return f'sc.CollectorExporter("{scheme}://{where}"{shown})'
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.backends.torch import Mode, TorchBackend
+from stepscope.build import trace
 from stepscope.cli import opening
 from stepscope.cli.progress import Progress
 from stepscope.exporters.chrome import ChromeTraceExporter
@@ -17,7 +18,6 @@ from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.errors import OutputError, StepscopeError
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import schedule
-from stepscope.trace import trace
 
 if TYPE_CHECKING:
     from stepscope.demo.digits import Training

@@ -6,12 +6,12 @@ import argparse
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from stepscope.cli import analyse, arm, collect, convert, deliver, demo, merge, recover, run, upload
 from stepscope.cli.messages import discard_unwritten, flush, message, print_any_text
 from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.errors import NoWindowError, StepscopeError
+from stepscope.runtime.version import VERSION
 
 COMMANDS = (demo, run, arm, recover, convert, analyse, collect, deliver, upload, merge)
 """Each has `add(commands, common)`, which declares it, and names its function."""
@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    top.add_argument("--version", action="version", version=f"stepscope {version('stepscope')}")
+    top.add_argument("--version", action="version", version=f"stepscope {VERSION}")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--traceback", action="store_true", help="show where an error was raised")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)

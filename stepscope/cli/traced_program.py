@@ -13,6 +13,7 @@ import msgspec
 
 from stepscope.backends.torch import TorchBackend
 from stepscope.backends.torch_import import TorchImport
+from stepscope.build import trace
 from stepscope.cli import opening
 from stepscope.cli.child_processes import ChildProcesses, command_for_ranks
 from stepscope.cli.late_torch import LateTorch
@@ -31,7 +32,6 @@ from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.run import rank_from_environment
 from stepscope.runtime.schedule import Schedule, schedule
 from stepscope.runtime.table import human_count
-from stepscope.trace import trace
 
 PATIENT = Options(linger=60, close_timeout=120)
 """The program has ended, nobody waits for the terminal: what torch's profiler still converts is worth waiting for."""

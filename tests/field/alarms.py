@@ -22,7 +22,7 @@ def ring(number, frame):
     rung += 1
 
 
-memory = stepscope.MemoryExporter()
+memory = stepscope.exporters.MemoryExporter()
 folder = tempfile.mkdtemp()
 armed, rung = False, 0
 raised = done = 0

@@ -25,7 +25,7 @@ STEP_S = int(os.environ.get("STEP_S", "3600"))
 def service(folder: str) -> None:
     import stepscope
 
-    exporter = stepscope.OtlpExporter(os.environ["RECEIVER"])
+    exporter = stepscope.exporters.OtlpExporter(os.environ["RECEIVER"])
     once = stepscope.schedule(wait=0, warmup=0, active=1)
     with stepscope.trace(output_dir=f"{folder}/run", schedule=once, exporters=[exporter]) as profiler:
         for number in range(REQUESTS):

@@ -27,7 +27,7 @@ class Finalized:
             pass
 gc.callbacks.append(collected)
 gc.set_threshold(50, 2, 2)
-memory = sc.MemoryExporter()
+memory = sc.exporters.MemoryExporter()
 with sc.trace(output_dir=sys.argv[1], exporters=[memory], schedule=sc.schedule(wait=0, warmup=0, active=10)) as p:
     for n in range(2000):
         with sc.span("step", values=[object() for _ in range(20)], name=str(n)):

@@ -38,7 +38,7 @@ def function(x: int) -> int:
 
 faults = []
 with tempfile.TemporaryDirectory() as folder:
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     with sc.trace(output_dir=folder, exporters=[memory]) as profiler:
         model = Model()
         for name, how in {

@@ -19,7 +19,7 @@ exporter = {
     "closed": lambda: sc.ChromeTraceExporter(path, closed=True),
     "gzip": lambda: sc.ChromeTraceExporter(path, gzip=True),
     "pftrace": lambda: sc.PerfettoTraceExporter(path) if hasattr(sc, "PerfettoTraceExporter") else sc.PerfettoExporter(path),
-    "parquet": lambda: sc.ParquetExporter(path),
+    "parquet": lambda: sc.exporters.ParquetExporter(path),
     "max": lambda: sc.ChromeTraceExporter(path, max_bytes=65536),
 }[kind]()
 with sc.trace(output_dir=folder, exporters=[exporter]) as p:

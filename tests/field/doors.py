@@ -36,8 +36,8 @@ with profiler:
 assert profiler.saved()
 
 # Files that are named here, where nothing can be written, cost their exporters only.
-memory = sc.MemoryExporter()
-named = [sc.JournalExporter("journal"), sc.ChromeTraceExporter("t.json"), sc.PerfettoExporter("t.pftrace")]
+memory = sc.exporters.MemoryExporter()
+named = [sc.exporters.JournalExporter("journal"), sc.ChromeTraceExporter("t.json"), sc.PerfettoExporter("t.pftrace")]
 profiler = sc.trace(exporters=[memory, *named, sc.tensorboard_trace_handler("tb")], output_dir=os.environ["ELSEWHERE"])
 record(profiler)
 try:

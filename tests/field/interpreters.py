@@ -14,7 +14,7 @@ try:
     import _xxsubinterpreters as interpreters
 except ImportError:
     import _interpreters as interpreters
-memory = sc.MemoryExporter()
+memory = sc.exporters.MemoryExporter()
 with sc.trace(output_dir=sys.argv[1], exporters=[memory]) as p:
     with sc.span("before"): pass
     other = interpreters.create()

@@ -15,7 +15,7 @@ if kind == "files":
 else:
     limit, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(count), hard))
-memory = sc.MemoryExporter()
+memory = sc.exporters.MemoryExporter()
 profiler = sc.trace(output_dir="run", exporters=[memory])
 with profiler:
     for _ in range(20):

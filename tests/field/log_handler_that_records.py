@@ -21,9 +21,9 @@ class Handler(logging.Handler):
             profiler.statistics(); str(profiler.report())
 profiler = None
 logging.basicConfig(level=logging.DEBUG, handlers=[Handler(), logging.StreamHandler()])
-class Bad(sc.MemoryExporter):
+class Bad(sc.exporters.MemoryExporter):
     async def export(self, batch): raise ValueError("no")
-memory = sc.MemoryExporter()
+memory = sc.exporters.MemoryExporter()
 profiler = sc.trace(output_dir=sys.argv[1], exporters=[Bad(name="bad"), memory], schedule=sc.schedule(wait=1, warmup=0, active=1))
 with profiler:
     for n in range(50):

@@ -115,24 +115,31 @@ def main(place: str, configuration: str, *more: str) -> None:
             sc.tensorboard_trace_handler(f"{place}/tensorboard", use_gzip=True),
             sc.ChromeTraceExporter(f"{place}/trace.json"),
             sc.PerfettoExporter(f"{place}/trace.pftrace"),
-            sc.JournalExporter(),
+            sc.exporters.JournalExporter(),
         ]
-        console = sc.ConsoleExporter()
+        console = sc.exporters.ConsoleExporter()
         exercise(
-            trace(schedule=cycles(), exporters=[*exporters, console], backends=[sc.HostBackend(interval=0.005)]),
-            trace(exporters=[sc.MemoryExporter()], backends=[sc.SimulatedDevice()]),
+            trace(
+                schedule=cycles(), exporters=[*exporters, console], backends=[sc.backends.HostBackend(interval=0.005)]
+            ),
+            trace(exporters=[sc.exporters.MemoryExporter()], backends=[sc.backends.SimulatedDevice()]),
         )
     elif configuration == "parquet":
-        exercise(trace(exporters=[sc.ParquetExporter(f"{place}/parquet")]))
+        exercise(trace(exporters=[sc.exporters.ParquetExporter(f"{place}/parquet")]))
     elif configuration in ("network", "network asyncio"):
-        settings = sc.LinkSettings(insecure=True)
-        exporters = [sc.OtlpExporter("http://127.0.0.1:9"), sc.CollectorExporter("ws://127.0.0.1:9", settings=settings)]
+        settings = sc.exporters.LinkSettings(insecure=True)
+        exporters = [
+            sc.exporters.OtlpExporter("http://127.0.0.1:9"),
+            sc.CollectorExporter("ws://127.0.0.1:9", settings=settings),
+        ]
         exercise(trace(schedule=cycles(), exporters=exporters, options=sc.Options(close_timeout=0.5)))
     elif configuration == "nats":
-        exercise(trace(exporters=[sc.NatsExporter(more[0])], options=sc.Options(close_timeout=float(more[1]))))
+        exercise(
+            trace(exporters=[sc.exporters.NatsExporter(more[0])], options=sc.Options(close_timeout=float(more[1])))
+        )
     elif configuration == "control":
         control = sc.Control(path=f"{place}/control.json", socket=True, signal=True)
-        recorder = sc.FlightRecorder(steps=4, triggers=(sc.SlowStep(), sc.Stalled()))
+        recorder = sc.FlightRecorder(steps=4, triggers=(sc.triggers.SlowStep(), sc.triggers.Stalled()))
         exercise(trace(control=control), trace(keep_last=recorder))
     elif configuration == "mxnet":
         from stepscope.compat.mxnet.memory import MemoryBackend

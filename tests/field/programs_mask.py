@@ -60,10 +60,10 @@ class Exports:
 
     name = "mine"
 
-    async def open(self, run: sc.Run) -> None:
+    async def open(self, run: sc.exporters.Run) -> None:
         look("exporter, open")
 
-    async def export(self, batch: sc.EventBatch) -> None:
+    async def export(self, batch: sc.exporters.EventBatch) -> None:
         await asyncio.sleep(0.001)
         look("exporter, export")
         await asyncio.to_thread(look, "exporter, to_thread")
@@ -83,7 +83,7 @@ class Delivers:
 
     name, thread_bound = "mine", False
 
-    def open(self, sink: sc.Sink) -> None:
+    def open(self, sink: sc.backends.Sink) -> None:
         look("backend, open")
         self.sink = sink
 
@@ -100,8 +100,8 @@ class Delivers:
     async def aclose(self) -> None:
         look("backend, aclose")
 
-    def report(self) -> sc.BackendReport:
-        return sc.BackendReport()
+    def report(self) -> sc.backends.BackendReport:
+        return sc.backends.BackendReport()
 
 
 class Trigger:
@@ -113,7 +113,7 @@ class Trigger:
         look("trigger, evaluator")
         return self
 
-    def look(self, news: sc.News) -> Sequence[sc.Finding]:
+    def look(self, news: sc.triggers.News) -> Sequence[sc.triggers.Finding]:
         look("trigger, look")
         return ()
 

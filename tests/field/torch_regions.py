@@ -35,7 +35,7 @@ def work() -> None:
     assert [torch.ones(64) for _ in range(50)]
 
 
-def ours(exporter: sc.MemoryExporter | None = None, **more: Any) -> sc.Profiler:
+def ours(exporter: sc.exporters.MemoryExporter | None = None, **more: Any) -> sc.Profiler:
     return sc.trace(
         backends=[sc.TorchBackend(MODE)],
         exporters=[memory if exporter is None else exporter],
@@ -99,7 +99,7 @@ def opened_inside() -> sc.Profiler:
                 if early:
                     profile.stop()
                     del profile
-                profilers.append(stack.enter_context(ours(sc.MemoryExporter())))
+                profilers.append(stack.enter_context(ours(sc.exporters.MemoryExporter())))
                 if not early:
                     profile.stop()
                     del profile
@@ -194,7 +194,7 @@ CASES: list[Callable[[], sc.Profiler]] = [
 if __name__ == "__main__":
     ends = torch.ops.profiler._record_function_exit
     methods = region.__enter__, ends._RecordFunction
-    memory = sc.MemoryExporter()
+    memory = sc.exporters.MemoryExporter()
     print({case.__name__: case for case in CASES}[sys.argv[3]]().report())
     assert methods == (region.__enter__, ends._RecordFunction)
     print("the program ended")

@@ -21,7 +21,7 @@ __import__("torch.autograd.profiler_legacy")
 
 MODE, DIRECTORY = sys.argv[1], Path(sys.argv[2])
 CPU = torch.profiler.ProfilerActivity.CPU
-memory = sc.MemoryExporter()
+memory = sc.exporters.MemoryExporter()
 
 
 def op(name: str) -> None:
@@ -146,7 +146,7 @@ def outlives() -> sc.Profiler:
 
 
 def two() -> sc.Profiler:
-    inner = sc.MemoryExporter()
+    inner = sc.exporters.MemoryExporter()
 
     def work() -> None:
         with ours(inner) as profiler:
@@ -217,7 +217,7 @@ CASES: dict[str, Callable[[], sc.Profiler]] = {
 if __name__ == "__main__":
     original = torch.autograd._enable_profiler
     for case in sys.argv[3:]:
-        memory = sc.MemoryExporter()
+        memory = sc.exporters.MemoryExporter()
         report = CASES[case]().report()
         assert torch.autograd._enable_profiler is torch.autograd.profiler._enable_profiler is original
         assert not torch.autograd._profiler_enabled()

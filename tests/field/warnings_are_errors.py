@@ -16,8 +16,8 @@ async def request(n):
             await asyncio.sleep(0.001)
 async def main():
     async with sc.trace(output_dir=sys.argv[1], schedule=sc.schedule(wait=1, warmup=1, active=5),
-                        exporters=[sc.ChromeTraceExporter(sys.argv[1] + "/t.json"), sc.tensorboard_trace_handler(sys.argv[1] + "/tb"), sc.MemoryExporter()],
-                        backends=[sc.HostBackend()] if hasattr(sc, "HostBackend") else []) as p:
+                        exporters=[sc.ChromeTraceExporter(sys.argv[1] + "/t.json"), sc.tensorboard_trace_handler(sys.argv[1] + "/tb"), sc.exporters.MemoryExporter()],
+                        backends=[sc.backends.HostBackend()] if hasattr(sc, "HostBackend") else []) as p:
         for n in range(30):
             async with asyncio.TaskGroup() as group:
                 for k in range(20):

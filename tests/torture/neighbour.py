@@ -85,11 +85,11 @@ def neighbour(how: str, method: Method, directory: Path, port: int) -> Exporter:
         case "connect":
             return StreamExporter(port)
         case "otlp":
-            return sc.OtlpExporter(f"http://127.0.0.1:{port}")
+            return sc.exporters.OtlpExporter(f"http://127.0.0.1:{port}")
         case "collector":
             return sc.CollectorExporter(f"ws://127.0.0.1:{port}")
         case "nats":
-            return sc.NatsExporter(f"nats://127.0.0.1:{port}")
+            return sc.exporters.NatsExporter(f"nats://127.0.0.1:{port}")
         case _:
             raise ValueError(f"no way to misbehave: {how}")
 

@@ -115,7 +115,7 @@ def _terminated(directory: Path, seed: int) -> Outcome:
     run, session, diary = (directory / name for name in ("run", "session", "diary"))
     session.mkdir()
     diary.write_bytes(bytes(8 * _MOST_STEPS))
-    victim = VICTIM.replace("triggers=()", "triggers=(sc.Terminated(),)")
+    victim = VICTIM.replace("triggers=()", "triggers=(sc.triggers.Terminated(),)")
     command = [sys.executable, "-c", victim, *map(str, (run, session, diary, seed, 0))]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -220,7 +220,7 @@ class _Recording:
     """A profiler in this process that is made to suffer, and its accounts."""
 
     def __init__(self, directory: Path, *exporters: Any, options: sc.Options | None = None, **settings: Any) -> None:
-        self.memory = sc.MemoryExporter()
+        self.memory = sc.exporters.MemoryExporter()
         self.held = self.shutdown = 0
         self.directory = directory / "run"
         settings = {"steps": STEPS, "cooldown": 0.0, "keep_newest": 3, "keep_slowest": 1, **settings}
@@ -270,7 +270,7 @@ def _unbounded(windows: Path, flight: FlightStatistics) -> list[str]:
 
 def _storm(directory: Path, seed: int) -> Outcome:
     """Threads and a signal handler call save(), counters turn bad, steps are slow, all at once."""
-    recording = _Recording(directory, triggers=(sc.NotFinite(), sc.SlowStep(warmup=2, least=0.0)))
+    recording = _Recording(directory, triggers=(sc.triggers.NotFinite(), sc.triggers.SlowStep(warmup=2, least=0.0)))
     chance = random.Random(seed)
     stop = threading.Event()
     profiler = recording.profiler
@@ -327,7 +327,7 @@ def _dead_exporters(directory: Path, seed: int) -> Outcome:
     return recording.outcome(*problems)
 
 
-class _Discarding(sc.MemoryExporter):
+class _Discarding(sc.exporters.MemoryExporter):
     """Fails where windows that it has closed are to be deleted."""
 
     def __init__(self, fail: Callable[[], Any]) -> None:

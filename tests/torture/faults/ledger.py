@@ -51,7 +51,7 @@ class Pressure(msgspec.Struct, frozen=True, kw_only=True):
     directory: str = ""
 
 
-class _Output(sc.MemoryExporter):
+class _Output(sc.exporters.MemoryExporter):
     """The output that is looked at: slow, and unreliable."""
 
     def __init__(self, pressure: Pressure) -> None:
@@ -115,7 +115,7 @@ def press(pressure: Pressure) -> Outcome:
     """One run under this pressure, in this process: rings are as the first run of a process has them."""
     device = None
     if pressure.device:
-        device = sc.SimulatedDevice(
+        device = sc.backends.SimulatedDevice(
             kernels_per_second=pressure.device, flush_delay=0.01, drop=pressure.device_loses, seed=pressure.seed
         )
     output = _Output(pressure)

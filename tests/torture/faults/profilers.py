@@ -52,7 +52,7 @@ def _left_out(profiler: sc.Profiler) -> int:
     return pipeline.overhead.left_out if pipeline is not None else 0
 
 
-def _dropped_by(exporter: sc.MemoryExporter, profiler: sc.Profiler) -> dict[str, int]:
+def _dropped_by(exporter: sc.exporters.MemoryExporter, profiler: sc.Profiler) -> dict[str, int]:
     pipeline = profiler.statistics().pipeline
     outputs = {} if pipeline is None else {output.name: output.ledger for output in pipeline.exporters}
     return outputs[exporter.name].dropped if exporter.name in outputs else {}
@@ -64,7 +64,12 @@ def _detail(profiler: sc.Profiler) -> str:
 
 
 def _account(
-    profiler: sc.Profiler, memory: sc.MemoryExporter, name: str, produced: int, held: Held, problems: list[str]
+    profiler: sc.Profiler,
+    memory: sc.exporters.MemoryExporter,
+    name: str,
+    produced: int,
+    held: Held,
+    problems: list[str],
 ) -> Outcome:
     """Closes one that recorded all the time, and compares what came out with what was made."""
     began = time.monotonic_ns()
@@ -91,7 +96,7 @@ def _account(
 
 def _storm(directory: Path, seed: int) -> Outcome:
     """Four threads call four profilers at random, under one that records everything."""
-    memory, held, problems = sc.MemoryExporter(), Held(), list[str]()
+    memory, held, problems = sc.exporters.MemoryExporter(), Held(), list[str]()
     others = [
         sc.trace(
             schedule=sc.schedule(wait=1, warmup=1, active=2) if number % 2 else None,
@@ -134,7 +139,7 @@ def _storm(directory: Path, seed: int) -> Outcome:
 def _bad_neighbours(directory: Path, seed: int) -> Outcome:
     """Those whose backend, in the loop or bound to the thread, schedule, exporter or callback raises, around a good one:
     an error, or what ends programs, tasks and generators, each of another kind."""
-    memory, held, problems = sc.MemoryExporter(), Held(), list[str]()
+    memory, held, problems = sc.exporters.MemoryExporter(), Held(), list[str]()
     kinds = itertools.cycle(KINDS[seed % len(KINDS) :] + KINDS[: seed % len(KINDS)])
 
     def failing() -> Callable[[object], None]:
@@ -155,7 +160,8 @@ def _bad_neighbours(directory: Path, seed: int) -> Outcome:
         *(backend(moment, bound) for moment in moments for bound in (False, True)),
         sc.trace(schedule=failing(), output_dir=directory / "schedule"),
         sc.trace(
-            exporters=[sc.MemoryExporter(fail={"export": next(kinds)("on purpose")})], output_dir=directory / "exporter"
+            exporters=[sc.exporters.MemoryExporter(fail={"export": next(kinds)("on purpose")})],
+            output_dir=directory / "exporter",
         ),
         sc.trace(on_trace_ready=failing(), schedule=every, output_dir=directory / "callback"),
     ]
@@ -186,8 +192,8 @@ def _bad_neighbours(directory: Path, seed: int) -> Outcome:
 def _slow_neighbour(directory: Path, seed: int) -> Outcome:
     """One has an exporter that gets on, but far too slowly: another flushes and closes as if it were alone, and the
     exporter beside the slow one has everything."""
-    memory, beside, held, problems = sc.MemoryExporter(), sc.MemoryExporter(), Held(), list[str]()
-    slow = sc.MemoryExporter(name="slow", delay=0.2)
+    memory, beside, held, problems = sc.exporters.MemoryExporter(), sc.exporters.MemoryExporter(), Held(), list[str]()
+    slow = sc.exporters.MemoryExporter(name="slow", delay=0.2)
     crowded = sc.trace(
         exporters=[slow, beside],
         output_dir=directory / "crowded",
@@ -222,11 +228,11 @@ def _slow_neighbour(directory: Path, seed: int) -> Outcome:
 
 def _governed(directory: Path, seed: int) -> Outcome:
     """A load that no budget allows: what is left out is counted, and so is every step that is missing."""
-    memory, held, problems = sc.MemoryExporter(), Held(), list[str]()
+    memory, held, problems = sc.exporters.MemoryExporter(), Held(), list[str]()
     profiler = sc.trace(
         exporters=[memory],
         output_dir=directory,
-        overhead_budget=sc.OverheadBudget(fraction=0.001, interval=0.02),
+        overhead_budget=sc.control.OverheadBudget(fraction=0.001, interval=0.02),
     )
     profiler.start()
     ticks = steps = 0
@@ -251,7 +257,7 @@ def _cycles(directory: Path, seed: int) -> Outcome:
 
     def cycle(number: int) -> None:
         for turn in range(25):
-            memory = sc.MemoryExporter()
+            memory = sc.exporters.MemoryExporter()
             profiler = sc.trace(
                 exporters=[memory], output_dir=directory / f"{number}-{turn}", options=sc.Options(journal=False)
             )

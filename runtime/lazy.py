@@ -1,0 +1,56 @@
+"""Public names whose modules are imported when a program first asks for one: most programs use few of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy(module: str, names: Mapping[str, tuple[str, ...]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Makes the `__getattr__` and `__dir__` of a module (PEP 562).
+
+    Args:
+        module: its full name.
+        names: by the full name of the module that defines them, the names that it has. A module with no names is had itself,
+            by the last part of its own name.
+    """
+    where = {name: source for source, defined in names.items() for name in defined}
+    modules = {source.rpartition(".")[2]: source for source, defined in names.items() if not defined}
+
+    def get(name: str) -> Any:
+        if name in modules:
+            return import_module(modules[name])
+        if name not in where:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}{_hint(name, where, modules)}")
+        load_numpy()
+        value = getattr(import_module(where[name]), name)
+        setattr(sys.modules[module], name, value)
+        return value
+
+    def names_of() -> list[str]:
+        return sorted({*vars(sys.modules[module]).get("__all__", ()), *modules})
+
+    return get, names_of
+
+
+def load_numpy() -> None:
+    """Imports numpy; where the program has not done so itself, the threads that it starts for linear algebra take no signals."""
+    if "numpy" not in sys.modules:
+        from stepscope.runtime import _core
+
+        _core.without_signals(import_module, "numpy")
+
+
+def _hint(name: str, names: Mapping[str, str], groups: Mapping[str, str]) -> str:
+    """Where the name is instead, or the one that it looks like."""
+    if name.startswith("_"):
+        return ""
+    from difflib import get_close_matches
+
+    known = {name: name for name in names}
+    for group in groups.values():
+        known |= {inside: f"{group}.{inside}" for inside in import_module(group).__all__ if inside not in known}
+    close = get_close_matches(name, known, 1)
+    return f"; did you mean {known[close[0]]}?" if close else ""

@@ -1,0 +1,38 @@
+"""Windows that are asked for while the program runs, and what recording may cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stepscope.runtime.control.armed import Armed as Armed
+    from stepscope.runtime.control.armed import ArmedStatus as ArmedStatus
+    from stepscope.runtime.control.settings import Control as Control
+    from stepscope.runtime.control.window_detail import WindowDetail as WindowDetail
+    from stepscope.runtime.control.window_request import WindowRequest as WindowRequest
+    from stepscope.runtime.overhead import OverheadBudget as OverheadBudget
+else:
+    from stepscope.runtime.lazy import lazy as _lazy
+
+    __getattr__, __dir__ = _lazy(
+        __name__,
+        {
+            "stepscope.runtime.control.armed": (
+                "Armed",
+                "ArmedStatus",
+            ),
+            "stepscope.runtime.control.settings": ("Control",),
+            "stepscope.runtime.control.window_detail": ("WindowDetail",),
+            "stepscope.runtime.control.window_request": ("WindowRequest",),
+            "stepscope.runtime.overhead": ("OverheadBudget",),
+        },
+    )
+
+__all__ = [
+    "Armed",
+    "ArmedStatus",
+    "Control",
+    "OverheadBudget",
+    "WindowDetail",
+    "WindowRequest",
+]

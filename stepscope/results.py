@@ -1,0 +1,33 @@
+"""What a profiler returns: tables, statistics, reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stepscope.runtime.instrument import Instrumentation as Instrumentation
+    from stepscope.runtime.overhead import OverheadStatistics as OverheadStatistics
+    from stepscope.runtime.summary import Summary as Summary
+    from stepscope.runtime.trust import TrustReport as TrustReport
+    from stepscope.runtime.window import Window as Window
+else:
+    from stepscope.runtime.lazy import lazy as _lazy
+
+    __getattr__, __dir__ = _lazy(
+        __name__,
+        {
+            "stepscope.runtime.instrument": ("Instrumentation",),
+            "stepscope.runtime.overhead": ("OverheadStatistics",),
+            "stepscope.runtime.summary": ("Summary",),
+            "stepscope.runtime.trust": ("TrustReport",),
+            "stepscope.runtime.window": ("Window",),
+        },
+    )
+
+__all__ = [
+    "Instrumentation",
+    "OverheadStatistics",
+    "Summary",
+    "TrustReport",
+    "Window",
+]
