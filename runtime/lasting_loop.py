@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib
 import logging
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 from stepscope.runtime.descriptors import check_free_descriptors
@@ -27,6 +28,18 @@ class _Lasting(_Loop):
     `KeyboardInterrupt`. Who waits for the task gets that; the log has it in any case."""
 
     _main: asyncio.Future[Any] | None = None
+    _executor: Executor | None = None
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Unlike the base, which waits for the executor on a thread that it starts, and that may be a greenlet: the threads
+        of ours end by themselves."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
+
+    def set_default_executor(self, executor: Any) -> None:
+        """As the base."""
+        self._executor = executor
+        super().set_default_executor(executor)
 
     def run_until_complete(self, future: Any) -> Any:
         """As the base."""

@@ -28,6 +28,7 @@ from stepscope.runtime.join import leave
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.messages import Flush, WindowEnds
 from stepscope.runtime.metadata import Metadata
+from stepscope.runtime.native_threads import get_ident
 from stepscope.runtime.options import Options
 from stepscope.runtime.output import Output
 from stepscope.runtime.overhead import OverheadBudget
@@ -280,9 +281,7 @@ class Profiler(Reporting):
     def _open_sources(self, starting: Starting) -> None:
         assert self._pipeline is not None and self._hub is not None
         stepper = self._stepper
-        elsewhere = stepper not in (0, threading.get_ident()) and any(
-            thread.ident == stepper for thread in threading.enumerate()
-        )
+        elsewhere = stepper not in (0, get_ident()) and any(thread.ident == stepper for thread in threading.enumerate())
         if stepper == 0 and isinstance(self.schedule, PlannedSchedule):
             elsewhere = self._scheduled(self._step)[0] is ProfilerAction.NONE
         for source in self._pipeline.sources:

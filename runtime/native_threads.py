@@ -1,0 +1,50 @@
+"""Threads, locks and events of the standard library as they were when stepscope was imported.
+
+gevent and eventlet replace them by greenlets (monkey patching), also while a profiler is open. The runtime's threads stay
+native then, and what waits for them waits natively: the hub of a greenlet library ends a wait for which it knows no greenlet.
+So whatever of ours starts a thread, or waits for one, takes these names from here, not from `threading`.
+"""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["Condition", "Event", "Lock", "RLock", "Thread", "get_ident", "set_thread_start", "start_new_thread"]
+
+start_new_thread = _thread.start_new_thread
+get_ident = _thread.get_ident
+
+if TYPE_CHECKING:
+    from threading import Condition, Event, Lock, RLock, Thread
+else:
+    Lock, RLock = _thread.allocate_lock, _thread.RLock
+
+    def _copies():
+        """Subclasses whose methods have globals of their own: those of `threading` as they are now.
+
+        The lists of threads in these globals are the same objects, so `threading.enumerate()` has ours.
+        """
+        # Of no module's variables: eventlet replaces the locks that it finds in these.
+        originals = {**vars(threading), "RLock": RLock}
+        for name in ("Condition", "Event", "Thread"):
+            kind = originals[name]
+            members = {}
+            for member_name, member in vars(kind).items():
+                if isinstance(member, FunctionType):
+                    function = FunctionType(
+                        member.__code__, originals, member_name, member.__defaults__, member.__closure__
+                    )
+                    function.__kwdefaults__, function.__doc__ = member.__kwdefaults__, member.__doc__
+                    members[member_name] = function
+            originals[name] = type(name, (kind,), members)
+        return originals["Condition"], originals["Event"], originals["Thread"]
+
+    Condition, Event, Thread = _copies()
+
+
+def set_thread_start(function: Any) -> None:
+    """Makes `Thread.start` use another function than `_thread.start_new_thread`."""
+    Thread.start.__globals__["_start_new_thread"] = function
