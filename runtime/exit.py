@@ -75,6 +75,12 @@ def _give_up_waiting() -> None:
         _last.join()
 
 
+def _close_what_is_open() -> None:
+    """eventlet replaces what the interpreter calls first at its exit by a function that does not call ours."""
+    if profiler._alive:  # pyright: ignore[reportPrivateUsage]
+        close_all()
+
+
 # Exporters write on worker threads, and the executors that run them end before atexit's functions are called. The
 # hook that concurrent.futures uses for that runs in reverse order of registration, and ours was registered later.
 # A forked child closes what it has opened itself; nothing of its parent's is left in it.
@@ -82,4 +88,5 @@ getattr(threading, "_register_atexit", atexit.register)(_close)
 # Last: a signal that came meanwhile, and of which another thread has the process die, is what it ends of.
 atexit.register(_core.die_of_signal, 0)
 atexit.register(close_recorder)
+atexit.register(_close_what_is_open)
 atexit.register(_give_up_waiting)

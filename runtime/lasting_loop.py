@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import logging
+import selectors
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,9 @@ log = logging.getLogger("stepscope")
 
 LOOP_DESCRIPTORS = 12
 """More than a loop opens. libuv ends the process where it gets none for its first loop."""
+
+_Selector = selectors.DefaultSelector
+"""The one of when stepscope was imported: gevent and eventlet replace it."""
 
 if TYPE_CHECKING:
     _Loop = asyncio.SelectorEventLoop
@@ -67,8 +70,10 @@ def lasting_loop() -> asyncio.AbstractEventLoop:
         OSError: if the process may not open as many files as a loop needs.
     """
     check_free_descriptors(LOOP_DESCRIPTORS)
-    base: type[asyncio.AbstractEventLoop] = asyncio.SelectorEventLoop
-    with contextlib.suppress(ImportError):
-        base = importlib.import_module("uvloop").Loop
-    loop: asyncio.AbstractEventLoop = type("LastingLoop", (_Lasting, base), {})()
+    try:
+        base: Any = importlib.import_module("uvloop").Loop
+        arguments = []
+    except ImportError:
+        base, arguments = asyncio.SelectorEventLoop, [_Selector()]
+    loop: asyncio.AbstractEventLoop = type("LastingLoop", (_Lasting, base), {})(*arguments)
     return loop

@@ -8,11 +8,12 @@ So whatever of ours starts a thread, or waits for one, takes these names from he
 from __future__ import annotations
 
 import _thread
+import os
 import threading
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Condition", "Event", "Lock", "RLock", "Thread", "get_ident", "set_thread_start", "start_new_thread"]
+__all__ = ["Condition", "Event", "Lock", "RLock", "Thread", "get_ident", "on_main_thread", "start_new_thread"]
 
 start_new_thread = _thread.start_new_thread
 get_ident = _thread.get_ident
@@ -43,6 +44,22 @@ else:
         return originals["Condition"], originals["Event"], originals["Thread"]
 
     Condition, Event, Thread = _copies()
+
+
+_main = threading.main_thread().ident
+
+
+def on_main_thread() -> bool:
+    """Whether the caller runs on the main thread, in whatever greenlet."""
+    return get_ident() == _main
+
+
+def _forked() -> None:
+    global _main
+    _main = get_ident()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def set_thread_start(function: Any) -> None:

@@ -23,7 +23,7 @@ from stepscope.runtime.ending import call_after_signal, call_before_close
 from stepscope.runtime.error_text import error_text
 from stepscope.runtime.errors import ClosedError, OutputError, ProfilerStateError, StepscopeError
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.greenlets import refusal, replaced_note, threads_replaced_by
+from stepscope.runtime.greenlets import refusal, threads_replaced_before_import
 from stepscope.runtime.join import leave
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.messages import Flush, WindowEnds
@@ -130,8 +130,8 @@ class Profiler(Reporting):
         directory for the session can be made.
 
         Raises:
-            ProfilerStateError: if it runs already or was closed; if gevent or eventlet has replaced the threads of the
-                standard library; and if the process is ending.
+            ProfilerStateError: if it runs already or was closed; if gevent or eventlet had replaced the threads
+                of the standard library when stepscope was imported; and if the process is ending.
             OutputError: if the directory that the user named cannot be used.
             BackendError: if a backend has not opened after `Options.start_timeout` seconds: which. A later call goes on.
         """
@@ -146,7 +146,7 @@ class Profiler(Reporting):
                 f"start() of profiler {self.name!r}: the process is ending, and can record nothing any more. Functions of atexit "
                 "are called in reverse order: register the one that starts a profiler after `import stepscope`"
             )
-        library = threads_replaced_by()
+        library = threads_replaced_before_import()
         if library:
             raise ProfilerStateError(f"start() of profiler {self.name!r}: {refusal(library)}")
 
@@ -368,8 +368,6 @@ class Profiler(Reporting):
         if self._state == "inert":
             return
         self._close_from_now()
-        if self._state != "new" and (library := threads_replaced_by()):
-            log.error("profiler %r: %s", self.name, replaced_note(library))
         may_wait = self._may_wait()
         if not self._call(self._shut, patience=self._patience(self._closes_by, half=True)) and may_wait:
             self._shut_around()
@@ -380,6 +378,8 @@ class Profiler(Reporting):
             except TimeoutError:
                 log.error("profiler %r did not close in time: what closes it does not answer", self.name)
             self._took.waited(clock.now() - began)
+            for note in () if self._pipeline is None else self._replaced_notes(self._pipeline.statistics()):
+                log.error("profiler %r: %s", self.name, note)
         signals.unwatch(_alive)
 
     @property

@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from stepscope.runtime import _core, native_threads
 from stepscope.runtime.greenlets import threads_replaced_by
-from stepscope.runtime.native_threads import Lock, Thread, get_ident
+from stepscope.runtime.native_threads import Lock, Thread, get_ident, on_main_thread
 from stepscope.runtime.promise import LOOK, Promise
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ def start(thread: Thread) -> None:
     Raises:
         RuntimeError: if the system gives no further thread.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not on_main_thread():
         _core.without_signals(thread.start)
         return
     started: Promise[None] = Promise()
