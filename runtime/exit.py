@@ -78,6 +78,7 @@ def _give_up_waiting() -> None:
 def _close_what_is_open() -> None:
     """eventlet replaces what the interpreter calls first at its exit by a function that does not call ours."""
     if profiler._alive:  # pyright: ignore[reportPrivateUsage]
+        start_also_at_exit()
         close_all()
 
 

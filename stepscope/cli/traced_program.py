@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import select
 from collections.abc import Callable
 from pathlib import Path
+from select import select  # by name: gevent and eventlet replace the function in the module
 
 import msgspec
 
@@ -145,7 +145,7 @@ def _write(text: str) -> None:
     `sys.stderr` has a lock that the program may hold, and a pipe that nobody reads would make the process wait.
     """
     with contextlib.suppress(OSError):  # closed
-        if select.select([], [_STDERR], [], 0)[1]:
+        if select([], [_STDERR], [], 0)[1]:
             os.write(_STDERR, text.encode(errors="replace"))
 
 
