@@ -72,7 +72,7 @@ def refusal(library: str) -> str:
 def replaced_note(library: str) -> str:
     """A sentence on a profiler whose exporters failed, or did not end, where a library has replaced the threads."""
     return (
-        f"{library} has replaced the threads of the standard library by greenlets since stepscope was imported: an exporter of "
-        "the program's that starts threads, also by anyio.to_thread, waits for greenlets that never run. Call "
-        f"{WITHOUT_THREADS[library]}, or use asyncio.to_thread in the exporter"
+        f"{library} has replaced the threads of the standard library by greenlets since stepscope was imported. Threads that an "
+        "exporter of yours starts, also by anyio.to_thread, are greenlets then, which do not run while the exporter waits for "
+        f"them: if it failed for that reason, call {WITHOUT_THREADS[library]}, or use asyncio.to_thread in the exporter"
     )

@@ -21,7 +21,18 @@ get_ident = _thread.get_ident
 if TYPE_CHECKING:
     from threading import Condition, Event, Lock, RLock, Thread
 else:
-    Lock, RLock = _thread.allocate_lock, _thread.RLock
+    Lock = _thread.allocate_lock
+    _RLOCK = ("__enter__", "__exit__", "acquire", "release", "_is_owned", "_acquire_restore", "_release_save")
+
+    def RLock():
+        """A lock of another type than `_thread.RLock`: eventlet replaces the instances of that which it finds.
+
+        A class for each, as `with` looks up the methods of a class. So these are still those in C, which no signal handler
+        interrupts.
+        """
+        lock = _thread.RLock()
+        members = {name: getattr(lock, name) for name in (*_RLOCK, "_at_fork_reinit")}
+        return type("RLock", (), {**members, "__slots__": ("__weakref__",)})()
 
     def _copies():
         """Subclasses whose methods have globals of their own: those of `threading` as they are now.
