@@ -149,8 +149,10 @@ async def call_in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     As `anyio.to_thread.run_sync`, which starts its threads by `threading`: where that is patched they would be greenlets.
     """
     await anyio.lowlevel.checkpoint_if_cancelled()
+    result: list[T] = []
     with anyio.CancelScope(shield=True):
-        return await asyncio.to_thread(call, *args, **kwargs)
+        result.append(await asyncio.to_thread(call, *args, **kwargs))
+    return result[0]
 
 
 class NativeFuture(Future[T]):

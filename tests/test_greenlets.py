@@ -192,17 +192,13 @@ def check_traced(directory: Path, errors: str) -> None:
     assert [event["name"] for event in events if event["ph"] == "X"].count("request") == 3
 
 
-@pytest.mark.parametrize("how", ["script", "module"])
-@pytest.mark.parametrize("library", ["gevent", "eventlet"])
-def test_a_script_that_patches_itself_under_stepscope_run(library: str, how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("library", "before"), [("gevent", ()), ("eventlet", ()), ("gevent", ("-m", "gevent.monkey"))])
+def test_a_script_that_patches_itself_under_stepscope_run(
+    library: str, before: tuple[str, ...], tmp_path: Path
+) -> None:
     """Very common: it is written in the ordinary time, and ends with the program's own status."""
     installed(library)
-    if how == "module" and library == "eventlet":
-        pytest.skip("eventlet has no command that patches")
-    program = (str(SCRIPT), library, "exit")
-    result = run_to_end(
-        run_command(tmp_path, *(("-m", "gevent.monkey") if how == "module" else ()), *program), timeout=60
-    )
+    result = run_to_end(run_command(tmp_path, *before, str(SCRIPT), library, "exit"), timeout=60)
     assert result.returncode == 3, result.stderr
     check_traced(tmp_path, result.stderr)
     text = result.stdout + result.stderr
@@ -216,7 +212,7 @@ def test_a_signal_ends_a_script_that_patches_itself(library: str, sent: signal.S
     installed(library)
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with launched(run_command(tmp_path, str(SCRIPT), library, "wait"), **streams) as process:
-        assert process.stdout.readline() == "ready\n"
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
         process.send_signal(sent)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == (130 if sent == signal.SIGINT else -sent), errors

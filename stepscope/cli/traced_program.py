@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 from collections.abc import Callable
+from os import write  # by name, like select: gevent and eventlet replace the functions in their modules
 from pathlib import Path
-from select import select  # by name: gevent and eventlet replace the function in the module
+from select import select
 
 import msgspec
 
@@ -146,7 +146,7 @@ def _write(text: str) -> None:
     """
     with contextlib.suppress(OSError):  # closed
         if select([], [_STDERR], [], 0)[1]:
-            os.write(_STDERR, text.encode(errors="replace"))
+            write(_STDERR, text.encode(errors="replace"))
 
 
 def _latest(path: Path) -> Path | None:
