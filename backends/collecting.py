@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import msgspec
@@ -10,6 +9,7 @@ import msgspec
 from stepscope.runtime import clock
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, empty_block, join_blocks
+from stepscope.runtime.native_threads import Condition
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class CollectingSink:
         self, start: Callable[[object], object] | None = None, accept: Callable[[int], bool] = lambda nbytes: True
     ) -> None:
         self._start, self._accept = start, accept
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self.deliveries: list[Delivery] = []
         self.losses: list[Loss] = []
         self.absences: list[Absence] = []

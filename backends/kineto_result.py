@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
 from stepscope.backends.torch_symbols import free_without_gil, save_without_gil
 from stepscope.runtime import locks
+from stepscope.runtime.native_threads import RLock
 from stepscope.runtime.recorder import scratch_directory
 
 
@@ -23,7 +23,7 @@ class SharedResult:
         self._left = takers
         self._counting = locks.reentrant()
         # Not one of `locks`, as it is held while a file is written. Reentrant: a handler may export what is being exported.
-        self._saving = threading.RLock()
+        self._saving = RLock()
         self._copy: Path | None = None
 
     @property

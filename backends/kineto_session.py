@@ -16,6 +16,7 @@ from stepscope.backends.torch_slot import OPERATOR_RUNS, PROGRAM, slot
 from stepscope.runtime import _core, clock
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.meter import own_threads
+from stepscope.runtime.native_threads import RLock, Thread, get_ident
 from stepscope.runtime.threads import start as start_thread
 
 _DEVICES = ("CUDA", "XPU", "MTIA", "HPU")
@@ -65,7 +66,7 @@ class KinetoSession:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._pid = os.getpid()
         self._thread = 0
         self._warm: list[Member] = []
@@ -88,7 +89,7 @@ class KinetoSession:
     @property
     def here(self) -> bool:
         """Whether it records on the caller's thread."""
-        return self._recording and self._thread == threading.get_ident()
+        return self._recording and self._thread == get_ident()
 
     def prepare(self, member: Member) -> str:
         """Warms up for a member that will enter. Returns what kept it from that, empty for nothing."""
@@ -180,7 +181,7 @@ class KinetoSession:
         if os.getpid() != self._pid:
             return  # torch's state is the parent's
         with self._lock:
-            if self._thread == threading.get_ident():
+            if self._thread == get_ident():
                 if self._recording:
                     now = clock.now()
                     self._stretch(now)
@@ -198,7 +199,7 @@ class KinetoSession:
         if os.getpid() != self._pid:
             return
         with self._lock:
-            if self._members and not self._recording and self._thread == threading.get_ident():
+            if self._members and not self._recording and self._thread == get_ident():
                 self._begin_again()
 
     def toggle(self, enable: bool, activities: frozenset[str]) -> bool:
@@ -212,15 +213,15 @@ class KinetoSession:
         return True
 
     def _mine(self) -> bool:
-        if self._stuck is not None and self._thread not in (0, threading.get_ident()):
+        if self._stuck is not None and self._thread not in (0, get_ident()):
             if any(thread.ident == self._thread for thread in threading.enumerate()):
                 return False
             self._stuck = None  # it ended with its thread
-        return self._thread in (0, threading.get_ident()) or not (self._warm or self._members)
+        return self._thread in (0, get_ident()) or not (self._warm or self._members)
 
     def _settle(self) -> None:
         used = self._warm or self._members or self._stuck is not None
-        self._thread = threading.get_ident() if used else 0
+        self._thread = get_ident() if used else 0
 
     def _occupied(self) -> str:
         """Why torch's slot, or kineto, cannot be had now; empty if it can."""
@@ -462,7 +463,7 @@ def _hold_kineto() -> None:
         if not _refusal("start", profile._prepare_trace):
             _refusal("start", profile._start_trace)
 
-    thread = threading.Thread(target=hold, name="stepscope-kineto-holder", daemon=True)
+    thread = Thread(target=hold, name="stepscope-kineto-holder", daemon=True)
     start_thread(thread)
     thread.join()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 import time
@@ -12,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import anyio
-import anyio.to_thread
 import msgspec
 
 from stepscope.backends.kineto_blocks import KinetoConverter, nest
@@ -98,13 +98,13 @@ class KinetoWorker:
         self._closing = True
         self._queue.put(None)
         try:
-            await anyio.to_thread.run_sync(self._working.result, abandon_on_cancel=True)
+            await asyncio.to_thread(self._working.result)
         except anyio.get_cancelled_exc_class():
             for trace in list(self._unfinished):
                 self._sink.missing(trace.since, trace.until, f"not all of torch's recording {TOO_LATE}")
             self._abandoned = True
             with anyio.move_on_after(LAST_S, shield=True):
-                await anyio.to_thread.run_sync(self._working.wait, abandon_on_cancel=True)
+                await asyncio.to_thread(self._working.wait)
             raise
         finally:
             self._abandoned = True

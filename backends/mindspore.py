@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sys
 import tempfile
@@ -12,7 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import anyio.to_thread
 import msgspec
 
 from stepscope.backends.mindspore_blocks import MindSporeTracks, convert
@@ -153,7 +153,7 @@ class MindSporeBackend:
         delivering, self._delivering = self._delivering, None
         if delivering is not None:
             self._queue.put(None)
-            await anyio.to_thread.run_sync(delivering.result, abandon_on_cancel=True)
+            await asyncio.to_thread(delivering.result)
         self._sink = None
 
     def report(self) -> BackendReport:

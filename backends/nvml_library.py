@@ -6,11 +6,11 @@ Source: the NVML API reference, and nvml.h.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from stepscope.backends.counting import Reading
+from stepscope.runtime.native_threads import Lock
 
 LIBRARY = "libnvidia-ml.so.1"
 """Part of NVIDIA's driver."""
@@ -64,7 +64,7 @@ class Nvml:
         except OSError as error:
             raise NvmlError(f"NVIDIA's driver is not there: {error}") from error
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._call("nvmlInit_v2")
         try:
             count = ctypes.c_uint()

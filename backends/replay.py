@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import anyio
-import anyio.to_thread
 
 from stepscope.backends.playback import Playback, Recording
 from stepscope.runtime import clock as process_clock
@@ -18,6 +16,8 @@ from stepscope.runtime.errors import BackendError, ClosedError, FormatError
 from stepscope.runtime.events import Block
 from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.loop_thread import call_in_thread
+from stepscope.runtime.native_threads import Event
 from stepscope.runtime.sink import BackendReport, Sink
 
 _LOOK = 0.02
@@ -61,7 +61,7 @@ class ReplayBackend:
         if not speed > 0:
             raise ValueError(f"speed must be above 0, got {speed!r}")
         self.name = name
-        self.finished = threading.Event()
+        self.finished = Event()
         """Set when the whole recording was delivered; for callers on any thread."""
         self._path = Path(path)
         self._speed, self._loop, self._window, self._max_bytes = speed, loop, window, max_bytes
@@ -131,7 +131,7 @@ class ReplayBackend:
         sink, ended = self._sink, self._ended
         assert ended is not None
         try:
-            recording = None if sink is None else await anyio.to_thread.run_sync(self._load)
+            recording = None if sink is None else await call_in_thread(self._load)
             if sink is None or recording is None:
                 return
             self._wake = anyio.Event()

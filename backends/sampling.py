@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
-
-import anyio.to_thread
 
 from stepscope.runtime import clock
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block
+from stepscope.runtime.native_threads import Event, Thread
 from stepscope.runtime.sink import BackendReport, Sink
 from stepscope.runtime.threads import start
 
@@ -38,10 +37,10 @@ class SamplingBackend(ABC):
             raise ValueError(f"interval must be a number of seconds above 0, got {interval!r}")
         self.name = name
         self._interval = interval
-        self._wake = threading.Event()
+        self._wake = Event()
         self._closed = self._window = self._border = False
         self._always = self._wanted = always
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._problem = ""
         self._samples = 0
 
@@ -51,7 +50,7 @@ class SamplingBackend(ABC):
             self._stop_thread()
         self._closed = self._window = self._border = False
         self._wanted = self._always
-        self._thread = threading.Thread(target=self._run, args=(sink,), name=f"stepscope {self.name}", daemon=True)
+        self._thread = Thread(target=self._run, args=(sink,), name=f"stepscope {self.name}", daemon=True)
         start(self._thread)
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
@@ -71,7 +70,7 @@ class SamplingBackend(ABC):
         self._closed = True
         self._wake.set()
         if thread is not None:
-            await anyio.to_thread.run_sync(thread.join, abandon_on_cancel=True)
+            await asyncio.to_thread(thread.join)
             self._thread = None
 
     def report(self) -> BackendReport:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Literal
@@ -15,6 +14,7 @@ from stepscope.backends.script import Deliver, Item, Lose, Moment, Raise, Waterm
 from stepscope.runtime import locks, tracks
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.errors import BackendError
+from stepscope.runtime.native_threads import get_ident
 from stepscope.runtime.sink import BackendReport, Sink
 from stepscope.runtime.tracks import TrackKind
 
@@ -82,11 +82,11 @@ class ScriptedBackend:
 
     def open(self, sink: Sink) -> None:
         """Takes the sink. Raises `BackendError` while open, and what the script says."""
-        self.calls.append(Call("open", threading.get_ident()))
+        self.calls.append(Call("open", get_ident()))
         if self._sink is not None:
             raise BackendError(f"{self.name} is in use by another profiler: make a ScriptedBackend for each")
         self._reset()
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self._sink = sink
         try:
             self._play("open", sink)
@@ -96,8 +96,8 @@ class ScriptedBackend:
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         """Plays what the script has for this moment. Raises what the script says."""
-        self.calls.append(Call("transition", threading.get_ident(), before, after, at))
-        if self.thread_bound and threading.get_ident() != self._thread:
+        self.calls.append(Call("transition", get_ident(), before, after, at))
+        if self.thread_bound and get_ident() != self._thread:
             raise BackendError(f"{self.name} is bound to the thread that opened it, and was switched on another one")
         sink = self._sink
         if sink is None:
@@ -119,7 +119,7 @@ class ScriptedBackend:
 
     async def aclose(self) -> None:
         """Delivers what is delayed, at once. Raises what the script says."""
-        self.calls.append(Call("aclose", threading.get_ident()))
+        self.calls.append(Call("aclose", get_ident()))
         sink = self._sink
         if sink is None:
             return

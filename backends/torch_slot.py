@@ -24,6 +24,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from stepscope.runtime import locks
+from stepscope.runtime.native_threads import Thread, get_ident
 from stepscope.runtime.threads import start as start_thread
 
 PROGRAM = "the program's own torch profiler was on, and torch has room for one"
@@ -100,7 +101,7 @@ class TorchSlot:
             self._changes_at_watch = self._changes.copy()
             flags = sys.modules.get("torch.autograd.profiler")
             if getattr(flags, "_is_profiler_enabled", False):  # on which thread torch does not say
-                self._kineto.add(threading.get_ident() if self.taken else _SOMEWHERE)
+                self._kineto.add(get_ident() if self.taken else _SOMEWHERE)
             for name in _MODULES:
                 module = sys.modules.get(name)
                 for function, what in _FUNCTIONS.items():
@@ -153,7 +154,7 @@ class TorchSlot:
     def change(self) -> None:
         """A recording of kineto begins or has ended on the calling thread."""
         with self._lock:
-            self._changes[threading.get_ident()] += 1
+            self._changes[get_ident()] += 1
         self._calls.in_operator = _in_operator()
 
     @property
@@ -192,7 +193,7 @@ class TorchSlot:
 
         @functools.wraps(original)
         def begin(region: Any) -> Any:
-            me = threading.get_ident()
+            me = get_ident()
             mark = (me, self._changes[me]) if self.taken and not self.emits else None
             result = original(region)
             self._regions[id(region.record)] = mark
@@ -219,7 +220,7 @@ class TorchSlot:
 
     def _is_stale(self, region: int) -> bool:
         """Whether the recording that a region began under may have ended."""
-        me = threading.get_ident()
+        me = get_ident()
         if region not in self._regions:  # it began before `watch`
             return self._changes[me] != self._changes_at_watch[me] or self.emits
         mark = self._regions[region]
@@ -228,7 +229,7 @@ class TorchSlot:
     def _call_for_program(
         self, original: Callable[..., Any], what: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        me = threading.get_ident()
+        me = get_ident()
         flags: Any = import_module("torch.autograd.profiler")
         if what == "flag":  # torch says in a variable that no profiler is on: ours may be
             enabled = self.taken
@@ -285,7 +286,7 @@ def _end_elsewhere(record: Any, call: Callable[[], Any]) -> Any:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, name="stepscope-region-end", daemon=True)
+    thread = Thread(target=run, name="stepscope-region-end", daemon=True)
     try:
         start_thread(thread)
     except RuntimeError:

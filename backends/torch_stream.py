@@ -19,6 +19,7 @@ from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.detail import Detail
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import Block, EventBatch
+from stepscope.runtime.native_threads import get_ident
 from stepscope.runtime.sink import BackendReport, Sink
 
 KEPT_TRACKS = 1024
@@ -131,7 +132,7 @@ class StreamMode:
         self._recording = self._closed = self._wanted = self._watching = False
         self.gaps = Gaps(sink)
         self._operators = self._switched_on = True
-        self._thread = threading.get_ident()  # of `open`, which is that of every transition
+        self._thread = get_ident()  # of `open`, which is that of every transition
         self._cost_ns = 0
         self._notes: list[str] = []
         self._linkers: dict[tuple[int, int], ForwardBackwardLinker] = {}
@@ -174,7 +175,7 @@ class StreamMode:
 
     def toggle(self, enable: bool, activities: frozenset[str]) -> bool:
         """Switches operators off and on again, on the thread that records; False if nothing came of it."""
-        here = self._wanted and self._thread == threading.get_ident()
+        here = self._wanted and self._thread == get_ident()
         if here and "CPU" in activities:
             self._switched_on = enable
             self._settle()

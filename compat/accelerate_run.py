@@ -23,8 +23,8 @@ from stepscope.runtime.control.environment import options_in_effect
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.formats import replay_into, run_of, writing
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.loop_thread import run_on_own_loop
 from stepscope.runtime.options import Options
-from stepscope.runtime.portal import run_on_own_loop
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import always
 from stepscope.runtime.window import Window

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import os
 import shutil
@@ -11,8 +12,6 @@ import time
 from _queue import SimpleQueue
 from collections import Counter
 from pathlib import Path
-
-import anyio.to_thread
 
 from stepscope.backends.kineto_blocks import KinetoConverter, nest
 from stepscope.backends.kineto_file import KinetoFile
@@ -80,7 +79,7 @@ class ChromeFilesBackend:
         if thread is not None:
             self._queue.put(None)
             try:
-                await anyio.to_thread.run_sync(thread.join, abandon_on_cancel=True)
+                await asyncio.to_thread(thread.join)
             finally:
                 self._abandoned = True
         self._sink = None

@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-import anyio.to_thread
-
 from stepscope.runtime.events import EventBatch
+from stepscope.runtime.loop_thread import call_in_thread
 from stepscope.runtime.programs_code import run, run_async
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window, WindowCallback
@@ -41,7 +40,7 @@ class CallbackExporter:
         ):
             await run_async(lambda: cast(Awaitable[object], self._callback(window)))
             return
-        result = await anyio.to_thread.run_sync(run, self._callback, window)
+        result = await call_in_thread(run, self._callback, window)
         if inspect.isawaitable(result):
             await run_async(lambda: result)
 

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-import anyio
 import msgspec
 
 from stepscope.exporters import account
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.runtime.events import Kind
 from stepscope.runtime.ledger import losses
+from stepscope.runtime.loop_thread import call_in_thread
 from stepscope.runtime.table import human_time, printable
 
 
@@ -136,7 +136,7 @@ class ConsoleExporter:
     async def _show(self, text: str, *, last: bool) -> None:
         if not self.write_errors:
             # A terminal may be slow or stopped; the loop must not wait for it.
-            await anyio.to_thread.run_sync(self._write, text, last)
+            await call_in_thread(self._write, text, last)
 
     def _write(self, text: str, last: bool) -> None:
         stream = self._stream

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Literal
 
@@ -14,6 +13,7 @@ from stepscope.runtime import _core, strings
 from stepscope.runtime.change import Change
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, Flag, Kind, join_blocks
+from stepscope.runtime.native_threads import Event
 
 Method = Literal["open", "export", "close_window", "aclose"]
 
@@ -56,7 +56,7 @@ class MemoryExporter:
         self._delay = delay
         self._hang_in, self._block_in = hang_in, block_in
         self._change = Change()
-        self._released = threading.Event()
+        self._released = Event()
         self._max_bytes = max_bytes
         self._bytes = 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 from collections import Counter
 from importlib import import_module
 from typing import Any
@@ -18,6 +17,7 @@ from stepscope.exporters.rotation import part
 from stepscope.exporters.trace_file import about_run, about_window
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events import EventBatch
+from stepscope.runtime.native_threads import Lock
 from stepscope.runtime.paths import absolute
 from stepscope.runtime.private_files import make_directories
 from stepscope.runtime.run import Run
@@ -67,7 +67,7 @@ class ParquetExporter:
         except ImportError as error:
             raise ImportError("Parquet files need a package: pip install 'stepscope[parquet]'") from error
         self._rows = ParquetRows(self._arrow)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._run: Run | None = None
         self._member: Run | None = None
         self._file: Any = None

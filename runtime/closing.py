@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
 
 import anyio.lowlevel
 
@@ -14,6 +13,7 @@ from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.options import Options
 from stepscope.runtime.output import Output
 from stepscope.runtime.pipeline import Pipeline
+from stepscope.runtime.promise import Promise
 from stepscope.runtime.recorder import Recorder
 from stepscope.runtime.recorder_accounts import RecorderAccounts
 from stepscope.runtime.table import human_count
@@ -74,14 +74,10 @@ class Closing:
             if note:
                 self._pipeline.notes.append(note)
         seconds = max((deadline - clock.now()) / 1e9, 0.0)
-        removal: Future[None] = Future()
-        try:
-            removal = self._hub.start(self._hub.remove, self._pipeline, seconds)
-        except RuntimeError as error:  # the loop has ended
-            removal.set_exception(error)
-        if not wait([removal], seconds).done and (late := self._late(removal, closed)):
+        removal = self._hub.start(self._hub.remove, self._pipeline, seconds)
+        if not removal.wait(seconds) and (late := self._late(removal, closed)):
             self._give_up(late)
-            removal.add_done_callback(lambda _: Work(self._end, removal, name="stepscope closing").begin())
+            Work(self._end, removal, name="stepscope closing").begin()
             return
         self._end(removal)
         now = clock.now()
@@ -89,32 +85,28 @@ class Closing:
         for outlet in self._pipeline.outlets:  # one end for all: each may have handed something to a thread that hangs
             outlet.join(max(until - clock.now(), 0) / 1e9)
 
-    def _late(self, removal: Future[None], closed: int) -> str:
+    def _late(self, removal: Promise[None], closed: int) -> str:
         """Waits as long as closing may overrun its deadline; why it has not ended then, empty if it has.
 
         Args:
             closed: windows that were closed before closing began.
         """
         before = self._pipeline.statistics()
-        answer: Future[None] = Future()
-        try:
-            answer = self._hub.start(anyio.lowlevel.checkpoint)
-        except RuntimeError as error:  # the loop has ended
-            answer.set_exception(error)
-        if wait([removal], OVERRUN).done:
+        answer = self._hub.start(anyio.lowlevel.checkpoint)
+        if removal.wait(OVERRUN):
             return ""
         now = self._pipeline.statistics()
         waited = now.windows.opened - closed
         # Many windows are sorted and closed in one turn of the loop, which answers nobody meanwhile.
-        if waited >= MANY and (answer.done() or (now.windows, now.offered) != (before.windows, before.offered)):
+        if waited >= MANY and (answer.over or (now.windows, now.offered) != (before.windows, before.offered)):
             return f"{human_count(waited, 'window')} waited, more than there was time for"
-        if answer.done():
+        if answer.over:
             return "there was not enough time for all that waited"
         blocked = self._hub.blocked_in()
         return f"the runtime's loop is blocked in {blocked}" if blocked else "the runtime's loop does not answer"
 
-    def _end(self, removal: Future[None]) -> None:
-        """The pipeline is closed, or could not be."""
+    def _end(self, removal: Promise[None]) -> None:
+        """Waits until the pipeline is closed, or could not be."""
         try:
             removal.result()
             if self._accounts is not None:

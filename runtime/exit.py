@@ -13,6 +13,7 @@ import concurrent.futures.thread as _workers  # registers its own exit hook: our
 import threading
 
 from stepscope.runtime import _core, profiler
+from stepscope.runtime.native_threads import Event, Thread, get_ident
 from stepscope.runtime.profiler import close_all
 from stepscope.runtime.recorder import close_recorder
 from stepscope.runtime.threads import start, start_also_at_exit
@@ -20,9 +21,9 @@ from stepscope.runtime.threads import start, start_also_at_exit
 LOOK = 0.05
 """Seconds between two looks at whether the interpreter still waits."""
 
-_last: threading.Thread | None = None
+_last: Thread | None = None
 """Closes when the program's threads have ended."""
-_at_once = threading.Event()
+_at_once = Event()
 
 
 def _close() -> None:
@@ -31,7 +32,7 @@ def _close() -> None:
     start_also_at_exit()
     try:
         if not _used_here() and _at_work():
-            last = threading.Thread(target=_close_last, name="stepscope exit", daemon=False)
+            last = Thread(target=_close_last, name="stepscope exit", daemon=False)
             start(last)
             _last = last
             return
@@ -48,7 +49,7 @@ def _close() -> None:
 def _used_here() -> bool:
     """Whether an open profiler is stepped by this thread, or has a backend that only this one can stop."""
     return any(
-        each._stepper == threading.get_ident()  # pyright: ignore[reportPrivateUsage]
+        each._stepper == get_ident()  # pyright: ignore[reportPrivateUsage]
         or any(source.open and source.here for source in each._bound())  # pyright: ignore[reportPrivateUsage]
         for each in list(profiler._alive)  # pyright: ignore[reportPrivateUsage]
     )
@@ -74,6 +75,13 @@ def _give_up_waiting() -> None:
         _last.join()
 
 
+def _close_what_is_open() -> None:
+    """eventlet replaces what the interpreter calls first at its exit by a function that does not call ours."""
+    if profiler._alive:  # pyright: ignore[reportPrivateUsage]
+        start_also_at_exit()
+        close_all()
+
+
 # Exporters write on worker threads, and the executors that run them end before atexit's functions are called. The
 # hook that concurrent.futures uses for that runs in reverse order of registration, and ours was registered later.
 # A forked child closes what it has opened itself; nothing of its parent's is left in it.
@@ -81,4 +89,5 @@ getattr(threading, "_register_atexit", atexit.register)(_close)
 # Last: a signal that came meanwhile, and of which another thread has the process die, is what it ends of.
 atexit.register(_core.die_of_signal, 0)
 atexit.register(close_recorder)
+atexit.register(_close_what_is_open)
 atexit.register(_give_up_waiting)

@@ -20,6 +20,7 @@ from stepscope.runtime.events import EventBatch, Kind
 from stepscope.runtime.journal.format import time_range
 from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.reader import JournalItem, JournalReader
+from stepscope.runtime.loop_thread import call_in_thread
 from stepscope.runtime.paths import absolute
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Step, Window
@@ -203,7 +204,7 @@ async def replay_into(
     batches = events = windows = 0
     await exporter.open(run)
     try:
-        while (item := await anyio.to_thread.run_sync(_next, items)) is not None:
+        while (item := await call_in_thread(_next, items)) is not None:
             if isinstance(item, EventBatch):
                 open_windows.setdefault(item.window, UnfinishedWindow(item.window)).add(item)
                 await exporter.export(item)

@@ -8,6 +8,8 @@ import sys
 import weakref
 from typing import Any
 
+from stepscope.runtime import native_threads
+
 recorded: int = 0
 """Greenlets that have recorded something, in this process."""
 
@@ -44,26 +46,33 @@ def running() -> tuple[str, int, None] | None:
 
 
 def threads_replaced_by() -> str:
-    """The library that has replaced the standard library's threads by greenlets (monkey patching); empty if none has.
+    """The library that has replaced the standard library's threads by greenlets (monkey patching); empty if none has."""
+    return _library(_thread.start_new_thread)
 
-    Those of the runtime would run in greenlets of the program's thread then, and block it.
-    """
-    library = str(getattr(_thread.start_new_thread, "__module__", "")).partition(".")[0]
+
+def threads_replaced_before_import() -> str:
+    """The library that had done so when stepscope was imported: the runtime has no native threads then."""
+    return _library(native_threads.start_new_thread)
+
+
+def _library(start_new_thread: object) -> str:
+    library = str(getattr(start_new_thread, "__module__", "")).partition(".")[0]
     return library if library in WITHOUT_THREADS else ""
 
 
 def refusal(library: str) -> str:
-    """Why a profiler cannot start where a library has replaced the threads, and what to do."""
+    """Why a profiler cannot start where a library had replaced the threads, and what to do."""
     return (
-        f"{library} has replaced the threads of the standard library by greenlets, in which a profiler would block the "
-        f"program. Call {WITHOUT_THREADS[library]}; or start the profiler in a parent process without greenlets, and call "
-        "stepscope.join() in this one"
+        f"{library} has replaced the threads of the standard library by greenlets before stepscope was imported, and a profiler "
+        f"would block the program in them. Call {WITHOUT_THREADS[library]}; or import stepscope first; or start the profiler in "
+        "a parent process without greenlets, and call stepscope.join() in this one"
     )
 
 
 def replaced_note(library: str) -> str:
-    """A sentence on a profiler that was open when a library replaced the threads."""
+    """A sentence on a profiler whose exporters failed, or did not end, where a library has replaced the threads."""
     return (
-        f"{library} has replaced the threads of the standard library by greenlets while this profiler was open: exporters may "
-        f"not end, and `stepscope recover` brings back what they have not written. Call {WITHOUT_THREADS[library]}"
+        f"{library} has replaced the threads of the standard library by greenlets since stepscope was imported. Threads that an "
+        "exporter of yours starts, also by anyio.to_thread, are greenlets then, which do not run while the exporter waits for "
+        f"them: if it failed for that reason, call {WITHOUT_THREADS[library]}, or use asyncio.to_thread in the exporter"
     )

@@ -6,10 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import anyio
@@ -18,12 +15,10 @@ from stepscope.runtime import _core, clock, signals
 from stepscope.runtime.change import Change
 from stepscope.runtime.events import Block, Kind, join_blocks, without_ids
 from stepscope.runtime.faults import Faults
-from stepscope.runtime.lasting_loop import lasting_loop
-from stepscope.runtime.loop_thread import DaemonExecutor, loop_name
-from stepscope.runtime.meter import register_loop
+from stepscope.runtime.loop_thread import JOIN_S, LoopThread, loop_name
+from stepscope.runtime.native_threads import RLock, get_ident
 from stepscope.runtime.outlet import PATIENCE
 from stepscope.runtime.pipeline import Pipeline
-from stepscope.runtime.portal import portal
 from stepscope.runtime.promise import Promise
 from stepscope.runtime.recorder import Recorder
 from stepscope.runtime.source import Source
@@ -70,24 +65,35 @@ class Hub:
         """When the loop looked last, by its clock."""
         self._removing = 0
         """Profilers that begin to close: nobody is waited for then."""
-        self._stack = ExitStack()
-        self.loop_name = loop_name()
-        self._portal = self._stack.enter_context(portal("stepscope", lasting_loop))
-        self._wake, self._draining = self._portal.call(self._start)
         self._stopping = False
         self.opening = ""
         """The backend whose `open` the loop is inside of."""
         self._thread_ns = 0
-        self._drained = self._portal.start_task_soon(self._drain_for_ever, name="stepscope hub")
+        self.loop_name = loop_name()
+        self._begun: Promise[None] = Promise()
+        self._ended: Promise[None] = Promise()
+        self._thread = LoopThread("stepscope", self._run, self._failed)
+        self._begun.result()
 
-    async def _start(self) -> tuple[asyncio.Event, anyio.Lock]:
+    async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._thread_id = threading.get_ident()
-        register_loop(self._loop)
-        self._loop.set_default_executor(DaemonExecutor())
+        self._thread_id = get_ident()
+        self._wake, self._draining = asyncio.Event(), anyio.Lock()
         self._look()
         self._loop.add_reader(self._recorder.wake_fd, self._called)
-        return asyncio.Event(), anyio.Lock()
+        self._begun.give(None)
+        try:
+            await self._drain_for_ever()
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+        finally:
+            self._loop.remove_reader(self._recorder.wake_fd)
+            self._looking.cancel()
+        self._ended.give(None)
+
+    def _failed(self, error: BaseException) -> None:
+        self._begun.fail(error)
+        self._ended.fail(error)
 
     def _called(self) -> None:
         """A ring is half full."""
@@ -144,25 +150,21 @@ class Hub:
         interval = min((pipeline.options.drain_interval for pipeline in self._pipelines), default=0.0)
         self._loop.call_at(self._turned + interval, self._ask)
 
-    def call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Runs a coroutine function on the loop and waits for it; not from the loop itself."""
-        return self._portal.call(work, *args)
-
-    def start(self, work: Callable[..., Awaitable[T]], *args: Any) -> Future[T]:
-        """Runs a coroutine function on the loop, when that comes to it: the caller does not wait.
-
-        Raises:
-            RuntimeError: if the loop has ended.
-        """
-        done: Future[T] = Future()
+    def start(self, work: Callable[..., Awaitable[T]], *args: Any, name: str = "stepscope call") -> Promise[T]:
+        """Runs a coroutine function on the loop, when that comes to it: the caller does not wait. It fails with a
+        `RuntimeError` if the loop has ended."""
+        done: Promise[T] = Promise()
 
         async def run() -> None:
             try:
-                done.set_result(await work(*args))
+                done.give(await work(*args))
             except BaseException as error:  # the loop goes on
-                done.set_exception(error)
+                done.fail(error)
 
-        self._loop.call_soon_threadsafe(lambda: self._keep(run(), "stepscope call"))
+        try:
+            self._loop.call_soon_threadsafe(lambda: self._keep(run(), name))
+        except RuntimeError as error:
+            done.fail(error)
         return done
 
     def _keep(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -238,10 +240,7 @@ class Hub:
 
         self.do(start)
         (pipeline,) = made
-        if self.on_loop():
-            self._keep(pipeline.run(self._passed), "stepscope pipeline")
-        else:
-            self._portal.start_task_soon(pipeline.run, self._passed, name="stepscope pipeline")
+        self.start(pipeline.run, self._passed, name="stepscope pipeline")
         self.wake()
         return pipeline
 
@@ -249,14 +248,8 @@ class Hub:
         """Ends the loop and joins the thread; pipelines are closed before."""
         self._stopping = True
         self.wake()
-        self._drained.result()
-
-        async def remove() -> None:
-            self._loop.remove_reader(self._recorder.wake_fd)
-            self._looking.cancel()
-
-        self._portal.call(remove)
-        self._stack.close()
+        self._ended.result()
+        self._thread.join(JOIN_S)
 
     # on the loop
 
@@ -461,7 +454,7 @@ class Hub:
 _hub: Work[Hub] | None = None
 _gone: Work[None] | None = None
 _users = 0
-_lock = threading.RLock()
+_lock = RLock()
 """Held for a moment only. Reentrant: a signal handler may come while its thread holds it."""
 
 
@@ -526,7 +519,7 @@ def _stop(making: Work[Hub]) -> None:
 def _forget() -> None:
     """In a forked child there is no loop thread: its hub is the parent's, and is only let go of."""
     global _hub, _gone, _users, _lock
-    _hub, _gone, _users, _lock = None, None, 0, threading.RLock()
+    _hub, _gone, _users, _lock = None, None, 0, RLock()
 
 
 os.register_at_fork(after_in_child=_forget)

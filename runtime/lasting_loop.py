@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import logging
+import selectors
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 from stepscope.runtime.descriptors import check_free_descriptors
@@ -15,6 +16,9 @@ log = logging.getLogger("stepscope")
 
 LOOP_DESCRIPTORS = 12
 """More than a loop opens. libuv ends the process where it gets none for its first loop."""
+
+_Selector = selectors.DefaultSelector
+"""The one of when stepscope was imported: gevent and eventlet replace it."""
 
 if TYPE_CHECKING:
     _Loop = asyncio.SelectorEventLoop
@@ -27,6 +31,18 @@ class _Lasting(_Loop):
     `KeyboardInterrupt`. Who waits for the task gets that; the log has it in any case."""
 
     _main: asyncio.Future[Any] | None = None
+    _executor: Executor | None = None
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Unlike the base, which waits for the executor on a thread that it starts, and that may be a greenlet: the threads
+        of ours end by themselves."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
+
+    def set_default_executor(self, executor: Any) -> None:
+        """As the base."""
+        self._executor = executor
+        super().set_default_executor(executor)
 
     def run_until_complete(self, future: Any) -> Any:
         """As the base."""
@@ -54,8 +70,10 @@ def lasting_loop() -> asyncio.AbstractEventLoop:
         OSError: if the process may not open as many files as a loop needs.
     """
     check_free_descriptors(LOOP_DESCRIPTORS)
-    base: type[asyncio.AbstractEventLoop] = asyncio.SelectorEventLoop
-    with contextlib.suppress(ImportError):
-        base = importlib.import_module("uvloop").Loop
-    loop: asyncio.AbstractEventLoop = type("LastingLoop", (_Lasting, base), {})()
+    try:
+        base: Any = importlib.import_module("uvloop").Loop
+        arguments = []
+    except ImportError:
+        base, arguments = asyncio.SelectorEventLoop, [_Selector()]
+    loop: asyncio.AbstractEventLoop = type("LastingLoop", (_Lasting, base), {})(*arguments)
     return loop

@@ -14,24 +14,26 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from stepscope.runtime.native_threads import RLock
+
 T = TypeVar("T")
 
 _log = logging.getLogger("stepscope")
-_ours: list[weakref.ref[threading.RLock]] = []
+_ours: list[weakref.ref[RLock]] = []
 
 
-def reentrant() -> threading.RLock:
+def reentrant() -> RLock:
     """A lock that `held_here` knows of. Reentrant: a handler may make calls of its own while its thread holds it.
 
     Who holds it neither calls what belongs to the program nor waits for anything. It is held by `with`, which no signal
     handler comes into between taking and giving back. In a forked child it is free.
     """
-    lock = threading.RLock()
+    lock = RLock()
     _ours.append(weakref.ref(lock, _ours.remove))
     return lock
 
 
-def if_free(lock: threading.RLock, call: Callable[[], T]) -> T | None:
+def if_free(lock: RLock, call: Callable[[], T]) -> T | None:
     """Makes a call with the lock held, unless another thread holds it: then it does not wait. Not where the caller holds it."""
     try:
         mine = lock.acquire(blocking=False)
@@ -47,7 +49,7 @@ def if_free(lock: threading.RLock, call: Callable[[], T]) -> T | None:
         lock.release()
 
 
-def without(lock: threading.RLock, call: Callable[[], T]) -> T:
+def without(lock: RLock, call: Callable[[], T]) -> T:
     """Makes a call while a lock that the caller holds is given back; what it guards may be another then."""
     try:
         lock.release()
@@ -75,7 +77,7 @@ def _known() -> Iterator[object]:
 
 
 def _is_mine(lock: object) -> bool:
-    # What threading.Condition asks of a lock.
+    # What `threading.Condition` asks of a lock.
     is_owned = getattr(lock, "_is_owned", None)
     return is_owned is not None and bool(is_owned())
 

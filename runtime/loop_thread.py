@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import contextvars
 import importlib
-import threading
 import time
 from _queue import SimpleQueue  # not from `queue`: gevent patches that, also in programs whose threads it leaves alone
 from collections.abc import Awaitable, Callable
@@ -14,16 +13,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from stepscope.runtime import _core, threads
 from stepscope.runtime.change import Change
 from stepscope.runtime.lasting_loop import lasting_loop
 from stepscope.runtime.meter import register_loop
+from stepscope.runtime.native_threads import Condition, Lock, Thread
+from stepscope.runtime.promise import Promise
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_WORKERS = 8
+JOIN_S = 1.0
+"""Seconds in which the thread of a loop that has done its work ends, at most."""
 
 
 def loop_name() -> str:
@@ -63,17 +67,17 @@ class LoopThread:
         self._cancelled = False
         self._calls: list[Callable[[], object]] = []
         """What is to be called when the loop is there."""
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._executor = DaemonExecutor()
         self._context = contextvars.copy_context()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = Thread(target=self._run, name=name, daemon=True)
         threads.start(self._thread)
 
     def join(self, seconds: float) -> None:
         """Waits for the end of a thread that has `ended`, and of what it started, `seconds` at most."""
         deadline = time.monotonic() + seconds
         for thread in (self._thread, *self._executor.threads):
-            thread.join(max(deadline - time.monotonic(), 0))
+            threads.join(thread, max(deadline - time.monotonic(), 0))
 
     def call(self, what: Callable[[], object]) -> None:
         """Calls it on the loop, as soon as there is one; from any thread. It is not called if the work has ended."""
@@ -116,6 +120,49 @@ class LoopThread:
             await self._work()
 
 
+def run_on_own_loop(work: Callable[[], Awaitable[T]]) -> T:
+    """Runs a coroutine function to its end on a thread of its own and returns its result; also where a loop runs already,
+    as in callbacks."""
+    done: Promise[T] = Promise()
+
+    async def main() -> None:
+        try:
+            done.give(await work())
+        except BaseException as error:
+            done.fail(error)
+            raise
+
+    thread = LoopThread("stepscope export", main, done.fail)
+    try:
+        return done.result()
+    except BaseException:
+        thread.cancel()  # without effect unless a signal handler raised here
+        raise
+    finally:
+        done.wait()
+        thread.join(JOIN_S)
+
+
+async def call_in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Calls a function on a worker thread of the running loop. When cancelled it waits for the end of the call.
+
+    As `anyio.to_thread.run_sync`, which starts its threads by `threading`: where that is patched they would be greenlets.
+    """
+    await anyio.lowlevel.checkpoint_if_cancelled()
+    result: list[T] = []
+    with anyio.CancelScope(shield=True):
+        result.append(await asyncio.to_thread(call, *args, **kwargs))
+    return result[0]
+
+
+class NativeFuture(Future[T]):
+    """A future whose lock is a native one, also where a greenlet library has replaced the threads of the standard library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = Condition()
+
+
 class DaemonExecutor(ThreadPoolExecutor):
     """A pool of daemon threads, which the interpreter does not wait for at its exit.
 
@@ -126,9 +173,9 @@ class DaemonExecutor(ThreadPoolExecutor):
         super().__init__(max_workers=1)
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._workers = self._idle = 0
-        self.threads: list[threading.Thread] = []
+        self.threads: list[Thread] = []
         """Those that were started."""
-        self._guard = threading.Lock()
+        self._guard = Lock()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Runs the call on a thread of the pool; with the program's signal mask, if code of the program submits it.
@@ -136,7 +183,7 @@ class DaemonExecutor(ThreadPoolExecutor):
         Raises:
             RuntimeError: if there is none, and the system gives none; then it is not run later, either.
         """
-        future: Future[T] = Future()
+        future: Future[T] = NativeFuture()
         of_program = _core.runs_programs_code()
 
         def job() -> None:
@@ -154,7 +201,7 @@ class DaemonExecutor(ThreadPoolExecutor):
             self._idle -= spare
             self._workers += not spare
         if not spare:
-            thread = threading.Thread(target=self._run, name="stepscope worker", daemon=True)
+            thread = Thread(target=self._run, name="stepscope worker", daemon=True)
             try:
                 threads.start(thread)
             except RuntimeError:

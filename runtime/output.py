@@ -7,7 +7,6 @@ import errno
 import logging
 import os
 import re
-import threading
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -18,10 +17,11 @@ from stepscope.runtime.errors import OutputError, ProfilerStateError
 from stepscope.runtime.formats import replay_into, run_of, writing
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.launch import launch_directory, launch_name, own_directory
+from stepscope.runtime.loop_thread import run_on_own_loop
+from stepscope.runtime.native_threads import Lock
 from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.paths import absolute, can_create_in, temporary_directory, user_directory
 from stepscope.runtime.pipeline import Pipeline
-from stepscope.runtime.portal import run_on_own_loop
 from stepscope.runtime.private_files import refuse_link
 from stepscope.runtime.processes import process_identity
 from stepscope.runtime.run import Run
@@ -88,7 +88,7 @@ class Output:
         self._ours, self._named, self._elsewhere = ours, named, elsewhere
         self.pipeline: Pipeline | None = None
         self._note: tuple[Path, SessionNote] | None = None
-        self._noting = threading.Lock()
+        self._noting = Lock()
 
     @classmethod
     def choose(cls, output_dir: str | os.PathLike[str] | None, name: str, rank: int | None) -> Output:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import threading
 import traceback
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -16,6 +15,8 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any, cast
 
 import anyio
+
+from stepscope.runtime.native_threads import on_main_thread
 
 GRACE = 0.2
 """Seconds that a part which was cancelled has left to end."""
@@ -28,7 +29,7 @@ def from_signal_handler(error: BaseException) -> bool:
     one of their functions is in the traceback. What a handler written in C raises counts as the part's; the one for Ctrl-C that
     Python comes with waits until calls of ours are over (`signals.uninterrupted`).
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not on_main_thread():
         return False
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))

@@ -24,11 +24,12 @@ from stepscope.runtime.ending import call_after_signal, call_before_close
 from stepscope.runtime.error_text import error_text
 from stepscope.runtime.errors import ClosedError, OutputError, ProfilerStateError, StepscopeError
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.greenlets import refusal, replaced_note, threads_replaced_by
+from stepscope.runtime.greenlets import refusal, threads_replaced_before_import
 from stepscope.runtime.join import leave
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.messages import Flush, WindowEnds
 from stepscope.runtime.metadata import Metadata
+from stepscope.runtime.native_threads import get_ident
 from stepscope.runtime.options import Options
 from stepscope.runtime.output import Output
 from stepscope.runtime.overhead import OverheadBudget
@@ -131,8 +132,8 @@ class Profiler(Reporting):
         directory for the session can be made.
 
         Raises:
-            ProfilerStateError: if it runs already or was closed; if gevent or eventlet has replaced the threads of the
-                standard library; and if the process is ending.
+            ProfilerStateError: if it runs already or was closed; if gevent or eventlet had replaced the threads
+                of the standard library when stepscope was imported; and if the process is ending.
             OutputError: if the directory that the user named cannot be used.
             BackendError: if a backend has not opened after `Options.start_timeout` seconds: which. A later call goes on.
         """
@@ -147,7 +148,7 @@ class Profiler(Reporting):
                 f"start() of profiler {self.name!r}: the process is ending, and can record nothing any more. Functions of atexit "
                 "are called in reverse order: register the one that starts a profiler after `import stepscope`"
             )
-        library = threads_replaced_by()
+        library = threads_replaced_before_import()
         if library:
             raise ProfilerStateError(f"start() of profiler {self.name!r}: {refusal(library)}")
 
@@ -282,9 +283,7 @@ class Profiler(Reporting):
     def _open_sources(self, starting: Starting) -> None:
         assert self._pipeline is not None and self._hub is not None
         stepper = self._stepper
-        elsewhere = stepper not in (0, threading.get_ident()) and any(
-            thread.ident == stepper for thread in threading.enumerate()
-        )
+        elsewhere = stepper not in (0, get_ident()) and any(thread.ident == stepper for thread in threading.enumerate())
         if stepper == 0 and isinstance(self.schedule, PlannedSchedule):
             elsewhere = self._scheduled(self._step)[0] is ProfilerAction.NONE
         for source in self._pipeline.sources:
@@ -371,8 +370,6 @@ class Profiler(Reporting):
         if self._state == "inert":
             return
         self._close_from_now()
-        if self._state != "new" and (library := threads_replaced_by()):
-            log.error("profiler %r: %s", self.name, replaced_note(library))
         may_wait = self._may_wait()
         if not self._call(self._shut, patience=self._patience(self._closes_by, half=True)) and may_wait:
             self._shut_around()
@@ -383,6 +380,8 @@ class Profiler(Reporting):
             except TimeoutError:
                 log.error("profiler %r did not close in time: what closes it does not answer", self.name)
             self._took.waited(clock.now() - began)
+            for note in () if self._pipeline is None else self._replaced_notes(self._pipeline.statistics()):
+                log.error("profiler %r: %s", self.name, note)
         signals.unwatch(_alive)
 
     @property

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Generic, TypeVar, cast
+
+from stepscope.runtime.native_threads import Lock
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ class Promise(Generic[T]):
         """Whether it was given."""
         self._value: T | None = None
         self._error: BaseException | None = None
-        self._gate = threading.Lock()
+        self._gate = Lock()
         """Shut until then."""
         self._gate.acquire()
 

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import shlex
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from stepscope.runtime.detail import EVERYTHING
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks
 from stepscope.runtime.mounts import IN_MEMORY, file_system_of
+from stepscope.runtime.native_threads import Lock
 from stepscope.runtime.options import Options
 from stepscope.runtime.paths import temporary_directory
 from stepscope.runtime.private_files import is_gone
@@ -296,7 +296,7 @@ def _warn_of_disk(directory: Path) -> None:
 _recorder: Recorder | None = None
 _inherited: Path | None = None
 _closed = False
-_making = threading.Lock()
+_making = Lock()
 
 
 def recorder(options: Options, user: object = None, run: Path | None = None, last: Path | None = None) -> Recorder:
@@ -362,7 +362,7 @@ def _forget() -> None:
     if _inherited is not None and _recorder is not None:
         _recorder.spool.close()
     _recorder, _closed = None, False
-    _making = threading.Lock()
+    _making = Lock()
 
 
 os.register_at_fork(after_in_child=_forget)

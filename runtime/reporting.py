@@ -18,7 +18,7 @@ from stepscope.runtime.output import Output
 from stepscope.runtime.recorder_accounts import RecorderAccounts
 from stepscope.runtime.saving import Saving
 from stepscope.runtime.schedule import ScheduleFunction
-from stepscope.runtime.statistics import ProfilerStatistics
+from stepscope.runtime.statistics import PipelineStatistics, ProfilerStatistics
 from stepscope.runtime.summary import Summary
 from stepscope.runtime.table import human_count
 from stepscope.runtime.trust import TrustReport
@@ -101,7 +101,7 @@ class Reporting(Saving):
             notes += self._explain()
         notes += (self._without_effect,) if self._without_effect else ()
         if self._pipeline is not None:
-            notes += (replaced_note(library),) if (library := threads_replaced_by()) else ()
+            notes += self._replaced_notes(self._pipeline.statistics())
             notes += tuple(self._pipeline.notes)
             notes += tuple(error_notes(self._pipeline))
             notes += self._flight_notes(self._pipeline)
@@ -117,6 +117,13 @@ class Reporting(Saving):
         if self._ignored:
             notes += (f"steps ignored: step() was called {self._ignored} times while the profiler was not running",)
         return notes
+
+    def _replaced_notes(self, pipeline: PipelineStatistics) -> tuple[str, ...]:
+        """What a library that has replaced the threads may have to do with exporters that failed."""
+        library = threads_replaced_by()
+        given_up = self._ending is not None and self._ending.given_up
+        failed = given_up or any(output.errors for output in pipeline.exporters)
+        return (replaced_note(library),) if library and failed else ()
 
     def audit(self) -> tuple[str, ...]:
         """Every account of this run that does not balance, in words; empty if all do.

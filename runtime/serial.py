@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
 from stepscope.runtime import locks
 from stepscope.runtime.error_keeper import ErrorKeeper
+from stepscope.runtime.native_threads import get_ident
 from stepscope.runtime.promise import LOOK, Promise
 
 PATIENCE = 1.0
@@ -20,7 +20,7 @@ class _Turn(Promise[None]):
 
     def __init__(self, *, waits: bool) -> None:
         super().__init__()
-        self.thread = threading.get_ident()
+        self.thread = get_ident()
         """The one that makes the call."""
         self.waits = waits
         """Whether it waits for others, so that they must not wait for it."""
@@ -46,7 +46,7 @@ class Serial:
     def mine(self) -> bool:
         """Whether the caller is inside of a call itself, so that it must not wait for others."""
         inside = self._inside
-        return inside is not None and inside.thread == threading.get_ident()
+        return inside is not None and inside.thread == get_ident()
 
     def run(self, call: Callable[[], None], *, patience: float = PATIENCE) -> bool:
         """Runs a call, or puts it down.
@@ -85,7 +85,7 @@ class Serial:
             with self._lock:
                 inside = self._inside
                 if inside is None:
-                    turn.thread = threading.get_ident()
+                    turn.thread = get_ident()
                     self._inside = turn
                 else:
                     self._later.append((call, turn))
@@ -99,12 +99,12 @@ class Serial:
                 self._run_later()
         if self._inside is None:
             self._run_later()  # the other one had looked already
-        return inside.thread != threading.get_ident() and turn.wait(until - time.monotonic())
+        return inside.thread != get_ident() and turn.wait(until - time.monotonic())
 
     def _wait_for_turn(self, patience: float) -> None:
         """Waits while somebody is inside who does not wait for others."""
         until = time.monotonic() + patience
-        while (inside := self._inside) is not None and not inside.waits and inside.thread != threading.get_ident():
+        while (inside := self._inside) is not None and not inside.waits and inside.thread != get_ident():
             left = until - time.monotonic()
             if left <= 0:
                 break

@@ -17,13 +17,13 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import threading
 from collections.abc import Callable, Collection
 from importlib import import_module
 from types import FrameType
 from typing import Concatenate, ParamSpec, TypeVar
 
 from stepscope.runtime import _core, locks
+from stepscope.runtime.native_threads import on_main_thread
 
 _getsignal: Callable[[int], object] = vars(import_module("_signal"))["getsignal"]
 """`signal.getsignal`, which looks the answer up in an enumeration: that takes as long as a third of a change of action."""
@@ -54,7 +54,7 @@ def watch(close_all: Callable[[str], None], seconds: float) -> None:
     global _close_all, _seconds
     with _lock:
         _close_all, _seconds = close_all, max(_seconds, seconds)
-        for number in _ENDING if _on_main_thread() else ():
+        for number in _ENDING if on_main_thread() else ():
             # Ours is left, without effect, where another thread has given the signal back.
             if signal.getsignal(number) in (signal.SIG_DFL, _terminate):
                 signal.signal(number, _terminate)
@@ -76,7 +76,7 @@ def unwatch(profilers: Collection[object] = ()) -> None:
         if profilers or not _core.unwatch_signals():
             return
         _seconds = 0.0
-        for number in _ENDING if _on_main_thread() else ():
+        for number in _ENDING if on_main_thread() else ():
             if signal.getsignal(number) is _terminate:
                 signal.signal(number, signal.SIG_DFL)
 
@@ -95,7 +95,7 @@ def uninterrupted(method: Callable[Concatenate[Self, P], R]) -> Callable[Concate
 
 
 def _held(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    if not _on_main_thread():
+    if not on_main_thread():
         return function(*args, **kwargs)
     interrupts = _getsignal(signal.SIGINT) is signal.default_int_handler
     return _core.hold_signals(interrupts, function, *args, **kwargs)
@@ -104,10 +104,6 @@ def _held(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
 def held() -> bool:
     """Whether a signal has come that waits for the end of a change."""
     return _core.signal_held()
-
-
-def _on_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

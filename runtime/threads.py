@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import _thread
 import sys
 import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
-from stepscope.runtime import _core
+from stepscope.runtime import _core, native_threads
+from stepscope.runtime.greenlets import threads_replaced_by
+from stepscope.runtime.native_threads import Lock, Thread, get_ident, on_main_thread
 from stepscope.runtime.promise import LOOK, Promise
 
 T = TypeVar("T")
 
-_start: Callable[[Callable[..., object], tuple[object, ...]], int] = _thread.start_new_thread
+_start: Callable[[Callable[..., object], tuple[object, ...]], int] = native_threads.start_new_thread
 
 
-def start(thread: threading.Thread) -> None:
+def start(thread: Thread) -> None:
     """Starts a thread, or none, whatever a signal handler raises. It blocks all asynchronous signals from its first
     instruction, and so do the threads that it starts: the program's signals go to the program's threads.
 
@@ -27,7 +28,7 @@ def start(thread: threading.Thread) -> None:
     Raises:
         RuntimeError: if the system gives no further thread.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not on_main_thread():
         _core.without_signals(thread.start)
         return
     started: Promise[None] = Promise()
@@ -52,7 +53,18 @@ def start_also_at_exit() -> None:
     global _start
     if sys.version_info[:3] in ((3, 12, 0), (3, 12, 1)):
         # Ours, and those of the libraries that exporters write with.
-        _start = threading._start_new_thread = _core.start_thread  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+        _start = _core.start_thread
+        native_threads.set_thread_start(_start)
+        if not threads_replaced_by():
+            threading._start_new_thread = _start  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def join(thread: threading.Thread, seconds: float | None = None) -> None:
+    """Waits for the end of a thread of ours, for ever if no time is given.
+
+    gevent gives the threads that it finds another `join`, which waits in a hub.
+    """
+    Thread.join(thread, seconds)
 
 
 class Work(Generic[T]):
@@ -69,9 +81,9 @@ class Work(Generic[T]):
         self._elsewhere = elsewhere
         self._done: Promise[T] = Promise()
         self._work: Callable[[], T] | None = partial(work, *args)
-        self._unclaimed = threading.Lock()
+        self._unclaimed = Lock()
         self._begun = False
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     def begin(self) -> Self:
         """Has it done; a second time changes nothing.
@@ -81,18 +93,19 @@ class Work(Generic[T]):
         """
         if not self._begun:
             try:
-                start(threading.Thread(target=self._run, name=self._name, daemon=True))
+                thread = Thread(target=lambda: self._run(thread), name=self._name, daemon=True)
+                start(thread)
             except RuntimeError:
                 if self._elsewhere:
                     raise
-                self._run()
+                self._run(None)
             self._begun = True
         return self
 
-    def _run(self) -> None:
+    def _run(self, thread: Thread | None) -> None:
         if not self._unclaimed.acquire(blocking=False):
             return
-        self._thread = threading.current_thread()
+        self._thread = thread
         work, self._work = self._work, None  # nothing that it needs is kept longer
         assert work is not None
         try:
@@ -154,5 +167,5 @@ class Work(Generic[T]):
             return self._done.result(timeout)
         finally:
             thread = self._thread
-            if self._done.over and thread is not None and thread is not threading.current_thread():
-                thread.join(timeout)
+            if self._done.over and thread is not None and thread.ident != get_ident():
+                join(thread, timeout)

@@ -82,7 +82,10 @@ class TrustReport(Documented, frozen=True, kw_only=True):
             for source, times in windows.missing.items()
             for why, ns in times.items()
         ]
-        nothing = "nothing that was counted; see what is missing" if missing else "nothing"
+        failed = ", ".join(output.name for output in pipeline.exporters if output.errors)
+        nothing = "nothing"
+        if missing or failed:
+            nothing += f" that was counted; {f'{failed} failed' if failed else 'see what is missing'}"
         yield f"dropped   {lost or ('not known' if stats.given_up else nothing)}"
         yield from (f"missing   {text}" for text in missing)
         if stats.given_up:
@@ -91,7 +94,9 @@ class TrustReport(Documented, frozen=True, kw_only=True):
         cut = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in stats.recorder.cut.items() if count)
         if cut:
             yield f"cut       {cut}"
-        yield f"accounts  {'; '.join(self.imbalances) or ('balanced, but for what is missing' if missing else 'balanced')}"
+        besides = [what for what, there in (("what is missing", missing), (f"what {failed} lost", failed)) if there]
+        balanced = f"balanced, but for {' and '.join(besides)}" if besides else "balanced"
+        yield f"accounts  {'; '.join(self.imbalances) or balanced}"
         yield from (f"process   {line}" for line in _processes(stats.recorder.workers))
         yield from (f"output    {line}" for line in self._outputs(pipeline))
         if pipeline.flight is not None:

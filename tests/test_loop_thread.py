@@ -12,6 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from stepscope.runtime.loop_thread import MAX_WORKERS, DaemonExecutor, LoopThread
+from stepscope.runtime.native_threads import Thread
 from tests.support import ROOT, poll
 
 
@@ -105,7 +106,7 @@ def _meet(barrier: threading.Barrier) -> int:
 
 def test_an_executor_outlives_a_system_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is told that there is none need not fear that its call is made later; who comes then is served."""
-    begin = threading.Thread.start
+    begin = Thread.start
     full = True
 
     def start(thread: threading.Thread) -> None:
@@ -113,7 +114,7 @@ def test_an_executor_outlives_a_system_without_threads(monkeypatch: pytest.Monke
             raise RuntimeError("can't start new thread")
         begin(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(Thread, "start", start)
     executor, done = DaemonExecutor(), list[str]()
     for _ in range(2 * MAX_WORKERS):
         with pytest.raises(RuntimeError):

@@ -13,8 +13,8 @@ from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.formats import replay_into, run_of, staged
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.loop_thread import run_on_own_loop
 from stepscope.runtime.paths import absolute
-from stepscope.runtime.portal import run_on_own_loop
 
 
 def export_window(cycle: Cycle, path: Path, facts: Mapping[str, Any]) -> None:

@@ -7,7 +7,6 @@ import atexit
 import contextlib
 import logging
 import os
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -15,6 +14,7 @@ from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.error_keeper import ErrorKeeper
 from stepscope.runtime.error_text import error_text
 from stepscope.runtime.loop_thread import LoopThread
+from stepscope.runtime.native_threads import RLock
 from stepscope.runtime.promise import Promise
 
 log = logging.getLogger("stepscope")
@@ -100,7 +100,7 @@ class ControlLoop:
 
 _loop: ControlLoop | None = None
 _users = 0
-_lock = threading.RLock()
+_lock = RLock()
 
 
 def acquire() -> ControlLoop:
@@ -142,7 +142,7 @@ def _end() -> None:
 def _forget() -> None:
     """In a forked child there is no such thread: its loop is the parent's, and is only let go of."""
     global _loop, _users, _lock
-    _loop, _users, _lock = None, 0, threading.RLock()
+    _loop, _users, _lock = None, 0, RLock()
 
 
 atexit.register(_end)

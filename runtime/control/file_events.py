@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from stepscope.runtime.native_threads import Event, Thread
 from stepscope.runtime.threads import start
 
 log = logging.getLogger("stepscope")
@@ -25,9 +26,9 @@ class FileEvents:
 
     def __init__(self, directory: Path, wanted: Callable[[str], bool], changed: Callable[[], object]) -> None:
         """Args: a directory; which names of files in it count; called when one of these may have changed."""
-        self._stop = threading.Event()
+        self._stop = Event()
         self._directory, self._wanted, self._changed = directory, wanted, changed
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     def start(self) -> bool:
         """Begins to watch. Returns whether that is possible: `watchfiles` is installed and the directory is there."""
@@ -37,9 +38,7 @@ class FileEvents:
             return False
         if not self._directory.is_dir():
             return False
-        self._thread = threading.Thread(
-            target=self._run, args=(watchfiles,), name="stepscope control files", daemon=True
-        )
+        self._thread = Thread(target=self._run, args=(watchfiles,), name="stepscope control files", daemon=True)
         start(self._thread)
         return True
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+from stepscope.runtime.native_threads import on_main_thread
 
 log = logging.getLogger("stepscope")
 
@@ -25,7 +26,7 @@ def watch(call: Callable[[], object]) -> str:
         Why not, if it cannot be: a signal's handler is set on the main thread only, and the program's own is left alone.
     """
     global _owner, _before
-    if threading.current_thread() is not threading.main_thread():
+    if not on_main_thread():
         return "SIGUSR2 arms nothing: the profiler was not started on the main thread"
     now = signal.getsignal(signal.SIGUSR2)
     if now not in (signal.SIG_DFL, signal.SIG_IGN, _arm):
@@ -44,7 +45,7 @@ def unwatch(call: Callable[[], object]) -> None:
     is ignored again. Idempotent."""
     if call in _calls:
         _calls.remove(call)
-    main = threading.current_thread() is threading.main_thread()
+    main = on_main_thread()
     ignored = _before is signal.SIG_IGN
     if not _calls and ignored and main and signal.getsignal(signal.SIGUSR2) is _arm:
         signal.signal(signal.SIGUSR2, _before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable
 
 import numpy as np
@@ -13,6 +12,7 @@ from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import Block, Flag
 from stepscope.runtime.journal.format import heap_arguments
 from stepscope.runtime.journal.records import TrackRecord
+from stepscope.runtime.native_threads import Lock
 
 LOST_NAME = "(name lost)"
 """Shown for a name whose text is missing from the file."""
@@ -59,7 +59,7 @@ class _KnownTracks:
     def __init__(self) -> None:
         self._ids: dict[_TrackIdentity, list[int]] = {}
         self._next = 1
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def of(self, identity: _TrackIdentity) -> list[int]:
         """The ids of those that are alike, the first one first."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.append_file import AppendFile
 from stepscope.runtime.journal.tables import Tables
 from stepscope.runtime.ledger import Ledger
+from stepscope.runtime.native_threads import Lock
 from stepscope.runtime.plain import plain
 from stepscope.runtime.private_files import deleted_error, make_directories
 from stepscope.runtime.run import Run
@@ -106,7 +106,7 @@ class JournalWriter:
         self._create = create
         self._holes = holes
         self._full = False
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._file: Target | None = None
         self._sync = fmt.new_sync_word()
         self._number = 0

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import re
-import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +18,7 @@ import msgspec
 
 from stepscope.runtime.errors import FormatError, SessionError
 from stepscope.runtime.held_files import lock
+from stepscope.runtime.native_threads import Event
 from stepscope.runtime.recovery.left_session import LeftSession
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.session import PREFIX, remove_session
@@ -40,7 +40,7 @@ PAUSE = 0.001
 """Seconds between two sessions in a process that trains meanwhile."""
 
 _beside: Work[None] | None = None
-_enough = threading.Event()
+_enough = Event()
 
 MEMORY = Path("/dev/shm")
 _MEMINFO = re.compile(r"^(\w+): +(\d+) kB$", re.MULTILINE)

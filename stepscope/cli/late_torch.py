@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 
 from stepscope.backends.torch import TorchBackend
@@ -11,6 +10,7 @@ from stepscope.runtime import clock
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.detail import FULL, Detail
 from stepscope.runtime.events import Block, EventBatch
+from stepscope.runtime.native_threads import get_ident
 from stepscope.runtime.sink import BackendReport, Sink
 
 
@@ -45,7 +45,7 @@ class LateTorch:
 
     def open(self, sink: Sink) -> None:
         self._sink = sink
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self._watch.watch()
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
@@ -100,7 +100,7 @@ class LateTorch:
 
     def _open_if_there(self) -> None:
         """torch's profiler is bound to the thread of training: a torch that another one imported waits for a step."""
-        if self._there and not self._tried and self._sink is not None and threading.get_ident() == self._thread:
+        if self._there and not self._tried and self._sink is not None and get_ident() == self._thread:
             self._tried = True
             self._backend.open(self._sink)
             self._opened = True

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TextIO
 
 from stepscope.cli.messages import discard_unwritten
+from stepscope.runtime.native_threads import Event, Thread
 from stepscope.runtime.threads import start
 
 PLAIN_INTERVAL = 5.0
@@ -53,14 +53,14 @@ class Progress:
     @contextmanager
     def during(self, text: str) -> Generator[None]:
         """Says every second that a block of work, which cannot say how far it is, still goes on."""
-        done = threading.Event()
+        done = Event()
         began = self._clock()
 
         def tick() -> None:
             while not done.wait(1):
                 self.show(f"{text}, {self._clock() - began:.0f} s")
 
-        thread = threading.Thread(target=tick, name="stepscope progress", daemon=True)
+        thread = Thread(target=tick, name="stepscope progress", daemon=True)
         start(thread)
         try:
             yield

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import select
 from collections.abc import Callable
+from os import write  # by name, like select: gevent and eventlet replace the functions in their modules
 from pathlib import Path
+from select import select
 
 import msgspec
 
@@ -145,8 +145,8 @@ def _write(text: str) -> None:
     `sys.stderr` has a lock that the program may hold, and a pipe that nobody reads would make the process wait.
     """
     with contextlib.suppress(OSError):  # closed
-        if select.select([], [_STDERR], [], 0)[1]:
-            os.write(_STDERR, text.encode(errors="replace"))
+        if select([], [_STDERR], [], 0)[1]:
+            write(_STDERR, text.encode(errors="replace"))
 
 
 def _latest(path: Path) -> Path | None:

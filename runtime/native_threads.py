@@ -1,0 +1,78 @@
+"""Threads, locks and events of the standard library as they were when stepscope was imported.
+
+gevent and eventlet replace them by greenlets (monkey patching), also while a profiler is open. The runtime's threads stay
+native then, and what waits for them waits natively: the hub of a greenlet library ends a wait for which it knows no greenlet.
+So whatever of ours starts a thread, or waits for one, takes these names from here, not from `threading`.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import threading
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["Condition", "Event", "Lock", "RLock", "Thread", "get_ident", "on_main_thread", "start_new_thread"]
+
+start_new_thread = _thread.start_new_thread
+get_ident = _thread.get_ident
+
+if TYPE_CHECKING:
+    from threading import Condition, Event, Lock, RLock, Thread
+else:
+    Lock = _thread.allocate_lock
+    _RLOCK = ("__enter__", "__exit__", "acquire", "release", "_is_owned", "_acquire_restore", "_release_save")
+
+    def RLock():
+        """A lock of another type than `_thread.RLock`: eventlet replaces the instances of that which it finds.
+
+        A class for each, as `with` looks up the methods of a class. So these are still those in C, which no signal handler
+        interrupts.
+        """
+        lock = _thread.RLock()
+        members = {name: getattr(lock, name) for name in (*_RLOCK, "_at_fork_reinit")}
+        return type("RLock", (), {**members, "__slots__": ("__weakref__",)})()
+
+    def _copies():
+        """Subclasses whose methods have globals of their own: those of `threading` as they are now.
+
+        The lists of threads in these globals are the same objects, so `threading.enumerate()` has ours.
+        """
+        # Of no module's variables: eventlet replaces the locks that it finds in these.
+        originals = {**vars(threading), "RLock": RLock}
+        for name in ("Condition", "Event", "Thread"):
+            kind = originals[name]
+            members = {}
+            for member_name, member in vars(kind).items():
+                if isinstance(member, FunctionType):
+                    function = FunctionType(
+                        member.__code__, originals, member_name, member.__defaults__, member.__closure__
+                    )
+                    function.__kwdefaults__, function.__doc__ = member.__kwdefaults__, member.__doc__
+                    members[member_name] = function
+            originals[name] = type(name, (kind,), members)
+        return originals["Condition"], originals["Event"], originals["Thread"]
+
+    Condition, Event, Thread = _copies()
+
+
+_main = threading.main_thread().ident
+
+
+def on_main_thread() -> bool:
+    """Whether the caller runs on the main thread, in whatever greenlet."""
+    return get_ident() == _main
+
+
+def _forked() -> None:
+    global _main
+    _main = get_ident()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def set_thread_start(function: Any) -> None:
+    """Makes `Thread.start` use another function than `_thread.start_new_thread`."""
+    Thread.start.__globals__["_start_new_thread"] = function
