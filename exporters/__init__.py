@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 if __name__ != "stepscope.exporters":
@@ -82,3 +83,5 @@ __all__ = [
     "Run",
     "tensorboard_trace_handler",
 ]
+
+_import_module("stepscope.exporters.formats")  # registers the formats of files by their endings

@@ -50,7 +50,7 @@ class TrustReport(Documented, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return readable("\n".join([f"Trust report of {self.name}", *(f"  {line}" for line in self._lines())]))
 
-    def _lines(self) -> Iterator[str]:
+    def _lines(self) -> Iterator[str]:  # noqa: C901
         stats, pipeline = self.statistics, self.statistics.pipeline
         yield f"state     {stats.state}, {human_count(stats.steps, 'step')}, {human_count(stats.windows, 'window')}"
         if stats.windows_left_out:
@@ -83,9 +83,10 @@ class TrustReport(Documented, frozen=True, kw_only=True):
             for why, ns in times.items()
         ]
         failed = ", ".join(output.name for output in pipeline.exporters if output.errors)
-        nothing = "nothing"
-        if missing or failed:
-            nothing += f" that was counted; {f'{failed} failed' if failed else 'see what is missing'}"
+        left_out = human_count(stats.windows_left_out, "window") if stats.windows_left_out else ""
+        reasons = (f"{failed} failed" if failed else "", f"{left_out} left out" if left_out else "")
+        lacking = ", ".join(filter(None, reasons)) or ("see what is missing" if missing else "")
+        nothing = f"nothing that was counted; {lacking}" if lacking else "nothing"
         yield f"dropped   {lost or ('not known' if stats.given_up else nothing)}"
         yield from (f"missing   {text}" for text in missing)
         if stats.given_up:
@@ -94,7 +95,8 @@ class TrustReport(Documented, frozen=True, kw_only=True):
         cut = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in stats.recorder.cut.items() if count)
         if cut:
             yield f"cut       {cut}"
-        besides = [what for what, there in (("what is missing", missing), (f"what {failed} lost", failed)) if there]
+        exceptions = (("what is missing", missing), (f"what {failed} lost", failed), ("what was left out", left_out))
+        besides = [what for what, there in exceptions if there]
         balanced = f"balanced, but for {' and '.join(besides)}" if besides else "balanced"
         yield f"accounts  {'; '.join(self.imbalances) or balanced}"
         yield from (f"process   {line}" for line in _processes(stats.recorder.workers))

@@ -12,7 +12,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 try:
-    import stepscope.runtime
+    import stepscope.runtime as _runtime
 except ModuleNotFoundError as _error:
     if _error.name != "stepscope.runtime":
         raise
@@ -23,6 +23,7 @@ except ModuleNotFoundError as _error:
 
 from stepscope.backends.torch_arm import arm as _arm
 from stepscope.backends.torch_import import TorchImport as _TorchImport
+from stepscope.runtime import native_threads as _native_threads  # before a library such as gevent replaces these
 from stepscope.runtime._core import counter, flow, instant, span
 from stepscope.runtime.lazy import lazy as _lazy
 from stepscope.runtime.version import VERSION as __version__
@@ -82,6 +83,9 @@ else:
             "stepscope.runtime.window": ("Window",),
         },
     )
+
+_BEFORE_OTHERS = (_runtime, _native_threads)
+"""Imported for what it notes."""
 
 # Before torch is imported, or never: torch looks for a collector once.
 _arm()

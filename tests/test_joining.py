@@ -222,6 +222,7 @@ def test_the_environment_is_as_it_was(family: Family) -> None:
     """The variable that names the session is there while it is open, and what was there before comes back."""
     family.of("""
     import atexit
+    from stepscope.runtime import recorder
     os.environ["STEPSCOPE_SESSION"] = "/of/another"
     atexit.unregister(recorder.close_recorder)
     with trace() as profiler:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from stepscope.exporters import formats as _formats
 from stepscope.runtime.formats import exporter_for, known
+
+_REGISTERED = (_formats,)
+"""Imported for the formats that it registers."""
 
 
 def described(**more: str) -> str:

@@ -51,10 +51,10 @@ class StartsThreads:
 
     name = "starts_threads"
 
-    async def open(self, run: stepscope.Run) -> None:
+    async def open(self, run: stepscope.exporters.Run) -> None:
         """Does nothing."""
 
-    async def export(self, batch: stepscope.EventBatch) -> None:
+    async def export(self, batch: stepscope.exporters.EventBatch) -> None:
         """Waits on a thread of anyio's."""
         await anyio.to_thread.run_sync(time.sleep, 0)
 
@@ -75,7 +75,7 @@ def main() -> None:
         called.append(window.index)
         windows.append(window)
 
-    exporters: list[stepscope.Exporter] = [
+    exporters: list[stepscope.exporters.Exporter] = [
         stepscope.ChromeTraceExporter(f"{FOLDER}/trace.json"),
         stepscope.PerfettoExporter(f"{FOLDER}/trace.pftrace"),
     ]
