@@ -85,22 +85,28 @@ def test_examples_stay_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 50
 
 
-PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w*)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+USAGE = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
+PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", README + USAGE, re.DOTALL)
+BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w*)\n(.*?)^```", README + USAGE, re.DOTALL | re.MULTILINE)
 
 
 def test_readme_has_no_python_that_is_not_run() -> None:
     """Every block of Python is a program, and marked as one; the others are commands, and lines that are changed."""
     assert [text for language, text in BLOCKS if language == "python"] == PROGRAMS
-    assert len(PROGRAMS) == 4
+    assert len(PROGRAMS) == 5
     for language, text in BLOCKS:
-        begins = ("-from ", "+from ") if language == "diff" else ("make ", "stepscope ", "torchrun ")
-        assert language == "python" or all(line.startswith(begins) for line in text.splitlines())
+        begins = ("-from ", "+from ") if language == "diff" else ("make ", "pip install ", "stepscope ", "torchrun ")
+        assert language in ("python", "text") or all(line.startswith(begins) for line in text.splitlines())
+
+
+def test_the_readme_can_be_read_in_minutes() -> None:
+    """What it leads to has the rest."""
+    assert len(README.split()) <= 1_200
 
 
 def test_lines_that_take_the_place_of_others_work() -> None:
     """What the README would have changed in a program can be imported, and has the same names as what it replaces."""
-    (text,) = (text for language, text in BLOCKS if language == "diff")
+    text, *_ = (text for language, text in BLOCKS if language == "diff")
     removed, added = text.splitlines()
     names: dict[str, Any] = {}
     exec(added.removeprefix("+"), names)
@@ -111,12 +117,12 @@ def test_lines_that_take_the_place_of_others_work() -> None:
 def test_readme_names_every_extra() -> None:
     """And none that there is not; those for working on stepscope itself are its Makefile's affair."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    table = README.partition("| extra | for |")[2].partition("\n\n")[0]
+    table = USAGE.partition("| extra | for |")[2].partition("\n\n")[0]
     named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert named == set(extras) - {"dev", "bench"}
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=["threads", "tasks", "torch", "keep_last"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=["first", "threads", "tasks", "torch", "keep_last"])
 def test_readme(program: str, tmp_path: Path) -> None:
     """The README's programs run as they are printed, and are short."""
     assert len(program.splitlines()) <= 25
@@ -133,7 +139,7 @@ def test_readme(program: str, tmp_path: Path) -> None:
 
 def test_links_of_the_documents_lead_somewhere() -> None:
     """A page that was renamed must not leave readers in front of a closed door."""
-    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]
     for page in pages:
         for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} leads to {target}"
