@@ -194,6 +194,11 @@ class KinetoSession:
                 else:
                     self._profile = None  # what was prepared is replaced
 
+    @property
+    def must_stay(self) -> bool:
+        """Whether it records on the calling thread."""
+        return self._recording and self._thread == get_ident()
+
     def reoccupy(self) -> None:
         """Goes on for those that wait."""
         if os.getpid() != self._pid:

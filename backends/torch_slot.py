@@ -14,18 +14,21 @@ such an operator runs the slot stays empty.
 from __future__ import annotations
 
 import functools
-import inspect
+import logging
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Protocol
 
-from stepscope.runtime import locks
+from stepscope.runtime import _core, locks
 from stepscope.runtime.native_threads import Thread, get_ident
 from stepscope.runtime.threads import start as start_thread
+
+log = logging.getLogger("stepscope")
 
 PROGRAM = "the program's own torch profiler was on, and torch has room for one"
 """Why operators of some time are missing."""
@@ -43,9 +46,6 @@ _FUNCTIONS = {
     "_run_on_profiler_stop": "flag",
 }
 
-_OPERATOR_FILES = ("torch/_ops.py", "torch/autograd/function.py", "torch/autograd/graph.py")
-"""Where torch runs Python code of the program inside of an operator: custom operators and functions, hooks of backward."""
-
 _SOMEWHERE = -1
 """Stands for a thread that is not known."""
 
@@ -61,12 +61,43 @@ class Occupant(Protocol):
         """The slot of the calling thread is free again, as far as the program is concerned."""
         ...
 
+    @property
+    def must_stay(self) -> bool:
+        """Whether it is in the slot of the calling thread, and must not leave inside of an operator."""
+        ...
+
+
+class EmptyResult:
+    """What torch's profilers get that recorded nothing: the methods of torch's own result that they call."""
+
+    def __init__(self) -> None:
+        self._start_ns = time.time_ns()
+
+    def trace_start_ns(self) -> int:
+        """When it began, Unix time in ns."""
+        return self._start_ns
+
+    def events(self) -> list[Any]:
+        """No events."""
+        return []
+
+    def experimental_event_tree(self) -> list[Any]:
+        """No events."""
+        return []
+
+    def save(self, path: str) -> None:
+        """Writes a trace without events."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write('{"traceEvents": []}\n')
+
 
 class _Calls(threading.local):
     ours = 0
     """Calls of ours that this thread is inside of."""
     emits = False
     """Whether the slot of this thread has our emission of operators."""
+    stands_in = False
+    """Whether a profiler of the program began that is told that it records, and does not."""
     in_operator = False
     """Whether a recording of kineto ended on this thread inside of an operator, which may still run."""
 
@@ -88,6 +119,7 @@ class TorchSlot:
         self._regions: dict[int, tuple[int, int] | None] = {}
         """By the id of torch's record of each open region: the thread it began on and that thread's number of changes
         then; `None` if it began outside of a recording of kineto."""
+        self._warned = False
         self._waits = False
         """Whether we could not take the slot because of an operator that still runs."""
 
@@ -155,13 +187,13 @@ class TorchSlot:
         """A recording of kineto begins or has ended on the calling thread."""
         with self._lock:
             self._changes[get_ident()] += 1
-        self._calls.in_operator = _in_operator()
+        self._calls.in_operator = in_operator()
 
     @property
     def operator_runs(self) -> bool:
         """Whether an operator of a recording that has ended may still run on the calling thread: the slot must stay empty."""
         if self._calls.in_operator:
-            self._calls.in_operator = _in_operator()
+            self._calls.in_operator = in_operator()
             self._waits = self._waits or self._calls.in_operator
         return self._calls.in_operator
 
@@ -226,6 +258,28 @@ class TorchSlot:
         mark = self._regions[region]
         return mark is not None and self._changes[mark[0]] != mark[1]
 
+    def _stands_in(self, what: str) -> bool:
+        """Whether the program's profiler must record nothing.
+
+        A recording of kineto that ends inside of an operator comes back when torch leaves the operator, and torch crashes in what is
+        left of it. So ours stays where the program begins one there.
+        """
+        if what == "disable":
+            stood_in, self._calls.stands_in = self._calls.stands_in, False
+            return stood_in
+        if self._calls.stands_in:
+            return True
+        if not any(occupant.must_stay for occupant in self.occupants) or not in_operator():
+            return False
+        self._calls.stands_in = True
+        level, self._warned = (logging.DEBUG if self._warned else logging.WARNING), True
+        log.log(
+            level,
+            "a torch profiler of the program began inside of an operator (in a hook or a custom function), where stepscope "
+            "records with kineto: it records nothing. Begin it outside, or record with TorchBackend(mode='stream')",
+        )
+        return True
+
     def _call_for_program(
         self, original: Callable[..., Any], what: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -236,6 +290,8 @@ class TorchSlot:
             original(*args, **kwargs)
             flags._set_is_profiler_enabled(enabled)
             return None
+        if self._stands_in(what):
+            return [] if original.__name__.endswith("legacy") else EmptyResult()
         activities = args[1] if len(args) > 1 else kwargs.get("activities", ())
         kineto = what == "prepare" or (what == "enable" and bool(activities))
         flag = flags._is_profiler_enabled
@@ -258,17 +314,9 @@ class TorchSlot:
                     occupant.reoccupy()
 
 
-def _in_operator() -> bool:
-    """Whether the calling thread runs Python code inside of an operator of torch."""
-    task = getattr(import_module("torch")._C, "_current_graph_task_id", None)  # torch 2.1 and later
-    if task is not None and task() != -1:
-        return True
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_filename.replace("\\", "/").endswith(_OPERATOR_FILES):
-            return True
-        frame = frame.f_back
-    return False
+def in_operator() -> bool:
+    """Whether torch has called the Python code that runs now, as it does for hooks, custom functions and operators."""
+    return _core.called_by("libtorch")
 
 
 _never_ended: list[Any] = []

@@ -12,7 +12,7 @@ from stepscope.backends.kineto_session import session
 from stepscope.backends.torch_gaps import Gaps
 from stepscope.backends.torch_links import ForwardBackwardLinker
 from stepscope.backends.torch_settings import SWITCHES
-from stepscope.backends.torch_slot import OPERATOR_RUNS, PROGRAM, slot
+from stepscope.backends.torch_slot import OPERATOR_RUNS, PROGRAM, in_operator, slot
 from stepscope.backends.torch_symbols import enable_numbers
 from stepscope.runtime import _core, clock, tracks
 from stepscope.runtime.action import ProfilerAction
@@ -33,6 +33,8 @@ class _Emission(threading.local):
 
     def __init__(self) -> None:
         self.context: Any = None
+        self._ended_inside: Any = None
+        """That which ended inside of an operator last."""
         self.users: list[StreamMode] = []
 
     def add(self, user: StreamMode) -> None:
@@ -48,9 +50,11 @@ class _Emission(threading.local):
         if not self.users:
             self._stop()
 
+    must_stay = False
+
     def vacate(self, kineto: bool) -> None:
         """Ends the emission for a profiler of the program."""
-        if self.context is not None:
+        if self.context is not None or self._came_back():
             self._stop()
             self._lack(PROGRAM)
 
@@ -68,6 +72,9 @@ class _Emission(threading.local):
     def _start(self) -> None:
         torch: Any = import_module("torch")
         context = torch.autograd.profiler.emit_itt()
+        if self._came_back():
+            self._resume()
+            return
         if slot.taken:
             self._lack(PROGRAM if not session.here else "another profile on this thread records with kineto")
             return
@@ -81,13 +88,24 @@ class _Emission(threading.local):
             self._lack(f"torch did not begin to emit operators: {error}".partition("\n")[0])
             return
         self.context, slot.emits = context, True
+        self._resume()
+
+    def _resume(self) -> None:
         for user in self.users:
             user.gaps.end(clock.now())
+
+    def _came_back(self) -> bool:
+        """Whether torch has put the emission back that ended inside of an operator, as it does when it leaves the operator."""
+        if self._ended_inside is None or self.context is not None or not _is_on(import_module("torch")):
+            return False
+        self.context, self._ended_inside, slot.emits = self._ended_inside, None, True
+        return True
 
     def _stop(self) -> None:
         context, self.context, slot.emits = self.context, None, False
         if context is None:
             return
+        self._ended_inside = context if in_operator() else None
         try:
             with slot.ours():
                 if _is_on(import_module("torch")):

@@ -225,6 +225,9 @@ def unprofile_threads(idents: set[int], /) -> bool:
         False if this version of Python has no way to do that.
     """
 
+def called_by(part: str, /) -> bool:
+    """Whether a function of a library whose file name has `part` in it is on the native stack of the calling thread."""
+
 def without_signals(function: Callable[..., _T], /, *args: Any, **kwargs: Any) -> _T:
     """Calls a function with all asynchronous signals blocked in this thread: threads that it starts inherit that."""
 

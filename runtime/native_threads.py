@@ -52,6 +52,15 @@ else:
                     function.__kwdefaults__, function.__doc__ = member.__kwdefaults__, member.__doc__
                     members[member_name] = function
             originals[name] = type(name, (kind,), members)
+        thread_start = originals["Thread"].start
+
+        def start(self):
+            for hook in ("_trace_hook", "_profile_hook"):  # those of debuggers and of coverage
+                originals[hook] = getattr(threading, hook, None)
+            thread_start(self)
+
+        originals["Thread"].start = start
+        originals["Thread"].originals = originals
         return originals["Condition"], originals["Event"], originals["Thread"]
 
     Condition, Event, Thread = _copies()
@@ -75,4 +84,4 @@ os.register_at_fork(after_in_child=_forked)
 
 def set_thread_start(function: Any) -> None:
     """Makes `Thread.start` use another function than `_thread.start_new_thread`."""
-    Thread.start.__globals__["_start_new_thread"] = function
+    vars(Thread)["originals"]["_start_new_thread"] = function

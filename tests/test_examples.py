@@ -139,7 +139,13 @@ def test_readme(program: str, tmp_path: Path) -> None:
 
 def test_links_of_the_documents_lead_somewhere() -> None:
     """A page that was renamed must not leave readers in front of a closed door."""
-    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
+        ROOT / "examples" / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+        *ROOT.glob("*.md"),
+    ]
     for page in pages:
         for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} leads to {target}"

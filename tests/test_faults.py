@@ -31,7 +31,7 @@ ONES_OWN = (
     "closable",
     "close_windows",
     "settle",
-    "busy",
+    "waited_for",
 )
 """Functions of a pipeline."""
 PASSING = ("_pass_on", "_relieve")

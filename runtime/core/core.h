@@ -337,6 +337,7 @@ PyObject *arguments_py_decode(PyObject *self, PyObject *args);
 
 /* native_thread.c */
 PyObject *native_thread_py_start(PyObject *self, PyObject *args);
+PyObject *native_thread_py_called_by(PyObject *self, PyObject *part);
 PyObject *native_thread_py_unprofile(PyObject *self, PyObject *idents);
 
 /* signal_mask.c: the signals that threads block. */

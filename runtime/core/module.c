@@ -69,6 +69,7 @@ static PyMethodDef methods[] = {
     {"spool_tell", spool_py_tell, METH_VARARGS, NULL},
     {"spool_write", spool_py_write, METH_VARARGS, NULL},
     {"start_thread", native_thread_py_start, METH_VARARGS, NULL},
+    {"called_by", native_thread_py_called_by, METH_O, NULL},
     {"strings_missing", strings_py_missing, METH_VARARGS, NULL},
     {"strings_since", strings_py_since, METH_O, NULL},
     {"take_refused", control_py_take_refused, METH_O, NULL},

@@ -1,6 +1,7 @@
 /* Threads that run Python: some that the interpreter has not started, and the profile functions of others. */
 #include "core.h"
 #include <dlfcn.h>
+#include <execinfo.h>
 
 typedef struct {
     PyObject *function, *args;
@@ -52,4 +53,21 @@ PyObject *native_thread_py_unprofile(PyObject *self, PyObject *idents) {
         t = given ? PyInterpreterState_ThreadHead(PyInterpreterState_Get()) : PyThreadState_Next(t);
     }
     Py_RETURN_TRUE;
+}
+
+#define MAX_FRAMES 1024 /* of a native stack that is looked at, from the innermost */
+
+/* Whether a function of a library whose file name has `part` in it is on the native stack of the calling thread. */
+PyObject *native_thread_py_called_by(PyObject *self, PyObject *given) {
+    const char *part = PyUnicode_AsUTF8(given);
+    if (!part) return NULL;
+    void *frames[MAX_FRAMES];
+    int depth = backtrace(frames, MAX_FRAMES);
+    for (int i = 0; i < depth; i++) {
+        Dl_info where;
+        if (!dladdr(frames[i], &where) || !where.dli_fname) continue;
+        const char *file = strrchr(where.dli_fname, '/');
+        if (strstr(file ? file : where.dli_fname, part)) Py_RETURN_TRUE;
+    }
+    Py_RETURN_FALSE;
 }

@@ -157,6 +157,48 @@ def in_operator() -> sc.Profiler:
     return profiler
 
 
+def hooks() -> sc.Profiler:
+    """The profiler begins and ends in a hook of backward, on the stack of torch's engine."""
+
+    def hook(gradient: Any) -> Any:
+        profile_work()
+        return gradient
+
+    return with_hooks(hook, lambda: torch.autograd.graph.saved_tensors_hooks(lambda value: value, lambda value: value))
+
+
+def packs() -> sc.Profiler:
+    """The same in a hook of saved tensors, which an operator calls."""
+
+    def pack(value: Any) -> Any:
+        profile_work()
+        return value
+
+    return with_hooks(
+        lambda gradient: gradient, lambda: torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value)
+    )
+
+
+def profile_work() -> None:
+    with own() as profile:
+        work()
+    profile.key_averages().table()
+
+
+def with_hooks(hook: Callable[[Any], Any], saved: Callable[[], Any]) -> sc.Profiler:
+    layer = torch.nn.Linear(8, 8)
+    with ours() as profiler:
+        for _ in range(12):
+            with saved():
+                loss = layer(torch.ones(4, 8)).relu()
+            loss.register_hook(hook)
+            loss.sum().backward()
+            profiler.step()
+    if MODE == "kineto":
+        assert memory.names().count("aten::sum") == 12
+    return profiler
+
+
 def windows() -> sc.Profiler:
     """A region is open from one of our windows to the next."""
     with ours(schedule=sc.schedule(wait=0, warmup=0, active=1, repeat=30)) as profiler:
@@ -187,6 +229,8 @@ CASES: list[Callable[[], sc.Profiler]] = [
     opened_inside,
     closure,
     in_operator,
+    hooks,
+    packs,
     windows,
     scripted,
 ]
