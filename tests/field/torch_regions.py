@@ -195,7 +195,7 @@ def with_hooks(hook: Callable[[Any], Any], saved: Callable[[], Any]) -> sc.Profi
             loss.sum().backward()
             profiler.step()
     if MODE == "kineto":
-        assert memory.names().count("aten::sum") == 12
+        assert memory.names().count("aten::sum") >= 12
     return profiler
 
 
