@@ -19,6 +19,7 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import CapRecord
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.ledger import Ledger
+from stepscope.runtime.private_files import temporary_name
 from stepscope.runtime.processes import is_running
 from stepscope.runtime.recovery.choice import being_written, choose
 from stepscope.runtime.recovery.journals import below
@@ -140,7 +141,7 @@ def recover(
             f"already recovered: {target}. The data in memory that it was made from has been freed, so recovering again "
             "could only lose events"
         )
-    writer = JournalWriter(target.with_name(f".{target.name}.{os.getpid()}"), max_bytes=1 << 62)
+    writer = JournalWriter(temporary_name(target), max_bytes=1 << 62)
     reader = None if journal is None else JournalReader(journal, ids)
     try:
         run = _run(place, reader, note)
