@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from stepscope.runtime.table import human_count
 
 MAX_RANKS = 1 << 20
 """Ranks of one job, and ranks that one text names. Larger numbers come from damaged or hostile input."""
+MAX_SHOWN_RANGES = 64
+"""Ranges of ranks that one text lists."""
 
 _SHOWN = 80
 """Characters of a text that a message quotes."""
@@ -60,4 +64,25 @@ def ranks_text(ranks: Sequence[int] | None) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return _joined(range(first, last + 1) for first, last in runs)
+
+
+def missing_ranges(ranks: Iterable[int], size: int) -> list[range]:
+    """The numbers below `size` that are not among these ranks, as ranges: a large size costs nothing."""
+    missing: list[range] = []
+    start = 0
+    for rank in sorted({rank for rank in ranks if 0 <= rank < size}):
+        if rank > start:
+            missing.append(range(start, rank))
+        start = rank + 1
+    return [*missing, range(start, size)] if start < size else missing
+
+
+def ranges_text(ranges: Sequence[range]) -> str:
+    """Ranges of ranks as people write them; of many the first `MAX_SHOWN_RANGES`."""
+    more = len(ranges) - MAX_SHOWN_RANGES
+    return _joined(ranges[:MAX_SHOWN_RANGES]) + (f" and {human_count(more, 'more range')}" if more > 0 else "")
+
+
+def _joined(ranges: Iterable[range]) -> str:
+    return ",".join(str(each[0]) if len(each) == 1 else f"{each[0]}-{each[-1]}" for each in ranges)
