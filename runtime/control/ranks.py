@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Sequence
 
@@ -14,6 +15,12 @@ MAX_SHOWN_RANGES = 64
 
 _SHOWN = 80
 """Characters of a text that a message quotes."""
+_MAX_WARNINGS = 64
+"""Different ones; a hostile peer can make any number of them."""
+
+log = logging.getLogger("stepscope")
+_warned: set[str] = set()
+
 _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
@@ -65,6 +72,41 @@ def ranks_text(ranks: Sequence[int] | None) -> str:
         else:
             runs.append([rank, rank])
     return _joined(range(first, last + 1) for first, last in runs)
+
+
+def valid_rank(rank: int | None, source: str) -> int | None:
+    """The rank; `None`, with a warning, if it is no number from 0 to below `MAX_RANKS`.
+
+    Args:
+        rank: that somebody claims.
+        source: where it comes from, for the warning.
+    """
+    if rank is None or 0 <= rank < MAX_RANKS:
+        return rank
+    _warn_once(f"{source}: the rank {rank} is ignored, ranks are 0 to {MAX_RANKS - 1}: the process counts as one without a rank")
+    return None
+
+
+def valid_world_size(size: int | None, source: str) -> int | None:
+    """The number of ranks; `None`, with a warning, if it is no number from 1 to `MAX_RANKS`.
+
+    Args:
+        size: that somebody claims.
+        source: where it comes from, for the warning.
+    """
+    if size is None or 1 <= size <= MAX_RANKS:
+        return size
+    _warn_once(
+        f"{source}: the world size {size} is ignored, sizes are 1 to {MAX_RANKS}: it counts as unknown, so missing ranks are "
+        "not noticed"
+    )
+    return None
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned and len(_warned) < _MAX_WARNINGS:
+        _warned.add(text)
+        log.warning(text)
 
 
 def missing_ranges(ranks: Iterable[int], size: int) -> list[range]:
