@@ -83,7 +83,9 @@ def valid_rank(rank: int | None, source: str) -> int | None:
     """
     if rank is None or 0 <= rank < MAX_RANKS:
         return rank
-    _warn_once(f"{source}: the rank {rank} is ignored, ranks are 0 to {MAX_RANKS - 1}: the process counts as one without a rank")
+    _warn_once(
+        f"{source}: the rank {rank} is ignored, ranks are 0 to {MAX_RANKS - 1}: the process counts as one without a rank"
+    )
     return None
 
 
