@@ -18,8 +18,8 @@ from stepscope.collector.problems import ProblemError
 from stepscope.collector.runs.recording import MAX_SYNCS, Recording
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import run_in
-from stepscope.runtime.control.control_file import decode_control_file
 from stepscope.runtime.control import ranks
+from stepscope.runtime.control.control_file import decode_control_file
 from stepscope.runtime.control.ranks import MAX_RANKS, ranks_from, ranks_text
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.journal.records import ClockSync, RunRecord

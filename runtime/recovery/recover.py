@@ -129,10 +129,7 @@ def recover(
     notes, missing = list(choice.said), list(choice.missing)
     session = _open_session(note, missing)
     if journal is None and session is None:
-        raise FormatError(
-            f"nothing to recover in {place}: no journal, and no session directory. "
-            f"{' '.join([*notes, *missing, below(place)])}".strip()
-        )
+        raise _nothing_to_recover(place, notes, missing)
     ids = IdMap()
     parts = _parts(session, ids, notes)
     target = Path(out) if out is not None else choice.target
@@ -204,6 +201,14 @@ def recover(
         note=note,
         gap=_gap(reader, work, session, parts, unheld),
     )
+
+
+def _nothing_to_recover(place: Path, notes: list[str], missing: list[str]) -> FormatError:
+    """The error of a directory without a journal or a session directory, or with none that can be read."""
+    if missing:
+        return FormatError(f"nothing to recover in {place} can be read: {'; '.join([*missing, *notes])}")
+    text = f"nothing to recover in {place}: no journal, and no session directory. {' '.join([*notes, below(place)])}"
+    return FormatError(text.strip())
 
 
 def _remove(session: SessionFiles, path: Path, note: SessionNote, *, unread: bool) -> None:
