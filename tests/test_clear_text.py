@@ -81,9 +81,7 @@ def test_otlp_refuses_secrets_in_clear_text(monkeypatch: pytest.MonkeyPatch) -> 
     sc.exporters.OtlpExporter("http://other-host:4318")  # a tenant's name is no secret
 
 
-def test_otlp_warns_of_traces_in_clear_text(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_otlp_warns_of_traces_in_clear_text(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Once for each exporter, with the host and what to do, unless it was allowed."""
     sc.exporters.OtlpExporter("http://other-host:4318")
     (text,) = caplog.messages
