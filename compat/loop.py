@@ -14,14 +14,17 @@ from stepscope.backends.torch import TorchBackend
 from stepscope.compat.loop_settings import LoopSettings
 from stepscope.runtime._core import counter, span
 from stepscope.runtime.error_keeper import ErrorKeeper
+from stepscope.runtime.error_text import error_text
 from stepscope.runtime.errors import ExporterError
 from stepscope.runtime.output import Output
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.run import rank_from_environment
-from stepscope.runtime.table import human_count
+from stepscope.runtime.table import human_count, shorten
 
 log = logging.getLogger("stepscope")
 
+_SHOWN_NAME = 80
+"""Characters of a logged value's name that a message shows."""
 KEPT = 64
 """Errors that are kept; further ones are counted."""
 
@@ -69,7 +72,7 @@ class Loop:
         self._spans: list[tuple[str, span]] = []
         self._used: set[str] = set()
         self._not_numbers: set[str] = set()
-        """Names of logged values that could not be counters."""
+        """Names of logged values that were no counters."""
         self._finalizer: Callable[[], object] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -159,24 +162,24 @@ class Loop:
         return False
 
     def counters(self, values: Mapping[str, Any]) -> None:
-        """Records logged values as counters. One that is no single number is left out, and kept as an error once per name.
+        """Records logged values as counters. One that cannot be a counter costs only itself, and is an error once per name.
 
         Args:
-            values: by name: numbers, or arrays and tensors that hold one.
+            values: by name: numbers, or arrays and tensors of any shape that hold one.
         """
         for name, value in values.items():
             try:
-                counter(name, float(value), category=self.category)
+                counter(name, _single_number(value), category=self.category)
             except Exception as error:
                 if name not in self._not_numbers:
                     self._not_numbers.add(name)
-                    shape = getattr(value, "shape", None)
-                    what = type(value).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
-                    self.keep(
-                        TypeError(
-                            f"the logged value {name!r} is a {what} and no single number, so it is no counter: {error}"
-                        )
+                    what = (
+                        f"value is of type {_kind(value)}"
+                        if isinstance(name, str)
+                        else f"name is of type {_kind(name)}"
                     )
+                    shown = shorten(repr(name), _SHOWN_NAME)
+                    self.keep(TypeError(f"the logged value {shown} is no counter: its {what}: {error_text(error)}"))
 
     @property
     def depth(self) -> int:
@@ -219,6 +222,25 @@ class Loop:
         if self.raised.kept:
             count = human_count(self.raised.count, "error")
             raise ExceptionGroup(f"tracing of {self.category} kept {count}", self.raised.errors)
+
+
+def _single_number(value: Any) -> float:
+    """A number, or the only one in an array or tensor.
+
+    Raises:
+        Exception: if it is no number, or holds several; what exactly depends on its type.
+    """
+    item = getattr(value, "item", None)  # numpy deprecates float() of an array of shape (1,)
+    return float(item() if callable(item) else value)
+
+
+def _kind(value: object) -> str:
+    """The name of a value's type, and its shape if it has one."""
+    name = type(value).__name__
+    try:
+        return f"{name} and shape {tuple(cast(Any, value).shape)}"
+    except Exception:  # most values have no shape, and some have something else of this name
+        return name
 
 
 class Traced:

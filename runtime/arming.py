@@ -7,7 +7,7 @@ from stepscope.runtime.control.armed import Armed, ArmedStatus
 from stepscope.runtime.control.armed_window import ArmedWindow, Gate
 from stepscope.runtime.control.end_change import EndChange, PendingEnd
 from stepscope.runtime.control.placement import place
-from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.control.window_request import MAX_STEP, WindowRequest
 from stepscope.runtime.schedule import NEVER
 
 MOST_WAITING = 64
@@ -99,8 +99,15 @@ class Arming(ArmedSteps):
         Returns:
             The steps that the window has now, or why it stays as it was.
         """
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0 or seconds < 0:
-            return Armed(False, reason=f"extend takes a number of steps or seconds, got {steps!r} and {seconds!r}")
+        if (
+            isinstance(steps, bool)
+            or not isinstance(steps, int)
+            or not 0 <= steps <= MAX_STEP
+            or not 0 <= seconds <= 86400
+        ):
+            return Armed(
+                False, reason=f"extend takes a number of steps, or seconds up to 86400, got {steps!r} and {seconds!r}"
+            )
         with self._arming:
             window = self._armed_running
             if window is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -35,13 +36,16 @@ def identity() -> str:
     return boot if shift == "0:0" else f"{boot}+{shift}"
 
 
+_Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
 class ClockAnchor(msgspec.Struct, frozen=True):
     """Wall and monotonic clock read at the same moment."""
 
-    monotonic_ns: int
-    wall_ns: int
+    monotonic_ns: _Int64
+    wall_ns: _Int64
     """Unix time, UTC."""
-    error_ns: int
+    error_ns: _Int64
     """The two readings are at most this far apart."""
 
     @classmethod

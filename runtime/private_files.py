@@ -106,18 +106,24 @@ def refuse_link(directory: Path) -> None:
 def replace_private(path: Path, data: bytes) -> None:
     """Writes a small file that only this user can read, in one step, in place of whatever has its name.
 
+    Several threads and processes may write the same file: it has the content of one of them. No temporary file stays.
+
     Raises:
         OSError: if that is not possible.
     """
-    made = path.with_name(f".{path.name}.{os.getpid()}")
-    made.unlink(missing_ok=True)
-    file, _ = create(made, os.O_WRONLY, 0o600, lambda path, number: path.with_name(f"{path.name}.{number}"))
+    temporary = temporary_name(path)
     try:
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(file, "wb") as stream:
             stream.write(data)
-        made.replace(path)
+        temporary.replace(path)
     finally:
-        made.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
+
+
+def temporary_name(path: Path) -> Path:
+    """A hidden name beside this one for a file that is being written; each call returns another, on every thread."""
+    return path.with_name(f".{path.name}.{os.urandom(8).hex()}")
 
 
 def make_directories(directory: Path) -> None:

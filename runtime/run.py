@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 from stepscope.runtime.clock import ClockAnchor, identity, wall_clock
 from stepscope.runtime.control.command import Answer, Command
-from stepscope.runtime.control.ranks import MAX_RANKS
+from stepscope.runtime.control.ranks import valid_rank, valid_world_size
 from stepscope.runtime.documented import Documented
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.paths import readable
@@ -26,6 +27,9 @@ JOB_VARIABLES = (
     *("PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID"),
 )
 """Where the user and launchers, and other batch systems, say which job this is; the first one counts."""
+_NUMBER = re.compile(r"-?[0-9]+")
+_MAX_DIGITS = 20
+"""What is longer is cut: it is too large in any case, and Python refuses to read thousands of digits."""
 
 
 class Run(Documented, frozen=True, kw_only=True):
@@ -124,20 +128,25 @@ def is_child() -> bool:
 
 def rank_from_environment() -> tuple[int | None, int | None]:
     """(rank, world size) as launchers announce them in the environment, else as torch.distributed has them, if it is in use;
-    `None` where nothing is said."""
+    `None` where nothing is said. A number that is too large or negative is ignored, with a warning in the log."""
 
-    def number(*names: str) -> int | None:
-        for name in names:
-            text = os.environ.get(name, "").strip()
-            if text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_RANKS)) and int(text) <= MAX_RANKS:
-                return int(text)
-        return None
-
-    rank = number("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID", "MS_NODE_ID")
-    world = number("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "RANK_SIZE", "MS_WORKER_NUM")
+    rank = _number(valid_rank, "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID", "MS_NODE_ID")
+    sizes = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "RANK_SIZE", "MS_WORKER_NUM")
+    world = _number(valid_world_size, *sizes)
     group: Any = sys.modules.get("torch.distributed")
     if rank is None and group is not None and group.is_available() and group.is_initialized():
         return group.get_rank(), group.get_world_size()
     if rank is None:  # a job of one machine
-        return number("LOCAL_RANK"), number("LOCAL_WORLD_SIZE") if world is None else world
+        local = _number(valid_world_size, "LOCAL_WORLD_SIZE") if world is None else world
+        return _number(valid_rank, "LOCAL_RANK"), local
     return rank, world
+
+
+def _number(valid: Callable[[int | None, str], int | None], *names: str) -> int | None:
+    """The first of these variables that is a valid number."""
+    for name in names:
+        found = _NUMBER.fullmatch(os.environ.get(name, "").strip())
+        number = valid(int(found[0][:_MAX_DIGITS]), name) if found else None
+        if number is not None:
+            return number
+    return None

@@ -81,6 +81,20 @@ def test_otlp_refuses_secrets_in_clear_text(monkeypatch: pytest.MonkeyPatch) -> 
     sc.exporters.OtlpExporter("http://other-host:4318")  # a tenant's name is no secret
 
 
+def test_otlp_warns_of_traces_in_clear_text(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Once for each exporter, with the host and what to do, unless it was allowed."""
+    sc.exporters.OtlpExporter("http://other-host:4318")
+    (text,) = caplog.messages
+    assert text.startswith("traces go to other-host over http:, where others can read them; use https://, or allow it")
+    caplog.clear()
+    sc.exporters.OtlpExporter("https://other-host:4318")
+    sc.exporters.OtlpExporter("http://127.0.0.1:4318")
+    sc.exporters.OtlpExporter("http://other-host:4318", options=sc.exporters.OtlpOptions(insecure=True))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_INSECURE", "true")
+    sc.exporters.OtlpExporter("http://other-host:4318")
+    assert caplog.messages == []
+
+
 @contextlib.asynccontextmanager
 async def redirecting(status: int, to: str) -> AsyncGenerator[str]:
     """A server that answers every request with a redirect; its host and port."""

@@ -153,9 +153,9 @@ def test_a_log_value_that_is_no_number_costs_itself(tmp_path: Path, caplog: pyte
     fit(model(), Logging(), callback, batches=3, epochs=5)
     assert runs.steps("fit") == [(1, 2, 3)]
     assert {"loss", "one"} <= set(runs["fit"].names(kind=Kind.COUNTER))
-    assert [str(error).split(" and no", 1)[0] for error in callback.errors] == [
-        "the logged value 'f1' is a ndarray of shape (3,)",
-        "the logged value 'note' is a str",
+    assert [": ".join(str(error).split(": ")[:2]) for error in callback.errors] == [
+        "the logged value 'f1' is no counter: its value is of type ndarray and shape (3,)",
+        "the logged value 'note' is no counter: its value is of type str",
     ]
     assert caplog.text.count("'f1'") == 1
 

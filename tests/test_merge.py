@@ -31,7 +31,7 @@ from stepscope.collector.runs.job import Job, chosen_job
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime import tracks
 from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.control.ranks import MAX_RANKS
+from stepscope.runtime.control.ranks import MAX_RANKS, missing_ranges, ranges_text
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.events import EVENT_DTYPE, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
@@ -95,7 +95,7 @@ def test_jobs_of_one_directory_are_told_apart(tmp_path: Path, capsys: pytest.Cap
     assert "choose one with --job: 'one', 'scene x2', 'two'" in capsys.readouterr().err
     _, report = merged(tmp_path, job="two")
     assert [member.rank for member in report.members] == [0]
-    assert report.missing_ranks == [1]
+    assert report.missing_ranks == "1"
     with pytest.raises(FormatError, match="there is no job 'three'; there is 'one', 'scene x2', 'two'"):
         merged(tmp_path, job="three")
 
@@ -209,14 +209,26 @@ def test_the_command_does_the_same(name: str, format: str, tmp_path: Path) -> No
 
 
 def test_what_a_journal_claims_of_its_size_is_not_believed(tmp_path: Path) -> None:
-    """A world of 2 ** 60 ranks counts as unknown, and costs the journal nothing else; the largest that is believed is listed."""
+    """A world of 2 ** 60 ranks counts as unknown, and costs the journal nothing else; of the largest that is believed the
+    missing ranks are counted, and written as ranges."""
     add_rank(tmp_path / "a", 0, world_size=1 << 60)
     exporter, report = merged(tmp_path / "a")
-    assert report.missing_ranks == [] and exporter.events().size
-    add_rank(tmp_path / "b", 0, world_size=MAX_RANKS)
+    assert report.missing_ranks == "" and exporter.events().size
+    for rank in (0, 3):
+        add_rank(tmp_path / "b", rank, world_size=MAX_RANKS)
     _, report = merged(tmp_path / "b")
-    assert len(report.missing_ranks) == MAX_RANKS - 1
-    assert "more" in report.text()
+    assert (report.missing_ranks, report.missing_count) == (f"1-2,4-{MAX_RANKS - 1}", MAX_RANKS - 2)
+    assert f"missing: 1,048,574 ranks: 1-2,4-{MAX_RANKS - 1}" in report.text()
+    assert main(["merge", str(tmp_path / "b"), "--out", str(tmp_path / "b.json")]) == 0
+    assert (tmp_path / "b.json").stat().st_size < 100_000
+
+
+def test_many_missing_ranks_are_summarised() -> None:
+    """The text of a list with many gaps has the first ranges and the number of the others."""
+    missing = missing_ranges(range(0, 2000, 2), 2000)
+    assert len(missing) == 1000
+    assert ranges_text(missing).startswith("1,3,5,") and ranges_text(missing).endswith(",127 and 936 more ranges")
+    assert missing_ranges([0, 1, 2, 7], 3) == [] and missing_ranges([], 2) == [range(2)]
 
 
 def test_more_sources_than_a_command_line_has_room_for(tmp_path: Path) -> None:

@@ -172,7 +172,11 @@ def test_recordings_of_one_run_of_which_none_has_all(tmp_path: Path, rank: int |
         "a 0": 9, "a 1": 9, "b 2": 9, "a 3": 9, "a 4": 9, "a 5": 9,
     }  # fmt: skip
     label = "rank 0" if rank == 0 else "process 1234"
-    assert [member.member for member in report.members] == [label] * 2 and report.missing_ranks == [] == report.absent
+    assert (
+        [member.member for member in report.members] == [label] * 2
+        and report.missing_ranks == ""
+        and report.absent == []
+    )
     assert any("of one run, and none has all of it" in note for note in report.notes)
     assert not any("at the same time" in note or "started again" in note for note in report.notes)
 

@@ -18,10 +18,11 @@ from stepscope.collector.problems import ProblemError
 from stepscope.collector.runs.recording import MAX_SYNCS, Recording
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import run_in
+from stepscope.runtime.control import ranks
 from stepscope.runtime.control.control_file import decode_control_file
 from stepscope.runtime.control.ranks import MAX_RANKS, ranks_from, ranks_text
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.journal.records import ClockSync
+from stepscope.runtime.journal.records import ClockSync, RunRecord
 from stepscope.runtime.run import rank_from_environment
 from tests.collecting import ask
 from tests.collectors import answer, collecting, connected
@@ -71,13 +72,16 @@ async def test_an_order_for_too_many_ranks_is_a_bad_request() -> None:
         decode_control_file(msgspec.json.encode({"start_step": 1, "steps": 1, "ranks": MANY}))
 
 
-async def test_a_rank_that_claims_an_endless_world_costs_no_memory(tmp_path: Path) -> None:
+async def test_a_rank_that_claims_an_endless_world_costs_no_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its world counts as unknown, and a window is armed for the ranks that are there."""
     record = msgspec.to_builtins(RUN) | {"world_size": 1 << 62, "job": "j" * 20_000, "id": "i" * 20_000}
     header = msgspec.msgpack.encode([1, STREAM, SYNC, 0, record, "", 1])
     async with collecting(tmp_path) as running, connected(running.url) as made:
         await made.send(len(header).to_bytes(4, "little") + header)
         assert isinstance(await answer(made), protocol.Welcome)
+        assert f"the world size {1 << 62} is ignored" in caplog.text
         (rank,) = running.collector.streams
         assert rank.latest.run.world_size is None
         assert len(rank.latest.run.job) == len(rank.latest.run.id) == protocol.MAX_NAME
@@ -93,17 +97,52 @@ async def test_a_rank_that_claims_an_endless_world_costs_no_memory(tmp_path: Pat
         assert said.status == 200 and "no answer" in said.json()["ranks"][0]["text"]
 
 
-@pytest.mark.parametrize("text", [str(1 << 62), "9" * 5000])
-def test_an_endless_world_in_the_environment_is_ignored(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As is every other text that is no number of ranks; as arguments such numbers are refused."""
+@pytest.fixture(autouse=True)
+def _no_warnings_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test sees the warnings that other tests have had already."""
+    monkeypatch.setattr(ranks, "_warned", set())
+
+
+@pytest.mark.parametrize("text", [str(1 << 62), "9" * 5000, "-4", "0", str(MAX_RANKS + 1)])
+def test_a_world_size_in_the_environment_that_cannot_be_is_ignored(
+    text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning has the variable, the value and what follows; as arguments such numbers are refused."""
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", text)
     monkeypatch.delenv("SLURM_NTASKS", raising=False)
-    assert rank_from_environment()[1] is None
+    for _ in range(3):
+        assert rank_from_environment() == (1, None)
+    (warning,) = caplog.messages
+    assert warning.startswith(f"WORLD_SIZE: the world size {text[:20]} is ignored, sizes are 1 to {MAX_RANKS}: ")
+    assert "counts as unknown" in warning
     with pytest.raises(ValueError, match=f"world_size must be {MAX_RANKS:,} at most"):
         sc.trace(world_size=1 << 62)
     with pytest.raises(ValueError, match=f"rank must be below {MAX_RANKS:,}"):
         sc.trace(rank=1 << 62)
+
+
+@pytest.mark.parametrize("text", ["-1", str(MAX_RANKS)])
+def test_a_rank_in_the_environment_that_cannot_be_is_ignored(
+    text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next variable counts."""
+    monkeypatch.setenv("RANK", text)
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    assert rank_from_environment()[0] == 3
+    assert caplog.messages == [
+        f"RANK: the rank {text} is ignored, ranks are 0 to {MAX_RANKS - 1}: the process counts as one without a rank"
+    ]
+
+
+@pytest.mark.parametrize("value", [-(1 << 62), -1, MAX_RANKS + 1, 1 << 62])
+def test_ranks_of_a_journal_that_cannot_be_are_ignored(value: int, caplog: pytest.LogCaptureFixture) -> None:
+    """As in the first message of a stream: one warning for each number."""
+    sent = msgspec.msgpack.encode(msgspec.to_builtins(RUN) | {"rank": value, "world_size": value})
+    for _ in range(3):
+        record = msgspec.msgpack.decode(sent, type=RunRecord)
+        assert (record.rank, record.world_size) == (None, None)
+    assert [f"rank {value}" in text or f"world size {value}" in text for text in caplog.messages] == [True, True]
 
 
 def test_clock_samples_of_a_long_run_are_thinned(tmp_path: Path) -> None:

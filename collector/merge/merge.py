@@ -21,6 +21,7 @@ from stepscope.collector.merge.report import MemberReport, MergeReport, given_up
 from stepscope.collector.runs.job import Job, Member
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.consumer import Exporter
+from stepscope.runtime.control.ranks import ranges_text
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.ledger import Ledger
@@ -116,13 +117,15 @@ class Merge:
 
     def report(self) -> MergeReport:
         """What was merged, so far."""
+        missing = self._job.missing
         return MergeReport(
             job=self._job.name,
             clock=self._job.timeline.reference,
             windows=[window.index for window in self._windows],
             events=self._events,
             members=[self._members.get(m.number) or member_report(m, *self._range(m), 0) for m in self._job.members],
-            missing_ranks=self._job.missing,
+            missing_ranks=ranges_text(missing),
+            missing_count=sum(map(len, missing)),
             absent=[f"{member.label}: window {window.index}" for window in self._windows for member in window.absent],
             slowest_steps=self._order.slowest_steps(),
             collectives=self._order.collectives(),

@@ -106,8 +106,10 @@ class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
     windows: list[int]
     events: int
     members: list[MemberReport]
-    missing_ranks: list[int]
-    """Ranks that sent nothing at all."""
+    missing_ranks: str
+    """Ranks that sent nothing at all, such as `1,3-5`; of many ranges the first. Empty: none is missing."""
+    missing_count: int
+    """How many these are."""
     absent: list[str]
     """Members that lack a window."""
     slowest_steps: list[SlowStep]
@@ -128,7 +130,8 @@ class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
         elif any(member.bound_ns is None for member in self.members):
             parts.append("Where no bound is known, times are those of the wall clock, which may be off by any amount.")
         if self.missing_ranks:
-            parts.append(f"missing: rank {_listed(self.missing_ranks)}")
+            these = f"{self.missing_count:,} ranks:" if self.missing_count > 1 else "rank"
+            parts.append(f"missing: {these} {self.missing_ranks}")
         parts += [f"missing: {printable(text)}" for text in self.absent[:20]]
         if self.slowest_steps:
             parts.append(_steps(self.slowest_steps))
@@ -213,8 +216,3 @@ def _signed(ns: int) -> str:
 
 def _windows(windows: Sequence[int]) -> str:
     return f"window {windows[0]}" if len(windows) == 1 else f"{len(windows)} windows"
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:20]))
-    return shown if len(numbers) <= 20 else f"{shown} and {len(numbers) - 20} more"

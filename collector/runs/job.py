@@ -14,6 +14,7 @@ from stepscope.collector.clocks.timeline import Fitted, Readings, Timeline
 from stepscope.collector.runs.recording import Recording
 from stepscope.exporters.collector.protocol import MAX_NAME
 from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.control.ranks import missing_ranges
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import RunRecord
 
@@ -147,10 +148,10 @@ class Job:
         return sorted({member.rank for member in self.members if member.rank is not None})
 
     @property
-    def missing(self) -> list[int]:
+    def missing(self) -> list[range]:
         """The ranks that should be there, as the members say how many there are."""
         size = max((member.recording.run.world_size or 0 for member in self.members), default=0)
-        return sorted(set(range(size)) - set(self.ranks)) if self.ranks else []
+        return missing_ranges(self.ranks, size) if self.ranks else []
 
     def _order(self, recording: Recording, key: str) -> tuple[bool, int, int, str]:
         start = self.timeline[key].model.to_reference(np.array([recording.run.anchor.monotonic_ns], np.int64))

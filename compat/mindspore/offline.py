@@ -210,7 +210,7 @@ def _journal(raw: Path) -> Path:
     Raises:
         ProfilerStateError: if the process still runs.
         FormatError: if there is nothing that can be read.
-        ProfilerRawFileException: if there is no journal.
+        ProfilerRawFileException: if there is no journal, or none that can be read.
     """
     single = raw / "window.journal"
     if single.exists():
@@ -225,7 +225,9 @@ def _journal(raw: Path) -> Path:
     if recovered:
         return recovered[-1]
     if choice.journal is None:
-        raise ProfilerRawFileException(f"there is no journal: {' '.join(choice.missing) or 'none was written'}")
+        if choice.missing:
+            raise ProfilerRawFileException(f"no journal in {raw} can be used: {'; '.join(choice.missing)}")
+        raise ProfilerRawFileException("there is no journal: none was written")
     return choice.journal
 
 

@@ -67,6 +67,7 @@ class OtlpOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The key of it, if that is another file; default: OTEL_EXPORTER_OTLP_CLIENT_KEY."""
     insecure: bool = False
     """Whether headers and parameters that look like a secret (Authorization, keys, tokens, cookies) may go to another machine
-    over `http:`, where others can read them; also OTEL_EXPORTER_OTLP_INSECURE in the environment."""
+    over `http:`, where others can read them; also OTEL_EXPORTER_OTLP_INSECURE in the environment. Traces without such headers go
+    there in any case, as receivers inside a cluster often have no certificate: a warning says so unless this is set."""
     verify: bool = True
     """Whether the receiver's certificate is checked. Without that anybody between may read headers and traces."""

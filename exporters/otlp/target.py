@@ -5,6 +5,7 @@ Variables and their meaning: "OpenTelemetry Protocol Exporter" of the OpenTeleme
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 from stepscope.exporters.collector.address import is_local
 from stepscope.exporters.otlp.options import OtlpOptions
+
+log = logging.getLogger("stepscope")
 
 Signal: TypeAlias = Literal["traces", "metrics"]
 """What a request carries."""
@@ -54,7 +57,9 @@ class Target:
         for name, value in [*_named(signal), *(headers or {}).items()]:
             _check_header(name, value)
             self.headers[name.lower()] = value
-        self._refuse_clear_text(options)
+        self.clear_text_host = ""
+        """The other machine that everything goes to over `http:`, if nobody allowed that."""
+        self._refuse_secrets_in_clear_text(options)
         compression = options.compression or variable("COMPRESSION", signal) or "gzip"
         if compression not in ("gzip", "none"):
             raise ValueError(f"{PREFIX}COMPRESSION is {compression!r}: use gzip or none")
@@ -64,10 +69,11 @@ class Target:
         self.client_certificate = options.client_certificate or variable("CLIENT_CERTIFICATE", signal) or None
         self.client_key = options.client_key or variable("CLIENT_KEY", signal) or None
 
-    def _refuse_clear_text(self, options: OtlpOptions) -> None:
+    def _refuse_secrets_in_clear_text(self, options: OtlpOptions) -> None:
         host = urlsplit(self.url).hostname or ""
         if self.encrypted or is_local(host) or options.insecure or variable("INSECURE", self.signal).lower() == "true":
             return
+        self.clear_text_host = host
         secret = [f"the header {name!r}" for name in self.headers if _SECRET.search(name)]
         secret += [f"the parameter {name!r}" for name, _ in parse_qsl(urlsplit(self.url).query) if _SECRET.search(name)]
         if secret:
@@ -169,10 +175,18 @@ def _timeout(signal: Signal) -> float:
 
 
 def both(endpoint: str | None, headers: Mapping[str, str] | None, options: OtlpOptions) -> dict[Signal, Target]:
-    """The targets of all signals that are sent.
+    """The targets of all signals that are sent. A warning names another machine that traces go to over `http:`.
 
     Raises:
         ValueError: as `Target`.
     """
     signals = ("traces", "metrics") if options.metrics else ("traces",)
-    return {signal: Target(signal, endpoint, headers, options) for signal in cast("tuple[Signal, ...]", signals)}
+    targets = {signal: Target(signal, endpoint, headers, options) for signal in cast("tuple[Signal, ...]", signals)}
+    for host in sorted({target.clear_text_host for target in targets.values()} - {""}):
+        log.warning(
+            "traces go to %s over http:, where others can read them; use https://, or allow it with "
+            "OtlpOptions(insecure=True) or %sINSECURE=true",
+            host,
+            PREFIX,
+        )
+    return targets

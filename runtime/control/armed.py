@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from stepscope.runtime.documented import Documented
+
+Step = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+"""A window may be asked for that is longer than steps have numbers."""
 
 ArmedState = Literal["queued", "running", "recorded", "aborted", "cut", "missed", "withdrawn"]
 """Of an armed window. `cut`: the run ended inside of it. `missed`: its steps passed without it. `withdrawn`: it was
@@ -16,16 +21,16 @@ class Armed(Documented, frozen=True, omit_defaults=True):
 
     accepted: bool
     """Whether something will be recorded."""
-    first: int | None = None
+    first: Step | None = None
     """The first step that will be recorded; `None` if that depends on another window, which ends by the clock."""
-    last: int | None = None
+    last: Step | None = None
     """The last one; `None` if the window ends by the clock, or by another's end. Without a first one: to an abort, the step
     with which windows end that have begun by then."""
     run_id: str = ""
     """That of the request."""
     reason: str = ""
     """Why it was refused, or in what it differs from what was asked for."""
-    nearest: int | None = None
+    nearest: Step | None = None
     """If it was refused because of its steps: the first that such a window could begin with."""
 
     def __bool__(self) -> bool:
@@ -61,13 +66,13 @@ class ArmedStatus(Documented, frozen=True, omit_defaults=True):
     state: ArmedState
     """Whether it waits (`queued`) or runs, or what became of it: `cut` by the run's end, `missed` if its steps passed without
     it, `withdrawn` before it began."""
-    first: int | None = None
+    first: Step | None = None
     """First step, planned or recorded."""
-    last: int | None = None
+    last: Step | None = None
     """Last step, planned or recorded."""
     reason: str = ""
     """Why it is so, and in what it differs from what was asked for."""
-    granularity: int = 1
+    granularity: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)] = 1
     """It is made of whole groups of so many steps."""
 
     @property

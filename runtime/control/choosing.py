@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from stepscope.runtime.control.placement import ASK_TO_WAIT
-from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.control.window_request import MAX_STEP, WindowRequest
 from stepscope.runtime.schedule import NEVER
 
 OF_CLOCK = "behind a window that ends by the clock no steps can be chosen for several ranks; ask again when it is over"
@@ -42,6 +42,12 @@ def choose_steps(request: WindowRequest, ahead: int, least: int, too_near: int, 
     if waits and first < floor:
         moved = _grouped(request, floor)
         first, last = moved, NEVER if last == NEVER else last + moved - first
+    beyond = first if last == NEVER else max(first, last)
+    if beyond > MAX_STEP:
+        return ChosenSteps(
+            None,
+            f"it would come to step {beyond:,}, and {MAX_STEP:,} is the last number that a step can have; {latest}",
+        )
     chosen = WindowRequest(
         start_step=first,
         stop_step=None if last == NEVER else last,

@@ -8,29 +8,32 @@ import msgspec
 
 from stepscope.runtime.control.armed import Armed, ArmedStatus
 from stepscope.runtime.control.end_change import EndChange, EndRequest
-from stepscope.runtime.control.window_request import RunId, WindowRequest
+from stepscope.runtime.control.rate import StepsPerSecond
+from stepscope.runtime.control.window_request import Rank, RunId, Seconds, StepNumber, WindowRequest
 
 VERSION = 1
 """Of commands and answers; a process that knows another one only says so."""
 MAX_BYTES = 1 << 16
 """Of a command or an answer."""
 
+Version = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Pid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Name = Annotated[str, msgspec.Meta(max_length=80)]
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One command."""
 
-    version: int = VERSION
+    version: Version = VERSION
     command: Literal["arm", "extend", "abort", "status", "propose", "decide"]
     """`propose` arms a window, or changes when one ends, only if `decide` says so before that makes a difference."""
     request: WindowRequest | None = None
     """For `arm` and `propose`."""
     end: EndChange | None = None
     """For `propose`, instead of a request."""
-    steps: Annotated[int, msgspec.Meta(ge=0)] = 0
+    steps: StepNumber = 0
     """For `extend`."""
-    seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    seconds: Seconds = 0.0
     """For `extend`."""
     run_id: RunId | None = None
     """For `abort`: only windows of this run id."""
@@ -49,18 +52,18 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one profiler answers."""
+    """What one profiler answers. Numbers have bounds, as those of a command: whoever is connected can send any."""
 
-    version: int = VERSION
+    version: Version = VERSION
     profiler: str = ""
-    rank: int | None = None
+    rank: Rank | None = None
     stage: str = ""
     """That it is of; empty if nobody says."""
     host: str = ""
-    pid: int = 0
-    step: int = 0
+    pid: Pid = 0
+    step: StepNumber = 0
     """Number of its current step."""
-    rate: float = 0.0
+    rate: StepsPerSecond = 0.0
     """Its steps per second, lately."""
     armed: Armed | None = None
     """For `arm`, `propose` and `extend`, and for an `abort` that ranks agree on."""

@@ -12,7 +12,7 @@ from stepscope.runtime.control.decoding import decode_json
 from stepscope.runtime.control.end_change import EndRequest
 from stepscope.runtime.control.ranks import ranks_from
 from stepscope.runtime.control.window_detail import WindowDetail, detail_from
-from stepscope.runtime.control.window_request import Count, Rank, RunId, Stage, StepNumber, WindowRequest
+from stepscope.runtime.control.window_request import Count, Rank, RunId, Seconds, Stage, StepNumber, WindowRequest
 
 NAME = "stepscope.json"
 """Of the file in a directory that is watched."""
@@ -35,7 +35,7 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Its length."""
     stop_step: StepNumber | None = None
     """Or its last step."""
-    seconds: float | None = None
+    seconds: Seconds | None = None
     """Or how long it lasts."""
     ranks: str | tuple[Rank, ...] | None = None
     """The ranks that record: `"0,3-5"` or `[0, 3, 4, 5]`; all if it is left out."""

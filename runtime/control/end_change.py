@@ -9,12 +9,13 @@ import msgspec
 
 from stepscope.runtime.control.armed import Armed, ArmedStatus
 from stepscope.runtime.control.armed_window import ArmedWindow, Gate
-from stepscope.runtime.control.window_request import RunId, StepNumber
+from stepscope.runtime.control.window_request import MAX_STEP, RunId, Seconds, StepNumber
 from stepscope.runtime.schedule import NEVER
 from stepscope.runtime.table import human_count
 
 NOTHING = "no armed window runs"
 NOTHING_WAITS = "no armed window runs or waits"
+BEYOND = f"the window would end with step {{:,}}, and {MAX_STEP:,} is the last number that a step can have"
 OTHER_UNIT = "the window is one of {}: say how many more"
 
 
@@ -22,9 +23,9 @@ class EndRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is asked for, of whatever window runs."""
 
     command: Literal["extend", "abort"]
-    steps: int = 0
+    steps: StepNumber = 0
     """`extend`: so many steps more, rounded up to whole groups of the window."""
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     """`extend`: or so much longer."""
     run_id: RunId = ""
     """`abort`: only windows of this run id; empty for all."""
@@ -48,7 +49,7 @@ class EndChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`extend`: the first step of the window that is meant."""
     until: StepNumber = 0
     """`extend`: its last step so far."""
-    seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    seconds: Seconds = 0.0
     """`extend`: so much longer, for a window that ends by the clock."""
     run_id: RunId = ""
     """`abort`: only windows of this run id; empty for all."""
@@ -140,7 +141,10 @@ def choose_end(asked: EndRequest, windows: Mapping[int, Sequence[ArmedStatus]], 
         ranks = tuple(sorted(rank for rank, held in meant.items() if held))
         if not ranks:
             return ChosenEnd(None, reason=NOTHING_WAITS)
-        change = EndChange(command="abort", last=max(ahead - 1, 0), run_id=asked.run_id, reason=asked.reason)
+        last = max(ahead - 1, 0)
+        if last > MAX_STEP:
+            return ChosenEnd(None, reason=BEYOND.format(last))
+        change = EndChange(command="abort", last=last, run_id=asked.run_id, reason=asked.reason)
         return ChosenEnd(change, ranks)
     running = [window for held in windows.values() for window in held if window.state == "running"]
     if not running:
@@ -163,4 +167,7 @@ def choose_end(asked: EndRequest, windows: Mapping[int, Sequence[ArmedStatus]], 
     if window.last is None:
         return ChosenEnd(EndChange(command="extend", first=first, seconds=asked.seconds), ranks)
     more = -(-asked.steps // window.granularity) * window.granularity
-    return ChosenEnd(EndChange(command="extend", first=first, until=window.last, last=window.last + more), ranks)
+    last = window.last + more
+    if max(first, last) > MAX_STEP:
+        return ChosenEnd(None, reason=BEYOND.format(last))
+    return ChosenEnd(EndChange(command="extend", first=first, until=window.last, last=last), ranks)

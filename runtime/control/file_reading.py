@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.runtime.private_files import create
+from stepscope.runtime.private_files import temporary_name
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -78,9 +78,9 @@ def create_once(path: Path, content: bytes) -> bool:
     Raises:
         OSError: if it cannot be created.
     """
-    made = path.with_name(f".{path.name}.{os.getpid()}")
-    file, made = create(made, os.O_WRONLY, 0o644, lambda name, number: name.with_name(f"{name.name}.{number}"))
+    made = temporary_name(path)
     try:
+        file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         with os.fdopen(file, "wb") as stream:
             stream.write(content)
         try:

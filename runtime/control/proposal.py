@@ -22,7 +22,8 @@ from stepscope.runtime.control.choosing import may_move
 from stepscope.runtime.control.end_change import EndChange, EndRequest
 from stepscope.runtime.control.file_reading import create_once
 from stepscope.runtime.control.job_directory import read_record
-from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.control.rate import StepsPerSecond
+from stepscope.runtime.control.window_request import Rank, StepNumber, WindowRequest
 from stepscope.runtime.encoding import json_bytes
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -82,9 +83,9 @@ class Proposal(msgspec.Struct, frozen=True, omit_defaults=True):
 class AtStep(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a rank is."""
 
-    rank: int
-    step: int
-    rate: float
+    rank: Rank
+    step: StepNumber
+    rate: StepsPerSecond
     """Steps per second, lately."""
     windows: tuple[ArmedStatus, ...] = ()
     """Those that it has armed, and had lately, where it matters."""

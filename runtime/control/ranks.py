@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from stepscope.runtime.table import human_count
 
 MAX_RANKS = 1 << 20
 """Ranks of one job, and ranks that one text names. Larger numbers come from damaged or hostile input."""
+MAX_SHOWN_RANGES = 64
+"""Ranges of ranks that one text lists."""
 
 _SHOWN = 80
 """Characters of a text that a message quotes."""
+_MAX_WARNINGS = 64
+"""Different ones; a hostile peer can make any number of them."""
+
+log = logging.getLogger("stepscope")
+_warned: set[str] = set()
+
 _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
@@ -60,4 +71,62 @@ def ranks_text(ranks: Sequence[int] | None) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return _joined(range(first, last + 1) for first, last in runs)
+
+
+def valid_rank(rank: int | None, source: str) -> int | None:
+    """The rank; `None`, with a warning, if it is no number from 0 to below `MAX_RANKS`.
+
+    Args:
+        rank: that somebody claims.
+        source: where it comes from, for the warning.
+    """
+    if rank is None or 0 <= rank < MAX_RANKS:
+        return rank
+    _warn_once(
+        f"{source}: the rank {rank} is ignored, ranks are 0 to {MAX_RANKS - 1}: the process counts as one without a rank"
+    )
+    return None
+
+
+def valid_world_size(size: int | None, source: str) -> int | None:
+    """The number of ranks; `None`, with a warning, if it is no number from 1 to `MAX_RANKS`.
+
+    Args:
+        size: that somebody claims.
+        source: where it comes from, for the warning.
+    """
+    if size is None or 1 <= size <= MAX_RANKS:
+        return size
+    _warn_once(
+        f"{source}: the world size {size} is ignored, sizes are 1 to {MAX_RANKS}: it counts as unknown, so missing ranks are "
+        "not noticed"
+    )
+    return None
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned and len(_warned) < _MAX_WARNINGS:
+        _warned.add(text)
+        log.warning(text)
+
+
+def missing_ranges(ranks: Iterable[int], size: int) -> list[range]:
+    """The numbers below `size` that are not among these ranks, as ranges: a large size costs nothing."""
+    missing: list[range] = []
+    start = 0
+    for rank in sorted({rank for rank in ranks if 0 <= rank < size}):
+        if rank > start:
+            missing.append(range(start, rank))
+        start = rank + 1
+    return [*missing, range(start, size)] if start < size else missing
+
+
+def ranges_text(ranges: Sequence[range]) -> str:
+    """Ranges of ranks as people write them; of many the first `MAX_SHOWN_RANGES`."""
+    more = len(ranges) - MAX_SHOWN_RANGES
+    return _joined(ranges[:MAX_SHOWN_RANGES]) + (f" and {human_count(more, 'more range')}" if more > 0 else "")
+
+
+def _joined(ranges: Iterable[range]) -> str:
+    return ",".join(str(each[0]) if len(each) == 1 else f"{each[0]}-{each[-1]}" for each in ranges)

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Annotated
 
+import msgspec
+
+MAX_RATE = 1e9
+"""Steps per second: one takes a nanosecond at least. After the number of the step was set, readings may say more."""
 SPAN = 2.0
 """Seconds that are looked back at most."""
+
+StepsPerSecond = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE)]
 
 
 class StepRate:
@@ -28,4 +35,4 @@ class StepRate:
         if len(self._readings) < 2:
             return 0.0
         (begin, first), (end, last) = self._readings[0], self._readings[-1]
-        return max((last - first) / (end - begin), 0.0)
+        return min(max((last - first) / (end - begin), 0.0), MAX_RATE)

@@ -14,8 +14,12 @@ from stepscope.runtime.table import human_count
 MAX_RUN_ID = 80
 """Characters of a run id."""
 
-StepNumber = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
-Count = Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
+MAX_STEP = (1 << 53) - 1
+"""The last number that a step can have: JSON has larger numbers, and many programs that read it have not."""
+
+StepNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_STEP)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]
 Stage = Annotated[str, msgspec.Meta(max_length=80)]
 RunId = Annotated[str, msgspec.Meta(max_length=MAX_RUN_ID, pattern=r"^[A-Za-z0-9._@:+-]*$")]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.control.ranks import MAX_RANKS
+from stepscope.runtime.control.ranks import valid_rank, valid_world_size
 from stepscope.runtime.encoding import msgpack_bytes
 from stepscope.runtime.journal.format import FrameType
 from stepscope.runtime.ledger import Ledger
@@ -30,8 +30,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     pid: Int64 = 0
     host: str = ""
     rank: Int64 | None = None
+    """`None` also in place of a number that is no rank; a warning says so."""
     world_size: Int64 | None = None
-    """`None` also in place of a number above `MAX_RANKS`: sets of that many ranks are made of it."""
+    """`None` also in place of a number below 1 or above `MAX_RANKS`; a warning says so."""
     created_ns: Int64 = 0
     """Unix time."""
     job: str = ""
@@ -41,8 +42,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Drawn at random for the run; empty in journals of versions that gave none."""
 
     def __post_init__(self) -> None:
-        if self.world_size is not None and self.world_size > MAX_RANKS:
-            msgspec.structs.force_setattr(self, "world_size", None)
+        source = f"the run {self.name[:80]!r} (process {self.pid})"
+        msgspec.structs.force_setattr(self, "rank", valid_rank(self.rank, source))
+        msgspec.structs.force_setattr(self, "world_size", valid_world_size(self.world_size, source))
 
 
 class TrackRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):

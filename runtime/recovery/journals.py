@@ -40,7 +40,10 @@ class Journals(msgspec.Struct, frozen=True, kw_only=True):
                 continue
             try:
                 record = run_in(path)
-            except (FormatError, OSError) as error:
+            except OSError as error:
+                unusable.append(f"{path} cannot be read: {error.strerror or error}")
+                continue
+            except FormatError as error:
                 unusable.append(f"{path}: {error}")
                 continue
             # Without its first frame, a journal is as new as its last write.

@@ -19,6 +19,7 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import CapRecord
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.ledger import Ledger
+from stepscope.runtime.private_files import temporary_name
 from stepscope.runtime.processes import is_running
 from stepscope.runtime.recovery.choice import being_written, choose
 from stepscope.runtime.recovery.journals import below
@@ -128,10 +129,7 @@ def recover(
     notes, missing = list(choice.said), list(choice.missing)
     session = _open_session(note, missing)
     if journal is None and session is None:
-        raise FormatError(
-            f"nothing to recover in {place}: no journal, and no session directory. "
-            f"{' '.join([*notes, *missing, below(place)])}".strip()
-        )
+        raise _nothing_to_recover(place, notes, missing)
     ids = IdMap()
     parts = _parts(session, ids, notes)
     target = Path(out) if out is not None else choice.target
@@ -140,7 +138,7 @@ def recover(
             f"already recovered: {target}. The data in memory that it was made from has been freed, so recovering again "
             "could only lose events"
         )
-    writer = JournalWriter(target.with_name(f".{target.name}.{os.getpid()}"), max_bytes=1 << 62)
+    writer = JournalWriter(temporary_name(target), max_bytes=1 << 62)
     reader = None if journal is None else JournalReader(journal, ids)
     try:
         run = _run(place, reader, note)
@@ -203,6 +201,14 @@ def recover(
         note=note,
         gap=_gap(reader, work, session, parts, unheld),
     )
+
+
+def _nothing_to_recover(place: Path, notes: list[str], missing: list[str]) -> FormatError:
+    """The error of a directory without a journal or a session directory, or with none that can be read."""
+    if missing:
+        return FormatError(f"nothing to recover in {place} can be read: {'; '.join([*missing, *notes])}")
+    text = f"nothing to recover in {place}: no journal, and no session directory. {' '.join([*notes, below(place)])}"
+    return FormatError(text.strip())
 
 
 def _remove(session: SessionFiles, path: Path, note: SessionNote, *, unread: bool) -> None:

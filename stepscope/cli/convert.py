@@ -104,7 +104,9 @@ def _journal_in(directory: Path) -> Path:
         chosen = max(recovered)[1]
     if chosen is None:
         _hint_at_recovery(directory)
-        raise FormatError(f"{directory} has no journal. {' '.join([*choice.missing, below(directory)])}".strip())
+        if choice.missing:
+            raise FormatError(f"no journal in {directory} can be used: {'; '.join(choice.missing)}")
+        raise FormatError(f"{directory} has no journal. {below(directory)}".strip())
     others = journals.others(chosen)
     beside = f" (not {others}: name one to convert it)" if others else ""
     message(f"reading {opening.shown(chosen)}{beside}")

@@ -37,7 +37,7 @@ with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "stepscope", *what]
         done = subprocess.run(command, cwd=folder, capture_output=True, timeout=120, env=environment)
         plain = subprocess.run(command, cwd=folder, capture_output=True, timeout=120)
-        if done.returncode != plain.returncode and what != ["demo"]:
+        if done.returncode != plain.returncode:
             faults.append(f"{what}: exit {done.returncode}, else {plain.returncode}: {done.stderr[-300:]!r}")
         if b"UnicodeEncodeError" in done.stderr:
             faults.append(f"{what}: UnicodeEncodeError")

@@ -1,6 +1,7 @@
 """A trace goes to a device or a pipe: `/dev/null` to try what it costs, a pipe to feed a program.
 
-Right: a device stays a device, whatever the format; a pipe that nobody reads does not stop anything.
+Right: a device stays a device, whatever the format; a pipe that nobody reads does not stop anything; the report says that the
+exporter failed, why, and how many events it did not write.
 """
 
 import os
@@ -18,7 +19,7 @@ exporter = {
     "object": lambda: sc.ChromeTraceExporter(path, form="object"),
     "closed": lambda: sc.ChromeTraceExporter(path, closed=True),
     "gzip": lambda: sc.ChromeTraceExporter(path, gzip=True),
-    "pftrace": lambda: sc.PerfettoTraceExporter(path) if hasattr(sc, "PerfettoTraceExporter") else sc.PerfettoExporter(path),
+    "pftrace": lambda: sc.PerfettoExporter(path),
     "parquet": lambda: sc.exporters.ParquetExporter(path),
     "max": lambda: sc.ChromeTraceExporter(path, max_bytes=65536),
 }[kind]()
@@ -45,6 +46,12 @@ with tempfile.TemporaryDirectory() as folder:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=30)
                 if done.returncode:
                     faults.append(f"{kind} to {os.path.basename(path)}: {done.stderr[-300:]}")
+                output = [line for line in done.stdout.splitlines() if line.startswith("  output") and path in line]
+                said = ("0 of 5,002 events, 5,002 dropped (error)", "it is no regular file; name one that is")
+                if not output or not all(text in output[0] for text in said):
+                    faults.append(
+                        f"{kind} to {os.path.basename(path)}: the report does not say that it failed: {done.stdout}"
+                    )
             except subprocess.TimeoutExpired:
                 faults.append(f"{kind} to {os.path.basename(path)}: hangs")
             if stat.S_IFMT(os.lstat(path).st_mode) != stat.S_IFMT(before):
