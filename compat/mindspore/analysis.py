@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from stepscope.compat.mindspore.step_list import not_recorded
 from stepscope.compat.mindspore.target import Target
 from stepscope.runtime import strings
 from stepscope.runtime.events import EventBatch
-from stepscope.runtime.formats import replay_into, run_of
+from stepscope.runtime.formats import Replayed, replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.run import Run
 from stepscope.runtime.table import human_count
@@ -73,11 +74,13 @@ class WindowAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     products: tuple[ProductStatus, ...]
     dropped: int = 0
     """Events that the size limit kept out of the timeline."""
+    lacking: str = ""
+    """What the journal has not of the window, of which the products then have nothing; empty if it has everything."""
 
     @property
     def complete(self) -> bool:
-        """Whether every product could be made."""
-        return not any(product.problem for product in self.products)
+        """Whether every product could be made, of everything that was recorded."""
+        return not self.lacking and not any(product.problem for product in self.products)
 
     def text(self) -> str:
         """A line for each product."""
@@ -86,6 +89,7 @@ class WindowAnalysis(msgspec.Struct, frozen=True, kw_only=True):
             said = product.problem or ", ".join(path.name for path in product.files) or "nothing was recorded for it"
             lines.append(f"  {product.name:16} {'FAILED: ' if product.problem else ''}{said}")
         lines += [f"  {self.dropped:,} events were kept out by timeline_limit"] if self.dropped else []
+        lines += [f"  INCOMPLETE: {self.lacking}"] if self.lacking else []
         return "\n".join(lines)
 
 
@@ -152,11 +156,11 @@ def analyse_window(
     stages = _stages(place, request)
     maker = _Maker(stages, request)
 
-    async def play() -> None:
+    async def play() -> Replayed:
         with JournalReader(journal) as reader:
-            await replay_into(reader, maker, run_of(reader, place), window)
+            return await replay_into(reader, maker, run_of(reader, place), window)
 
-    asyncio.run(play())
+    replayed = asyncio.run(play())
     table = next(stage.table for stage in stages if isinstance(stage, OperatorFiles))
     done = WindowAnalysis(
         directory=place,
@@ -165,8 +169,38 @@ def analyse_window(
         recorded=maker.recorded,
         products=tuple(maker.status),
         dropped=sum(stage.dropped for stage in stages if isinstance(stage, TraceView)),
+        lacking=_lacking(replayed, maker.window),
     )
+    if done.lacking:
+        log.warning(
+            "the analysis of window %d of %s is incomplete: %s; the journal is not deleted",
+            done.window,
+            journal,
+            done.lacking,
+        )
     return done, table
+
+
+def _lacking(replayed: Replayed, window: Window | None) -> str:
+    """What a journal has not of a window that was played from it."""
+    reasons: list[str] = []
+    if replayed.damage:
+        found = msgspec.structs.asdict(replayed.damage)
+        reasons.append(
+            "damage in the journal: " + ", ".join(f"{k.replace('_', ' ')} {int(n):,}" for k, n in found.items() if n)
+        )
+    if replayed.unfinished or not replayed.windows:
+        reasons.append("the journal has no end of the window: the run was interrupted, or the file was cut")
+    if window is not None:
+        lost = Counter({f"of {name}": sum(source.dropped.values()) for name, source in window.ledger.sources.items()})
+        journal = window.ledger.outputs.get("journal")
+        lost["at the journal"] = 0 if journal is None else sum(journal.dropped.values())
+        reasons += [f"{count:,} events {where} were dropped" for where, count in lost.items() if count]
+        accepted = sum(source.accepted for source in window.ledger.sources.values())
+        missing = accepted - lost["at the journal"] - replayed.events
+        if missing > 0:
+            reasons.append(f"{missing:,} of its {accepted:,} events are not in the journal")
+    return "; ".join(reasons)
 
 
 def operators_of(journal: Path, window: int, steps: tuple[int, ...] | None) -> OperatorTable:
@@ -235,6 +269,7 @@ class _Maker:
         self.status: list[ProductStatus] = []
         self.steps: tuple[int, ...] = ()
         self.recorded: tuple[int, ...] = ()
+        self.window: Window | None = None
 
     async def open(self, run: Run) -> None:
         for stage in list(self._working):
@@ -253,6 +288,7 @@ class _Maker:
                     await self._failed(stage, error)
 
     async def close_window(self, window: Window) -> None:
+        self.window = window
         self.recorded = tuple(step.number for step in window.steps)
         wanted = self._request.steps
         if wanted is not None:
@@ -266,17 +302,25 @@ class _Maker:
                 await self._failed(stage, error)
 
     async def aclose(self) -> None:
-        pass
+        for stage in self._working if self.window is None else ():  # the journal has nothing of the window
+            await self._abandon(stage)
 
     async def _failed(self, stage: Product, error: Exception) -> None:
         self._working.remove(stage)
         problem = f"{type(error).__name__}: {error}"
-        if isinstance(stage, Holding):
-            try:
-                await stage.abandon()
-            except Exception as further:
-                problem = f"{problem}; and as it was closed, {type(further).__name__}: {further}"
+        further = await self._abandon(stage)
+        if further:
+            problem = f"{problem}; and as it was closed, {further}"
         self.status.append(ProductStatus(name=stage.name, problem=problem))
+
+    async def _abandon(self, stage: Product) -> str:
+        """Closes what a product holds; returns what went wrong."""
+        try:
+            if isinstance(stage, Holding):
+                await stage.abandon()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
 
 
 def _of_steps(batch: EventBatch, steps: tuple[int, ...] | None) -> EventBatch:

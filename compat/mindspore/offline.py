@@ -189,7 +189,8 @@ def _analyse_run(
     for index, window in windows.items():
         place = directory if index == min(windows) else _sibling(directory, index, target.device)
         done.append(analyse_window(journal, index if window is None else window, place, request)[0])
-    if options.data_simplification and all(each.complete for each in done) and directory != raw:
+    whole = all(each.complete for each in done) and _has_end(journal)
+    if options.data_simplification and whole and directory != raw:
         shutil.rmtree(directory / RAW, ignore_errors=True)
     return done
 
@@ -229,6 +230,14 @@ def _journal(raw: Path) -> Path:
             raise ProfilerRawFileException(f"no journal in {raw} can be used: {'; '.join(choice.missing)}")
         raise ProfilerRawFileException("there is no journal: none was written")
     return choice.journal
+
+
+def _has_end(journal: Path) -> bool:
+    """Whether a journal was written to its end: windows may be missing after a cut."""
+    with JournalReader(journal) as reader:
+        for _ in reader:
+            pass
+        return reader.end is not None
 
 
 def _windows(journal: Path) -> tuple[dict[int, Window | None], int | None]:
