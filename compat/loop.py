@@ -230,7 +230,7 @@ def _single_number(value: Any) -> float:
     Raises:
         Exception: if it is no number, or holds several; what exactly depends on its type.
     """
-    item = getattr(value, "item", None)  # numpy deprecates float() of an array of shape (1,)
+    item: Any = getattr(value, "item", None)  # numpy deprecates float() of an array of shape (1,)
     return float(item() if callable(item) else value)
 
 
