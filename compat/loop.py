@@ -231,7 +231,8 @@ def _single_number(value: Any) -> float:
         Exception: if it is no number, or holds several; what exactly depends on its type.
     """
     item: Any = getattr(value, "item", None)  # numpy deprecates float() of an array of shape (1,)
-    return float(item() if callable(item) else value)
+    number: Any = item() if callable(item) else value
+    return float(number)
 
 
 def _kind(value: object) -> str:
