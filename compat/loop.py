@@ -230,8 +230,9 @@ def _single_number(value: Any) -> float:
     Raises:
         Exception: if it is no number, or holds several; what exactly depends on its type.
     """
-    item = getattr(value, "item", None)  # numpy deprecates float() of an array of shape (1,)
-    return float(item() if callable(item) else value)
+    item: Any = getattr(value, "item", None)  # numpy deprecates float() of an array of shape (1,)
+    number: Any = item() if callable(item) else value
+    return float(number)
 
 
 def _kind(value: object) -> str:

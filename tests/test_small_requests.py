@@ -100,7 +100,7 @@ async def test_a_rank_that_claims_an_endless_world_costs_no_memory(
 @pytest.fixture(autouse=True)
 def _no_warnings_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test sees the warnings that other tests have had already."""
-    monkeypatch.setattr(ranks, "_warned", set())
+    monkeypatch.setattr(ranks, "_warned", set[str]())
 
 
 @pytest.mark.parametrize("text", [str(1 << 62), "9" * 5000, "-4", "0", str(MAX_RANKS + 1)])

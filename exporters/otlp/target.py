@@ -181,7 +181,9 @@ def both(endpoint: str | None, headers: Mapping[str, str] | None, options: OtlpO
         ValueError: as `Target`.
     """
     signals = ("traces", "metrics") if options.metrics else ("traces",)
-    targets = {signal: Target(signal, endpoint, headers, options) for signal in cast("tuple[Signal, ...]", signals)}
+    targets: dict[Signal, Target] = {
+        signal: Target(signal, endpoint, headers, options) for signal in cast("tuple[Signal, ...]", signals)
+    }
     for host in sorted({target.clear_text_host for target in targets.values()} - {""}):
         log.warning(
             "traces go to %s over http:, where others can read them; use https://, or allow it with "
