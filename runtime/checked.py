@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -49,8 +50,7 @@ def settings(name: str, given: S | None, kind: type[S]) -> S:
         return kind()
     if not isinstance(given, kind):
         raise TypeError(
-            f"{name} must be stepscope.{kind.__name__}, got {type(given).__name__}; "
-            f"write {name}=stepscope.{kind.__name__}(...)"
+            f"{name} must be {public_name(kind)}, got {type(given).__name__}; write {name}={public_name(kind)}(...)"
         )
     return given
 
@@ -77,3 +77,15 @@ class Checked(Documented, frozen=True, kw_only=True, forbid_unknown_fields=True,
             misfit = find_misfit(value, field.type, default=default_of(field), at=at)
             if misfit is not None:
                 raise ValueError(misfit.in_program())
+
+
+_GROUPS = {"exporters": "exporters", "backends": "backends", "control": "control", "flight": "triggers"}
+"""Groups of public names, by the part or folder that defines them."""
+
+
+def public_name(kind: type) -> str:
+    """The name by which a program has a public type, such as `stepscope.exporters.OtlpOptions`."""
+    if kind.__name__ in getattr(sys.modules.get("stepscope"), "__all__", ()):
+        return f"stepscope.{kind.__name__}"
+    groups = [_GROUPS[part] for part in kind.__module__.split(".")[1:3] if part in _GROUPS]
+    return ".".join(["stepscope", *groups[:1], kind.__name__])

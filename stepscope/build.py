@@ -11,7 +11,7 @@ from stepscope.exporters.base import Exporter
 from stepscope.exporters.callback import CallbackExporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.window_journals import WindowJournalsExporter
-from stepscope.runtime.checked import settings
+from stepscope.runtime.checked import public_name, settings
 from stepscope.runtime.control.environment import options_from_environment, run_directory
 from stepscope.runtime.control.ranks import MAX_RANKS
 from stepscope.runtime.control.settings import Control
@@ -174,7 +174,7 @@ def _why_not(item: object, contract: type) -> str:
         return f"it is a class; give what calling it makes, {item.__name__}(...)"
     members = [name for name in (*contract.__annotations__, *vars(contract)) if not name.startswith("_")]
     lacks = ", ".join(name for name in members if not hasattr(item, name))
-    return f"it lacks {lacks}, see stepscope.{contract.__name__}"
+    return f"it lacks {lacks}, see {public_name(contract)}"
 
 
 def _flight(keep_last: object, schedule: ScheduleFunction | None, backends: Sequence[Backend]) -> FlightRecorder | None:

@@ -147,4 +147,4 @@ def test_the_advice_can_be_taken(make: Callable[[], object], advice: str) -> Non
     with pytest.raises(ValueError, match=advice) as error:
         make()
     written = re.search(advice, str(error.value))
-    assert written is not None and eval(f"stepscope.{written[1]}").insecure
+    assert written is not None and eval(f"stepscope.exporters.{written[1]}").insecure

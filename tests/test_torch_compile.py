@@ -149,7 +149,7 @@ def test_instrumented_layers(fullgraph: bool) -> None:
 
 @FULL
 def test_events_without_a_duration(fullgraph: bool) -> None:
-    """Instants, counters and flows are left out of compiled code."""
+    """Instants, counters and flows end no graph, and are recorded after it."""
 
     def forward(x: Any) -> Any:
         sc.instant("now", layer=1)
@@ -158,6 +158,13 @@ def test_events_without_a_duration(fullgraph: bool) -> None:
         return linear(x).sin()
 
     assert graphs_of(forward, fullgraph) == [2]
+    memory = sc.exporters.MemoryExporter()
+    compiled = torch.compile(forward, backend="eager", fullgraph=fullgraph)
+    with sc.trace(exporters=[memory]) as profiler:
+        for _ in range(3):
+            compiled(torch.ones(2, 4))
+        profiler.step()
+    assert [memory.names().count(name) for name in ("now", "loss", "arrow")] == [3, 3, 3]
 
 
 @FULL
