@@ -1,7 +1,9 @@
 # make demo      train a small network under stepscope and show where the results are
 # make demo-cluster  four ranks that train together and stream to a collector, while things break; DIR=... leaves what it made there
-# make test      all tests
-# make check     lint, types and tests
+# make test      the everyday tests, in minutes
+# make test-all  all tests: also the slow ones, with both event loops
+# make check     formatting, lint, imports, spelling, types
+# make nightly   other Pythons, sanitizers, torture, fuzzing
 # make sanitize  tests of the native core under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 # make fuzz      the decoders with atheris, FUZZ_SECONDS=60 for each
 # make bench     the benchmarks, beside other tracers
@@ -34,7 +36,7 @@ PYTEST_ARGS ?= --numprocesses auto --maxprocesses 4 --dist loadfile
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster test check lint types bench torture endurance docs wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
+.PHONY: help install demo demo-cluster test test-all slow-tests nightly check lint types bench torture endurance docs wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -81,10 +83,20 @@ demo: $(if $(wildcard $(STAMPS)/dev),install,$(STAMPS)/demo)
 demo-cluster: install
 	@$(BIN)/python -m stepscope.demo.cluster $(if $(DIR),--dir "$(DIR)")
 
-test: install viewers-if-npm
+test: install
 	@$(BIN)/pytest $(PYTEST_ARGS)
 
-check: lint types test
+test-all: install viewers-if-npm
+	@mkdir -p build
+	@$(BIN)/pytest --all --junitxml=build/tests.xml $(PYTEST_ARGS)
+
+# After make test-all: which tests are too slow for make test.
+slow-tests: install
+	@$(BIN)/python -m tools.slow_tests build/tests.xml
+
+nightly: test-pythons sanitize torture fuzz
+
+check: lint types
 
 lint: install
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,12 +23,48 @@ importlib.import_module("stepscope")
 heed_interrupts()
 
 # A machine under load is slow, not wrong.
-settings.register_profile("stepscope", deadline=None)
-settings.load_profile("stepscope")
+settings.register_profile("everyday", deadline=None, max_examples=20)
+settings.register_profile("all", deadline=None)
+
+WHICH = "STEPSCOPE_TESTS"
+"""Environment variable by which worker processes learn which tests run: `everyday` or `all`."""
+SLOW_TESTS = Path(__file__).with_name("slow_tests.txt")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--all`: also the slow tests, with both event loops and all examples of properties."""
+    parser.addoption(
+        "--all", action="store_true", help="run also the tests of tests/slow_tests.txt, on both event loops"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Without `--all`, and without files that are named, the everyday tests run."""
+    if not hasattr(config, "workerinput"):
+        everyday = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.getoption("--all")
+        os.environ[WHICH] = "everyday" if everyday else "all"
+    settings.load_profile(os.environ[WHICH])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the slow tests, if only the everyday ones are to run."""
+    if os.environ[WHICH] == "all":
+        return
+    slow = set(SLOW_TESTS.read_text(encoding="utf-8").split())
+    left_out = [item for item in items if _name(item) in slow]
+    items[:] = [item for item in items if _name(item) not in slow]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _name(item: pytest.Item) -> str:
+    """As in the list: the path below `tests`, and the function without its parameters."""
+    return f"{item.path.relative_to(SLOW_TESTS.parent).with_suffix('')}::{item.name.partition('[')[0]}"
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Runs each async test once on asyncio's own loop and once on uvloop."""
+    """Runs each async test on asyncio's own loop and on uvloop; of the everyday tests on asyncio's only."""
+    if os.environ[WHICH] == "everyday":
+        return {"asyncio": asyncio.SelectorEventLoop}
     return {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
 
 
