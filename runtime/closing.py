@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 
@@ -27,6 +29,11 @@ MANY = 100
 """Windows that wait to be closed, from which on they may be what takes long."""
 JOINING = 0.1
 """Seconds beyond `Options.close_timeout` in which threads that have done their work may end."""
+LOOK_S = 0.02
+"""Between two looks at whether a late closing has ended."""
+
+_unfinished: set[Closing] = set()
+"""Closings that have begun and not ended, without those whose loop is blocked by a backend."""
 
 
 class Closing:
@@ -59,6 +66,11 @@ class Closing:
         self._accounts = accounts
         self._output = output
 
+    @property
+    def timeout_s(self) -> float:
+        """Seconds that closing may take."""
+        return self._options.close_timeout
+
     def run(self, bound: Sequence[BoundSource], closes_by: Callable[[], int]) -> None:
         """Does it.
 
@@ -66,6 +78,7 @@ class Closing:
             bound: sources that other threads may have to change first.
             closes_by: when it is to be done, in ns.
         """
+        _unfinished.add(self)
         deadline = closes_by()
         closed = self._pipeline.statistics().windows.closed
         for source in bound:
@@ -81,7 +94,7 @@ class Closing:
             removal.set_exception(error)
         if not wait([removal], seconds).done and (late := self._late(removal, closed)):
             self._give_up(late)
-            removal.add_done_callback(lambda _: Work(self._end, removal, name="stepscope closing").begin())
+            removal.add_done_callback(lambda _: Work(self._end_late, removal, deadline, name="stepscope closing").begin())
             return
         self._end(removal)
         now = clock.now()
@@ -111,7 +124,19 @@ class Closing:
         if answer.done():
             return "there was not enough time for all that waited"
         blocked = self._hub.blocked_in()
+        if blocked:
+            _unfinished.discard(self)  # nobody knows whether it will ever return
         return f"the runtime's loop is blocked in {blocked}" if blocked else "the runtime's loop does not answer"
+
+    def _end_late(self, removal: Future[None], deadline: int) -> None:
+        """Ends a closing that was given up, and logs that nothing is left to recover."""
+        self._end(removal)
+        if not self.given_up:
+            log.warning(
+                "profiler %r closed %.1f s after the deadline: nothing is left to recover. What was not written by the deadline "
+                "counts as dropped; raise Options.close_timeout, which is %g s, to have it written",
+                *(self._name, (clock.now() - deadline) / 1e9, self.timeout_s),
+            )
 
     def _end(self, removal: Future[None]) -> None:
         """The pipeline is closed, or could not be."""
@@ -130,6 +155,8 @@ class Closing:
                 self._recorder.delivered(self._output)  # after the loop, which drains it
         except BaseException as error:
             log.error("the runtime's loop could not be ended", exc_info=error)
+        finally:
+            _unfinished.discard(self)
 
     def _give_up(self, why: str) -> None:
         self.given_up = True
@@ -138,3 +165,17 @@ class Closing:
             f"process has ended, `{shlex.join(['stepscope', 'recover', str(self._output.path)])}` brings it back"
         )
         log.error("profiler %r: %s", self._name, self.note)
+
+
+def wait_for_late_closings() -> None:
+    """Waits at the interpreter's exit for closings that have passed their deadline, as on a machine that is overloaded: each
+    has `Options.close_timeout` once more. A process that ends sooner leaves its session directory behind.
+
+    There is no wait for a closing whose loop is blocked inside of a backend.
+    """
+    began = time.monotonic()
+    while any(time.monotonic() - began < closing.timeout_s for closing in list(_unfinished)):
+        time.sleep(LOOK_S)
+
+
+os.register_at_fork(after_in_child=_unfinished.clear)

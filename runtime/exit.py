@@ -13,6 +13,8 @@ import concurrent.futures.thread as _workers  # registers its own exit hook: our
 import threading
 
 from stepscope.runtime import _core, profiler
+from stepscope.runtime.closing import wait_for_late_closings
+from stepscope.runtime.ending import call_after_exit
 from stepscope.runtime.profiler import close_all
 from stepscope.runtime.recorder import close_recorder
 from stepscope.runtime.threads import start, start_also_at_exit
@@ -43,6 +45,7 @@ def _close() -> None:
         close_all()
         raise
     close_all()
+    wait_for_late_closings()
 
 
 def _used_here() -> bool:
@@ -65,6 +68,7 @@ def _close_last() -> None:
     while not _at_once.is_set() and (others := _at_work()):
         others[0].join(LOOK)
     close_all()
+    wait_for_late_closings()
 
 
 def _give_up_waiting() -> None:
@@ -80,5 +84,6 @@ def _give_up_waiting() -> None:
 getattr(threading, "_register_atexit", atexit.register)(_close)
 # Last: a signal that came meanwhile, and of which another thread has the process die, is what it ends of.
 atexit.register(_core.die_of_signal, 0)
+atexit.register(call_after_exit)
 atexit.register(close_recorder)
 atexit.register(_give_up_waiting)

@@ -87,7 +87,7 @@ def test_the_threads_are_named_in_every_output(output_dir: Path, tmp_path: Path)
         serve(profiler.stop)
     profiler.close()
     ((note,),) = [window.diagnostics for window in memory.windows]
-    assert note.startswith(f"backend 'bound' {ONLY}, {serve.text}, and saw no events there, while the threads ")
+    assert note.startswith(f"backend 'bound' {ONLY}, {serve.text}, and recorded no operators there, while the threads ")
     assert train.text in note and load.text in note and "MainThread" not in note
     assert note.endswith(
         "call start() and stop() on the thread whose work is wanted, or call step() there before start()"
