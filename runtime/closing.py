@@ -29,6 +29,8 @@ MANY = 100
 """Windows that wait to be closed, from which on they may be what takes long."""
 JOINING = 0.1
 """Seconds beyond `Options.close_timeout` in which threads that have done their work may end."""
+LATE_CLOSING_S = 5.0
+"""How long the interpreter's exit waits for closings that have passed their deadline."""
 LOOK_S = 0.02
 """Between two looks at whether a late closing has ended."""
 
@@ -66,11 +68,6 @@ class Closing:
         self._accounts = accounts
         self._output = output
 
-    @property
-    def timeout_s(self) -> float:
-        """Seconds that closing may take."""
-        return self._options.close_timeout
-
     def run(self, bound: Sequence[BoundSource], closes_by: Callable[[], int]) -> None:
         """Does it.
 
@@ -94,7 +91,9 @@ class Closing:
             removal.set_exception(error)
         if not wait([removal], seconds).done and (late := self._late(removal, closed)):
             self._give_up(late)
-            removal.add_done_callback(lambda _: Work(self._end_late, removal, deadline, name="stepscope closing").begin())
+            removal.add_done_callback(
+                lambda _: Work(self._end_late, removal, deadline, name="stepscope closing").begin()
+            )
             return
         self._end(removal)
         now = clock.now()
@@ -135,7 +134,7 @@ class Closing:
             log.warning(
                 "profiler %r closed %.1f s after the deadline: nothing is left to recover. What was not written by the deadline "
                 "counts as dropped; raise Options.close_timeout, which is %g s, to have it written",
-                *(self._name, (clock.now() - deadline) / 1e9, self.timeout_s),
+                *(self._name, (clock.now() - deadline) / 1e9, self._options.close_timeout),
             )
 
     def _end(self, removal: Future[None]) -> None:
@@ -168,13 +167,13 @@ class Closing:
 
 
 def wait_for_late_closings() -> None:
-    """Waits at the interpreter's exit for closings that have passed their deadline, as on a machine that is overloaded: each
-    has `Options.close_timeout` once more. A process that ends sooner leaves its session directory behind.
+    """Waits at the interpreter's exit for closings that have passed their deadline, as on a machine that is overloaded, for
+    `LATE_CLOSING_S` at most: a process that ends sooner leaves its session directory behind.
 
     There is no wait for a closing whose loop is blocked inside of a backend.
     """
-    began = time.monotonic()
-    while any(time.monotonic() - began < closing.timeout_s for closing in list(_unfinished)):
+    deadline = time.monotonic() + LATE_CLOSING_S
+    while _unfinished and time.monotonic() < deadline:
         time.sleep(LOOK_S)
 
 

@@ -235,3 +235,27 @@ def test_operators_of_torch_on_another_thread(mode: str, tmp_path: Path) -> None
     assert f"backend 'torch' {ONLY}, 'serve_0' (" in note and "while the thread 'train_0' (" in note
     (note,) = bare[1:]
     assert note.startswith("empty: ") and "backend 'torch' records the thread 'serve_0' (" in note
+
+
+def test_a_region_of_torch_where_nothing_else_is(tmp_path: Path) -> None:
+    """The note of operators that arrive live says that there were no operators: the region is an event, and is recorded."""
+    (told,) = run(
+        """
+        memory = sc.MemoryExporter()
+        profiler = sc.trace(backends=[sc.TorchBackend("stream")], exporters=[memory], output_dir="/tmp/unused-region", start=False)
+        profiler.start()
+        with torch.profiler.record_function("region"):
+            pass
+        def work():
+            with sc.span("work"):
+                pass
+        elsewhere(work)
+        profiler.stop()
+        profiler.close()
+        print(json.dumps([[memory.names().count("region"), *memory.windows[0].diagnostics]]))
+        """,
+        tmp_path,
+    )
+    region, note = told
+    assert region == 1
+    assert "'MainThread' (" in note and "and recorded no operators there, while the thread " in note
