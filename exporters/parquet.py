@@ -131,6 +131,11 @@ class ParquetExporter:
         """
         await complete_all(lambda: () if self._run is None else (0,), self._complete)
 
+    def end_calls(self, timeout: float) -> None:
+        """Waits until no thread is inside of pyarrow for this file, `timeout` seconds at most. No call begins afterwards: the file
+        is not completed. For the interpreter's exit."""
+        self._lock.acquire(timeout=timeout)  # never released
+
     def _opened(self) -> Run:
         if self._run is None or self._member is None:
             raise ClosedError(f"{self.name} is not open")
