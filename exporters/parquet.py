@@ -256,9 +256,7 @@ def _end_calls() -> None:
     _exiting = True
     deadline = time.monotonic() + EXIT_TIMEOUT_S
     for exporter in list(_open):
-        exporter._lock.acquire(
-            timeout=max(deadline - time.monotonic(), 0.0)
-        )  # never released: no call begins from now on
+        exporter.end_calls(max(deadline - time.monotonic(), 0.0))
 
 
 after_exit(_end_calls)
