@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from stepscope.backends.scratch import make_scratch_file, remove_scratch
 from stepscope.backends.torch_symbols import free_without_gil, save_without_gil
 from stepscope.runtime import locks
 from stepscope.runtime.native_threads import RLock
-from stepscope.runtime.recorder import scratch_directory
 
 
 class SharedResult:
@@ -53,10 +51,9 @@ class SharedResult:
             if not alone:
                 self._result.save(path)
             if self._left > 1:
-                handle, name = tempfile.mkstemp(".json", "stepscope-kineto-", scratch_directory())
-                os.close(handle)
-                shutil.copyfile(path, name)
-                self._copy = Path(name)  # last: it is whole, whatever interrupted this
+                whole = make_scratch_file("stepscope-kineto-", ".json")
+                shutil.copyfile(path, whole)
+                self._copy = whole  # last: it is whole, whatever interrupted this
             return alone
 
     def flops(self) -> dict[int, int]:
@@ -73,5 +70,5 @@ class SharedResult:
         self._result = None
         copy, self._copy = self._copy, None
         if copy is not None:
-            copy.unlink(missing_ok=True)
+            remove_scratch(copy)
         free_without_gil(result)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import tempfile
 import time
 from _queue import SimpleQueue
 from collections import Counter, deque
@@ -19,11 +17,11 @@ from stepscope.backends.kineto_blocks import KinetoConverter, nest
 from stepscope.backends.kineto_file import KinetoFile
 from stepscope.backends.kineto_result import SharedResult
 from stepscope.backends.kineto_tracks import KinetoTracks
+from stepscope.backends.scratch import make_scratch_file, remove_scratch
 from stepscope.runtime.clock import ClockAnchor, ClockMapping, set_between
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, join_blocks
 from stepscope.runtime.nesting import cut_frames
-from stepscope.runtime.recorder import scratch_directory
 from stepscope.runtime.sink import Sink
 from stepscope.runtime.threads import Work
 
@@ -136,9 +134,7 @@ class KinetoWorker:
         path: Path | None = None
         released = False
         try:
-            handle, name = tempfile.mkstemp(".json", "stepscope-kineto-", scratch_directory())
-            os.close(handle)
-            path = Path(name)
+            path = make_scratch_file("stepscope-kineto-", ".json")
             if not self._save(trace, path):
                 self.problems["exporting a trace stopped all Python threads for that time"] += 1
             flops = trace.result.flops() if trace.flops else {}
@@ -155,7 +151,7 @@ class KinetoWorker:
             if not released:
                 trace.result.release()
             if path is not None:
-                path.unlink(missing_ok=True)
+                remove_scratch(path)
 
     def _drop(self, count: int, reason: str, trace: FinishedTrace) -> None:
         if not count:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
-import tempfile
 from _queue import SimpleQueue
 from collections import Counter
 from collections.abc import Mapping
@@ -16,11 +14,11 @@ from typing import Any
 import msgspec
 
 from stepscope.backends.mindspore_blocks import MindSporeTracks, convert
+from stepscope.backends.scratch import make_scratch_directory, remove_scratch
 from stepscope.runtime import clock, locks
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import BackendError, ClosedError
-from stepscope.runtime.recorder import scratch_directory
 from stepscope.runtime.sink import BackendReport, Sink
 from stepscope.runtime.threads import Work
 
@@ -171,7 +169,7 @@ class MindSporeBackend:
                 self._problems["a window has no operators: another profiler of this process records MindSpore"] += 1
                 return
             _owner = self
-        directory = Path(tempfile.mkdtemp(prefix="stepscope-mindspore-", dir=scratch_directory()))
+        directory = make_scratch_directory("stepscope-mindspore-")
         try:
             self._wait()
             self._profiler.init(str(directory))
@@ -182,7 +180,7 @@ class MindSporeBackend:
                 self._profiler.enable_profile_memory()
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
             self._problems[f"a window has no operators, MindSpore's profiler did not start: {_line(error)}"] += 1
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_scratch(directory)
             self._let_go()
             return
         self._recorded = self._wanted
@@ -248,7 +246,7 @@ class MindSporeBackend:
             self._problems[f"a window has no operators: {_line(error)}"] += 1
             return
         finally:
-            shutil.rmtree(recorded.directory, ignore_errors=True)
+            remove_scratch(recorded.directory)
         self._clock = made.clock or self._clock
         self._error_ns = max(self._error_ns, made.error_ns)
         if made.unreadable:

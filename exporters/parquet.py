@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections import Counter
 from importlib import import_module
 from typing import Any
+from weakref import WeakSet
 
 from stepscope.exporters.completion import complete_all
 from stepscope.exporters.output import open_for_writing, output_error
@@ -15,6 +17,7 @@ from stepscope.exporters.parquet_rows import ParquetRows, Told
 from stepscope.exporters.plainjson import dumps
 from stepscope.exporters.rotation import part
 from stepscope.exporters.trace_file import about_run, about_window
+from stepscope.runtime.ending import after_exit
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.native_threads import Lock
@@ -30,6 +33,12 @@ MOST_BYTES = 32 << 20
 """More is not held back, however few rows it is."""
 MOST_PIECES = 1024
 """Windows, or batches, that are held back one by one before they become one piece."""
+
+EXIT_TIMEOUT_S = 5.0
+"""How long the interpreter's exit waits for calls of pyarrow that have not returned by the deadline of closing."""
+
+_open: WeakSet[ParquetExporter] = WeakSet()
+"""Exporters whose file is begun and not completed."""
 
 
 class ParquetExporter:
@@ -122,6 +131,11 @@ class ParquetExporter:
         """
         await complete_all(lambda: () if self._run is None else (0,), self._complete)
 
+    def end_calls(self, timeout: float) -> None:
+        """Waits until no thread is inside of pyarrow for this file, `timeout` seconds at most. No call begins afterwards: the file
+        is not completed. For the interpreter's exit."""
+        self._lock.acquire(timeout=timeout)  # never released
+
     def _opened(self) -> Run:
         if self._run is None or self._member is None:
             raise ClosedError(f"{self.name} is not open")
@@ -135,14 +149,16 @@ class ParquetExporter:
                 self._run = None
 
     def _begin(self) -> None:
-        try:
-            make_directories(self._path.parent)
-            self._file = open(part(self._path), "wb", opener=open_for_writing)
-        except OSError as error:
-            raise output_error(error, self._path, "create the file") from error
-        self._writer = self._parquet.ParquetWriter(
-            self._file, self._rows.schema, compression="zstd", compression_level=1
-        )
+        with self._lock:
+            try:
+                make_directories(self._path.parent)
+                self._file = open(part(self._path), "wb", opener=open_for_writing)
+            except OSError as error:
+                raise output_error(error, self._path, "create the file") from error
+            _open.add(self)
+            self._writer = self._parquet.ParquetWriter(
+                self._file, self._rows.schema, compression="zstd", compression_level=1
+            )
 
     def _add(self, batch: EventBatch, run: Run) -> None:
         # A cancelled call goes on in its thread: the next one must wait.
@@ -152,6 +168,8 @@ class ParquetExporter:
             if self._failure is not None:
                 raise self._failure
             for first in range(0, len(batch), ROW_GROUP):
+                if _exiting:
+                    return
                 self._keep(self._rows.table(batch.events[first : first + ROW_GROUP], batch, run))
 
     def _tell(self, window: Window) -> None:
@@ -220,8 +238,27 @@ class ParquetExporter:
                 raise output_error(error, self._path, "complete the file") from error
             finally:
                 self._waiting, self._file = [], None
+                _open.discard(self)
                 with contextlib.suppress(OSError):  # what it could not write yet: there is an error for that already
                     file.close()
                 if not whole:
                     with contextlib.suppress(OSError):
                         part(self._path).unlink()
+
+
+_exiting = False
+
+
+def _end_calls() -> None:
+    """Lets no thread be inside of pyarrow when the interpreter stops them: the process would abort or crash in pyarrow's C++
+    code, where CPython ends a thread that wants its lock, and where the library's own data are destroyed under it."""
+    global _exiting
+    _exiting = True
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
+    for exporter in list(_open):
+        exporter.end_calls(max(deadline - time.monotonic(), 0.0))
+
+
+after_exit(_end_calls)
+# What the parent's threads hold is never released in a forked child.
+os.register_at_fork(after_in_child=_open.clear)

@@ -30,11 +30,14 @@ def open(directory: str, slots: int, rings: int, overflow: str, block_seconds: f
     another while there are fewer than `rings`. Returns the eventfd that rings signal."""
 
 def close() -> None: ...
-def detach_files() -> bool:
+def detach_files(joins: int, /) -> bool:
     """Lets go of the files of the session, while nothing is recorded: they may be removed. The memory stays.
 
+    Args:
+        joins: what `joins()` returned before it was known that no process takes part.
+
     Returns:
-        Whether this process has a session of its own.
+        Whether this was done: not without a session of its own, nor where a process has joined since.
     """
 
 def make_files(directory: str, /) -> None:

@@ -67,9 +67,9 @@ class Attendance:
             others = [each for each in self._threads(present.tracks | window.marks.tracks()) if each.tid != number]
             if others:
                 yield (
-                    f"backend {source.name!r} records only the thread that it is bound to, {name!r} ({number}), and saw no "
-                    f"events there, while {_named(others)} recorded; call start() and stop() on the thread whose work is "
-                    "wanted, or call step() there before start()"
+                    f"backend {source.name!r} records only the thread that it is bound to, {name!r} ({number}), and recorded "
+                    f"no operators there, while {_named(others)} recorded; call start() and stop() on the thread whose work "
+                    "is wanted, or call step() there before start()"
                 )
 
     def listeners(self, window: OpenWindow, ledger: Mapping[str, SourceLedger]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
+import time
 from collections.abc import Callable, Sequence
 
 import anyio.lowlevel
@@ -27,6 +29,13 @@ MANY = 100
 """Windows that wait to be closed, from which on they may be what takes long."""
 JOINING = 0.1
 """Seconds beyond `Options.close_timeout` in which threads that have done their work may end."""
+LATE_CLOSING_S = 5.0
+"""How long the interpreter's exit waits for closings that have passed their deadline."""
+LOOK_S = 0.02
+"""Between two looks at whether a late closing has ended."""
+
+_unfinished: set[Closing] = set()
+"""Closings that have begun and not ended, without those whose loop is blocked by a backend."""
 
 
 class Closing:
@@ -66,6 +75,7 @@ class Closing:
             bound: sources that other threads may have to change first.
             closes_by: when it is to be done, in ns.
         """
+        _unfinished.add(self)
         deadline = closes_by()
         closed = self._pipeline.statistics().windows.closed
         for source in bound:
@@ -77,7 +87,7 @@ class Closing:
         removal = self._hub.start(self._hub.remove, self._pipeline, seconds)
         if not removal.wait(seconds) and (late := self._late(removal, closed)):
             self._give_up(late)
-            Work(self._end, removal, name="stepscope closing").begin()
+            Work(self._end_late, removal, deadline, name="stepscope closing").begin()
             return
         self._end(removal)
         now = clock.now()
@@ -103,7 +113,19 @@ class Closing:
         if answer.over:
             return "there was not enough time for all that waited"
         blocked = self._hub.blocked_in()
+        if blocked:
+            _unfinished.discard(self)  # nobody knows whether it will ever return
         return f"the runtime's loop is blocked in {blocked}" if blocked else "the runtime's loop does not answer"
+
+    def _end_late(self, removal: Promise[None], deadline: int) -> None:
+        """Ends a closing that was given up, and logs that nothing is left to recover."""
+        self._end(removal)
+        if not self.given_up:
+            log.warning(
+                "profiler %r closed %.1f s after the deadline: nothing is left to recover. What was not written by the deadline "
+                "counts as dropped; raise Options.close_timeout, which is %g s, to have it written",
+                *(self._name, (clock.now() - deadline) / 1e9, self._options.close_timeout),
+            )
 
     def _end(self, removal: Promise[None]) -> None:
         """Waits until the pipeline is closed, or could not be."""
@@ -122,6 +144,8 @@ class Closing:
                 self._recorder.delivered(self._output)  # after the loop, which drains it
         except BaseException as error:
             log.error("the runtime's loop could not be ended", exc_info=error)
+        finally:
+            _unfinished.discard(self)
 
     def _give_up(self, why: str) -> None:
         self.given_up = True
@@ -130,3 +154,17 @@ class Closing:
             f"process has ended, `{shlex.join(['stepscope', 'recover', str(self._output.path)])}` brings it back"
         )
         log.error("profiler %r: %s", self._name, self.note)
+
+
+def wait_for_late_closings() -> None:
+    """Waits at the interpreter's exit for closings that have passed their deadline, as on a machine that is overloaded, for
+    `LATE_CLOSING_S` at most: a process that ends sooner leaves its session directory behind.
+
+    There is no wait for a closing whose loop is blocked inside of a backend.
+    """
+    deadline = time.monotonic() + LATE_CLOSING_S
+    while _unfinished and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+
+
+os.register_at_fork(after_in_child=_unfinished.clear)

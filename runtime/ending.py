@@ -1,5 +1,5 @@
 """What is done when the profilers of a process are closed together: before that, at its exit and by a signal that ends it;
-and after that, by a signal."""
+and after that, at its exit or by a signal."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ log = logging.getLogger("stepscope")
 
 _functions: list[Callable[[], object]] = []
 _last: list[Callable[[str], object]] = []
+_exit: list[Callable[[], object]] = []
 
 
 def before_close(function: Callable[[], object]) -> None:
@@ -51,6 +52,25 @@ def call_after_signal(name: str) -> None:
         try:
             function(name)
         except Exception as error:  # the process has to end all the same
+            log.error("what follows the end of profilers failed", exc_info=error)
+
+
+def after_exit(function: Callable[[], object]) -> None:
+    """Has a function called when the interpreter exits, after the profilers are closed and before the interpreter stops the
+    threads that still run. What it raises is logged. In forked children it is called as well.
+
+    Args:
+        function: what is to be done; it must not wait for long.
+    """
+    _exit.append(function)
+
+
+def call_after_exit() -> None:
+    """Calls these functions."""
+    for function in _exit:
+        try:
+            function()
+        except Exception as error:  # the other functions have work of their own
             log.error("what follows the end of profilers failed", exc_info=error)
 
 

@@ -13,6 +13,8 @@ import concurrent.futures.thread as _workers  # registers its own exit hook: our
 import threading
 
 from stepscope.runtime import _core, profiler
+from stepscope.runtime.closing import wait_for_late_closings
+from stepscope.runtime.ending import call_after_exit
 from stepscope.runtime.native_threads import Event, Thread, get_ident
 from stepscope.runtime.profiler import close_all
 from stepscope.runtime.recorder import close_recorder
@@ -44,6 +46,7 @@ def _close() -> None:
         close_all()
         raise
     close_all()
+    wait_for_late_closings()
 
 
 def _used_here() -> bool:
@@ -66,6 +69,7 @@ def _close_last() -> None:
     while not _at_once.is_set() and (others := _at_work()):
         others[0].join(LOOK)
     close_all()
+    wait_for_late_closings()
 
 
 def _give_up_waiting() -> None:
@@ -88,6 +92,7 @@ def _close_what_is_open() -> None:
 getattr(threading, "_register_atexit", atexit.register)(_close)
 # Last: a signal that came meanwhile, and of which another thread has the process die, is what it ends of.
 atexit.register(_core.die_of_signal, 0)
+atexit.register(call_after_exit)
 atexit.register(close_recorder)
 atexit.register(_close_what_is_open)
 atexit.register(_give_up_waiting)

@@ -6,17 +6,18 @@ them. So a process that is killed, or leaves by `os._exit` as those of multiproc
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
 from stepscope.runtime import _core, locks, recorder
 from stepscope.runtime.errors import SessionError
+from stepscope.runtime.private_files import is_gone
 from stepscope.runtime.processes import parent_of
 from stepscope.runtime.session import (
     ENVIRONMENT,
@@ -102,38 +103,54 @@ def _try_sessions(level: int) -> bool:
         _say(logging.INFO, "this process has a session of its own, so it does not join another")
         return False
     import_module("stepscope.runtime.exit")  # what a joined process has recorded is taken over when it exits
-    sessions = _sessions()
-    for session in sessions:
+    problems: list[str] = []
+    for session in _sessions():
         try:
             _join(session)
         except SessionError as error:
-            _say(logging.WARNING, f"cannot join the session of the process above: {error}")
+            problems.append(str(error))
         else:
             return True
-    if not sessions:
+    if problems:
+        _say(logging.WARNING, f"cannot join the session of the process above: {'; '.join(problems)}")
+    else:
         _say(level, "no process above this one has a session to join")
     return False
 
 
-def _sessions() -> list[Path]:
+def _sessions() -> Iterator[Path]:
     """Where the session may be, the likeliest first."""
     if _inherited is not None:
-        return [_inherited]
+        yield _inherited
+        return
     named = os.environ.get(ENVIRONMENT)
     if named:
-        return [Path(named)]
+        yield Path(named)
+    # A fork server's workers have the environment of when it started: the session may be elsewhere since.
+    above = _session_above()
+    if above is not None and str(above) != named:
+        yield above
+
+
+def _session_above() -> Path | None:
+    """The session of the nearest process above that has one in a usual place."""
     pid = os.getpid()
     for _ in range(_ANCESTORS):
         pid = parent_of(pid)
         if pid <= 1:
             break
         if (found := session_of(pid)) is not None:
-            return [found]
-    return []
+            return found
+    return None
 
 
 def _join(session: Path) -> None:
     global _joined, _part
+    if is_gone(session):
+        raise SessionError(
+            f"{session} is not there any more; if the program traces again in another place, nothing of this process is recorded: "
+            "give all of its traces the same Options.session_dir"
+        )
     owner = read_identity(session)
     if not owner.running:
         raise SessionError(f"process {owner.pid}, whose session {session} is, does not run, or not where we can see it")
@@ -148,9 +165,8 @@ def _join(session: Path) -> None:
         _core.name_process(_program(), False)
         _core.join(str(session), str(part), slots, rings, options.overflow, options.block_seconds)
     except OSError as error:
+        # Not the session's directory, though it may be empty: its owner may have just made it again, for its next trace.
         shutil.rmtree(part, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            session.rmdir()  # empty only if its owner has just removed the rest
         why = "it is over" if error.errno == errno.ESTALE else error.strerror
         raise SessionError(f"{session} cannot be joined: {why}") from error
     _joined, _part = session, part

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Sequence
@@ -378,11 +379,21 @@ class Profiler(Reporting):
             try:
                 closing.result(max(self._closes_by - began, 0) / 1e9 + LATEST)
             except TimeoutError:
-                log.error("profiler %r did not close in time: what closes it does not answer", self.name)
+                log.error("profiler %r %s", self.name, self._late_note())
             self._took.waited(clock.now() - began)
             for note in () if self._pipeline is None else self._replaced_notes(self._pipeline.statistics()):
                 log.error("profiler %r: %s", self.name, note)
         signals.unwatch(_alive)
+
+    def _late_note(self) -> str:
+        """Says what it means that closing has not ended by the deadline."""
+        where = "the session directory" if self._recorder is None else str(self._recorder.directory)
+        return (
+            f"did not close within Options.close_timeout={self.options.close_timeout:g} s, and closes in the background. What is "
+            f"not written when the process ends stays in {where}: "
+            f"`{shlex.join(['stepscope', 'recover', str(self.output.path)])}` brings it back. Raise close_timeout to have it "
+            "written"
+        )
 
     @property
     def _timeout_ns(self) -> int:

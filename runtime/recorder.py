@@ -137,11 +137,12 @@ class Recorder:
             self.undelivered.pop(user, None)
             if self.undelivered or not self.on_disk or _recorder is not self:
                 return
-            if self.workers.any_running():
+            joins = _core.joins()
+            if self.workers.any_running() or not _core.detach_files(joins):  # the latter: one has joined since
                 mark_delivered(self.directory)
-            elif _core.detach_files():
-                self._let_go()
-                self._remove_directory()
+                return
+            self._let_go()
+            self._remove_directory()
 
     def _let_go(self) -> None:
         self.on_disk = False

@@ -182,7 +182,8 @@ class Source:
                 self.open = False  # not before: until then what it delivers is waited for
         if self._closing.cancelled_caught:
             seconds = self._closing.deadline - began
-            self._take("aclose", TimeoutError(f"it did not end within {seconds:.1f} s, and was cancelled"))
+            late = f"it did not end within {seconds:.1f} s, and was cancelled: events that it had yet to deliver are missing; raise"
+            self._take("aclose", TimeoutError(f"{late} Options.close_timeout"))
 
     def wait_on(self, until: float) -> None:
         """The backend, if it closes, has time until then (the loop's clock)."""

@@ -87,7 +87,7 @@ def test_the_threads_are_named_in_every_output(output_dir: Path, tmp_path: Path)
         serve(profiler.stop)
     profiler.close()
     ((note,),) = [window.diagnostics for window in memory.windows]
-    assert note.startswith(f"backend 'bound' {ONLY}, {serve.text}, and saw no events there, while the threads ")
+    assert note.startswith(f"backend 'bound' {ONLY}, {serve.text}, and recorded no operators there, while the threads ")
     assert train.text in note and load.text in note and "MainThread" not in note
     assert note.endswith(
         "call start() and stop() on the thread whose work is wanted, or call step() there before start()"
@@ -235,3 +235,27 @@ def test_operators_of_torch_on_another_thread(mode: str, tmp_path: Path) -> None
     assert f"backend 'torch' {ONLY}, 'serve_0' (" in note and "while the thread 'train_0' (" in note
     (note,) = bare[1:]
     assert note.startswith("empty: ") and "backend 'torch' records the thread 'serve_0' (" in note
+
+
+def test_a_region_of_torch_where_nothing_else_is(tmp_path: Path) -> None:
+    """The note of operators that arrive live says that there were no operators: the region is an event, and is recorded."""
+    (told,) = run(
+        """
+        memory = sc.exporters.MemoryExporter()
+        profiler = sc.trace(backends=[sc.TorchBackend("stream")], exporters=[memory], output_dir="/tmp/unused-region", start=False)
+        profiler.start()
+        with torch.profiler.record_function("region"):
+            pass
+        def work():
+            with sc.span("work"):
+                pass
+        elsewhere(work)
+        profiler.stop()
+        profiler.close()
+        print(json.dumps([[memory.names().count("region"), *memory.windows[0].diagnostics]]))
+        """,
+        tmp_path,
+    )
+    region, note = told
+    assert region == 1
+    assert "'MainThread' (" in note and "and recorded no operators there, while the thread " in note

@@ -77,7 +77,7 @@ def dropped(profiler: sc.Profiler) -> dict[str, dict[str, int]]:
 
 async def test_a_slow_exporter_is_nothing_to_another_profiler(tmp_path: Path) -> None:
     """What that has recorded is with its exporters, and it closes, while the first has much to do; all of its others have
-    everything."""
+    everything, but for what is counted: on a crowded machine a thread of theirs may be behind for its queue of 1,024 events."""
     slow, beside, quick = Slow(), sc.exporters.MemoryExporter(), sc.exporters.MemoryExporter()
     slow.name = "slow"
     crowded = sc.trace(
@@ -98,8 +98,12 @@ async def test_a_slow_exporter_is_nothing_to_another_profiler(tmp_path: Path) ->
         slow.quick = True
         assert await asyncio.to_thread(crowded.flush)
     assert dropped(other) == {"memory": {}, "journal": {}}
-    assert len(beside.names(kind=Kind.INSTANT)) == 25_000
-    assert dropped(crowded)["memory"] == dropped(crowded)["journal"] == {}
+    lost = dropped(crowded)
+    assert len(beside.names(kind=Kind.INSTANT)) + sum(lost["memory"].values()) == 25_000
+    assert set(lost["memory"]) | set(lost["journal"]) <= {"queue"}
+    for name in ("memory", "journal"):
+        missing = 25_002 - outputs(crowded)[name].exported
+        assert missing == sum(lost[name].values()) and (f"at {name} (queue)" in str(crowded.report())) is bool(missing)
     assert not crowded.audit() and not other.audit()
 
 

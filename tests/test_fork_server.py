@@ -79,3 +79,112 @@ def test_a_program_with_the_environment_of_an_earlier_trace(name: str, expected:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == expected, done.stderr
     assert ("cannot join the session" in done.stderr) is (name == "taken")
+
+
+MOVED = """
+import multiprocessing, os, sys
+import stepscope as sc
+
+def work(number):
+    joined = sc.join(f"worker {number}")
+    for _ in range(20):
+        with sc.span("fetch"):
+            pass
+    sys.exit(0 if joined else 3)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("forkserver")
+    for number, place in enumerate(sys.argv[2:]):
+        memory = sc.exporters.MemoryExporter()
+        options = sc.Options(session_dir=place or None)
+        with sc.trace(output_dir=f"{sys.argv[1]}/run{number}", exporters=[memory], options=options):
+            worker = context.Process(target=work, args=(number,))
+            worker.start()
+            worker.join()
+        print(worker.exitcode, memory.names().count("fetch"))
+"""
+
+
+def _moved(directory: Path, *places: str) -> subprocess.CompletedProcess[str]:
+    program = directory / "program.py"
+    program.write_text(MOVED)
+    for place in filter(None, places):
+        Path(place).mkdir(exist_ok=True)
+    command = [sys.executable, str(program), str(directory), *places]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+def test_a_session_that_moves_to_the_usual_place_is_found(tmp_path: Path) -> None:
+    """The fork server's environment names the first session, which is gone: its workers join that of the process above."""
+    done = _moved(tmp_path, str(tmp_path / "a"), "")
+    assert done.stdout.split("\n")[:2] == ["0 20", "0 20"], done.stderr
+    assert "cannot join" not in done.stderr
+
+
+def test_a_session_that_moves_elsewhere_is_not_found_and_the_worker_says_what_to_do(tmp_path: Path) -> None:
+    """No worker can know where it is: `join` returns False, and the log names the option that has to stay the same."""
+    done = _moved(tmp_path, str(tmp_path / "a"), str(tmp_path / "b"))
+    assert done.stdout.split("\n")[:2] == ["0 20", "3 0"], done.stderr
+    assert "is not there any more" in done.stderr and "same Options.session_dir" in done.stderr
+
+
+def test_a_process_that_joins_as_the_session_is_removed(tmp_path: Path) -> None:
+    """It joins after the owner looked for processes: the session stays for it, and the next trace has its events."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import os, subprocess, sys
+import stepscope as sc
+from stepscope.runtime.workers import Workers
+
+place = sys.argv[1]
+CHILD = "import sys, stepscope as sc; print(sc.join(), flush=True); sys.stdin.readline(); sc.instant('child')"
+any_running, children = Workers.any_running, []
+
+def look_then_let_join(workers):
+    running = any_running(workers)
+    if not children:
+        children.append(subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        assert children[0].stdout.readline() == "True\\n"
+    return running
+
+Workers.any_running = look_then_let_join
+with sc.trace(output_dir=f"{place}/0"):
+    first = os.environ["STEPSCOPE_SESSION"]
+memory = sc.exporters.MemoryExporter()
+with sc.trace(output_dir=f"{place}/1", exporters=[memory]):
+    assert os.environ["STEPSCOPE_SESSION"] == first
+    children[0].communicate("go\\n")
+print(memory.names().count("child"), os.path.exists(first))
+"""
+    )
+    done = subprocess.run([sys.executable, str(program), str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["1", "False"], done.stderr
+
+
+def test_a_process_that_fails_to_join_removes_no_session(tmp_path: Path) -> None:
+    """Its owner has removed the session meanwhile, and made the directory again: it is empty for a moment."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import os, shutil, sys
+from pathlib import Path
+import stepscope as sc
+from stepscope.runtime import join, session
+
+def remove_and_make_again(part):
+    shutil.rmtree(part.parent)
+    part.parent.mkdir(0o700)
+    session.write_identity(part)
+
+with sc.trace(output_dir=f"{sys.argv[1]}/0"):
+    directory = Path(os.environ["STEPSCOPE_SESSION"])
+    join.write_identity = remove_and_make_again
+    if os.fork() == 0:
+        print(sc.join(), directory.exists(), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+    )
+    done = subprocess.run([sys.executable, str(program), str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["False", "True"], done.stderr

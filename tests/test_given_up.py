@@ -121,3 +121,28 @@ async def test_closing_is_completed_when_the_loop_goes_on(
     assert not (tmp_path / "session").exists() and not profiler.audit()
     report = str(profiler.report())
     assert "work" in memory.names() or "recorder closed" in report
+
+
+LATE = """
+import stepscope as sc, time
+from stepscope.backends.scripted import ScriptedBackend
+
+class Slow(ScriptedBackend):
+    def derive(self, batch):
+        time.sleep(0.002)
+
+options = sc.Options(close_timeout=0.1, session_dir="sessions")
+with sc.trace(backends=[Slow()], schedule=sc.schedule(wait=0, warmup=0, active=1), output_dir="run", options=options) as profiler:
+    for _ in range(400):
+        sc.instant("work")
+        profiler.step()
+"""
+
+
+def test_the_exit_waits_for_a_loop_that_works_after_the_deadline(tmp_path: Path) -> None:
+    """Closing is completed then, and no session directory stays; the log says so, and what to do."""
+    (tmp_path / "sessions").mkdir()
+    done = run(LATE, tmp_path)
+    assert "closing was given up" in done.stderr
+    assert "nothing is left to recover" in done.stderr and "raise Options.close_timeout, which is 0.1 s" in done.stderr
+    assert list((tmp_path / "sessions").iterdir()) == []

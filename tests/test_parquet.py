@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -156,3 +158,11 @@ def test_columns_are_documented() -> None:
     page = (ROOT / "docs" / "parquet.md").read_text()
     for name, (type, text) in COLUMNS.items():
         assert f"| `{name}` | {type} | {text} |\n" in page
+
+
+def test_the_process_ends_while_pyarrow_writes(tmp_path: Path) -> None:
+    """The deadline of closing has passed. The exit waits for the call, so that the process neither aborts nor crashes in it."""
+    command = [sys.executable, "-m", "tests.field.exit_inside_pyarrow", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "it did not end by the deadline for closing" in done.stderr, "it was not inside of pyarrow"

@@ -129,3 +129,28 @@ def test_the_thread_that_started_has_ended(again: str, tmp_path: Path) -> None:
     assert "has ended" in told[0][2]
     if again == "kineto":
         assert told[1] == [1, "", ""]
+
+
+def test_nothing_of_a_recording_stays_where_there_was_no_time_for_it(tmp_path: Path) -> None:
+    """A window that cannot be converted by the deadline of closing: torch's file of it is gone when the process has ended."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (report,) = run(
+        f"""
+        import tempfile
+        tempfile.tempdir = {str(scratch)!r}
+        backend, options = sc.TorchBackend("kineto"), sc.Options(close_timeout=0.3)
+        profiler = sc.trace(backends=[backend], output_dir="/tmp/unused-large", options=options)
+        with profiler:
+            ones = torch.ones(2)
+            for _ in range(60_000):
+                ones.add_(1)
+        print(json.dumps([str(profiler.report())]))
+        """,
+        tmp_path,
+    )
+    assert (
+        "not all of torch's recording had been converted when the profiler was closed; raise Options.close_timeout"
+        in report
+    )
+    assert list(scratch.iterdir()) == []

@@ -52,12 +52,15 @@ int control_join(const char *session) {
                 !memcmp(found, magic, sizeof magic);
     if (!good) errno = EINVAL;
     else if (!map_over(fd)) good = false;
-    else if (atomic_load(&g_control.closed)) control_leave(), good = false, errno = ESTALE;
+    else {
+        member = true;
+        /* Counted before anything is recorded: whatever becomes of this process, the owner looks for its directory. Counted
+         * before `closed` is read: either this process sees that the session is over, or control_detach() sees it. */
+        atomic_fetch_add(&g_control.joins, 1);
+        if (atomic_load(&g_control.closed)) control_leave(), good = false, errno = ESTALE;
+    }
     int error = errno;
     close(fd);
-    member = good;
-    /* Told before anything is recorded: whatever becomes of this process, the owner looks for its directory. */
-    if (good) atomic_fetch_add(&g_control.joins, 1);
     errno = error;
     return good ? 0 : -1;
 }
@@ -71,15 +74,23 @@ void control_leave(void) {
     if (!member) atomic_store(&g_control.recording, 0);
 }
 
-/* Its content stays: the numbers of threads go on. Needs the GIL, so that no thread of Python counts meanwhile. */
-void control_detach(void) {
+/* False, and nothing is changed, if a process has joined since `joins` was read. The content of the page stays: the numbers
+ * of threads go on. Needs the GIL, so that no thread of Python counts meanwhile. */
+bool control_detach(unsigned joins) {
     static Control copy;
     size_t size = page_bytes();
-    if (!owner) return;
-    memcpy(&copy, &g_control, size);
-    if (!map_over(-1)) return;
-    memcpy(&g_control, &copy, size);
-    owner = false;
+    if (!owner) return true;
+    atomic_store(&g_control.closed, 1);
+    bool alone = atomic_load(&g_control.joins) == joins;
+    if (alone) {
+        memcpy(&copy, &g_control, size);
+        if (map_over(-1)) {
+            memcpy(&g_control, &copy, size);
+            owner = false;
+        }
+    }
+    atomic_store(&g_control.closed, 0); /* where no page of its own was to be had, remove_files() closes the shared one */
+    return alone;
 }
 
 bool control_joined(void) { return member; }

@@ -135,7 +135,7 @@ _Static_assert(sizeof(Control) == PAGE, "nothing else is in the memory that a ma
 extern Control g_control;
 void control_make(const char *directory);
 int control_join(const char *session);  /* -1 and errno if that is no session that goes on */
-void control_detach(void);              /* private memory from now on, of the same content; for the owner */
+bool control_detach(unsigned joins);              /* private memory from now on, of the same content; for the owner */
 void control_leave(void);               /* private memory again, nothing recorded */
 void control_close(void);
 bool control_joined(void);              /* in the session of another process */

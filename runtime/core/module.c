@@ -32,7 +32,7 @@ static PyMethodDef methods[] = {
     {"counts", py_counts, METH_NOARGS, NULL},
     {"current_span", context_py_current_span, METH_NOARGS, NULL},
     {"decode_arguments", arguments_py_decode, METH_VARARGS, NULL},
-    {"detach_files", ring_py_detach_files, METH_NOARGS, NULL},
+    {"detach_files", ring_py_detach_files, METH_O, NULL},
     {"die_of_signal", signals_py_die_of, METH_O, NULL},
     {"drain", ring_py_drain, METH_O, NULL},
     {"encode_arguments", arguments_py_encode, METH_O, NULL},

@@ -496,10 +496,12 @@ PyObject *ring_py_leave(PyObject *self, PyObject *unused) {
     return PyBool_FromLong(left);
 }
 
-/* The session's files may be removed from now on, while nothing is recorded: only the memory goes on. */
-PyObject *ring_py_detach_files(PyObject *self, PyObject *unused) {
-    if (!rings_open() || control_joined()) Py_RETURN_FALSE;
-    control_detach();
+/* The session's files may be removed from now on, while nothing is recorded: only the memory goes on. False if a process has
+ * joined since `joins()` returned that number. */
+PyObject *ring_py_detach_files(PyObject *self, PyObject *joins) {
+    unsigned long known = PyLong_AsUnsignedLong(joins);
+    if (PyErr_Occurred()) return NULL;
+    if (!rings_open() || control_joined() || !control_detach((unsigned)known)) Py_RETURN_FALSE;
     strings_close(), track_close(), stack_close();
     Py_RETURN_TRUE;
 }

@@ -16,7 +16,8 @@
 static _Thread_local int programs_code;  /* calls of the program's code that this thread is inside of */
 static atomic_ullong seen; /* the main thread's mask at its last call of `hold_signals`: bit N-1 for signal N */
 
-/* All but those that an instruction of the thread itself raises: blocked, they would end the process at once. */
+/* All but those that a thread raises itself. Blocked, those of an instruction would end the process at once, and abort() would
+ * not reach a handler of SIGABRT where the C library raises that before it unblocks it, as musl does. */
 void mask_asynchronous(sigset_t *set) {
     static const int synchronous[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS};
     sigfillset(set);

@@ -1,0 +1,70 @@
+"""Temporary files of backends, such as a recording that passes from torch to us: none is left when the process ends, unless it is
+killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from stepscope.runtime.ending import after_exit, after_signal
+from stepscope.runtime.recorder import scratch_directory
+
+_paths: set[Path] = set()
+_exiting = False
+
+
+def make_scratch_file(prefix: str, suffix: str) -> Path:
+    """Makes an empty private file, to be removed by `remove_scratch`.
+
+    Raises:
+        OSError: if that is not possible, as at the end of the process.
+    """
+    _refuse_at_exit()
+    descriptor, name = tempfile.mkstemp(suffix, prefix, scratch_directory())
+    os.close(descriptor)
+    path = Path(name)
+    _paths.add(path)
+    return path
+
+
+def make_scratch_directory(prefix: str) -> Path:
+    """Makes an empty private directory, to be removed by `remove_scratch`.
+
+    Raises:
+        OSError: if that is not possible, as at the end of the process.
+    """
+    _refuse_at_exit()
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=scratch_directory()))
+    _paths.add(path)
+    return path
+
+
+def remove_scratch(path: Path) -> None:
+    """Removes a file or directory that one of the functions above made, with the draft `<path>.tmp` that kineto writes first."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        for file in (path, Path(f"{path}.tmp")):
+            file.unlink(missing_ok=True)
+    _paths.discard(path)
+
+
+def _refuse_at_exit() -> None:
+    if _exiting:
+        raise OSError("the process ends: no temporary file is made any more")
+
+
+def _remove_all() -> None:
+    """Daemon threads that would have removed their files are stopped by the exit."""
+    global _exiting
+    _exiting = True
+    for path in list(_paths):
+        remove_scratch(path)
+
+
+after_exit(_remove_all)
+after_signal(lambda name: _remove_all())
+# They are the parent's.
+os.register_at_fork(after_in_child=_paths.clear)
