@@ -70,7 +70,8 @@ def _tell() -> None:
 def _register() -> None:
     register: Any = import_module("torch._dynamo.decorators").substitute_in_graph
     # The compiler calls these after the graph that they were in: they are recorded, and break nothing.
-    import_module("torch._dynamo.config").reorderable_logging_functions |= {_core.instant, _core.counter, _core.flow}
+    config: Any = import_module("torch._dynamo.config")
+    config.reorderable_logging_functions |= {_core.instant, _core.counter, _core.flow}
     for original, code in _known.items():
         if original not in _told:
             _told.add(original)

@@ -49,7 +49,7 @@ class _Plain:
 
     def of(self, value: Any, depth: int) -> Any:
         self._left -= 1
-        kind: type[object] = type(value)
+        kind: Any = cast(Any, type(cast(object, value)))
         if kind is str:  # most values are text or a dict
             return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
         if kind is dict and depth < MAX_DEPTH and self._left >= 0:

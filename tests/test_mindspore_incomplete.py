@@ -42,6 +42,6 @@ def test_a_journal_that_lost_a_part_is_kept(
     (journal,) = tmp_path.rglob("journal")
     journal.write_bytes(spoil(journal.read_bytes()))
     analysis = profiler.analyse()
-    assert not analysis.complete
+    assert analysis is not None and not analysis.complete
     assert "INCOMPLETE" in str(analysis) and "the journal is not deleted" in caplog.text
     assert journal.exists()
