@@ -134,10 +134,14 @@ docs: install
 	@$(BIN)/python -m docs.settings
 	@$(BIN)/python -m docs.checklist
 
-# Through the source distribution, which shows that it is complete.
+# Through the source distribution, which shows that it is complete; for each Python at hand. auditwheel gives them the manylinux tag.
 wheel: install
-	@rm -rf dist && mkdir -p build
-	@$(BIN)/python -m build --outdir dist >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
+	@rm -rf dist build/wheels && mkdir -p build/wheels
+	@{ $(BIN)/python -m build --sdist --outdir dist && \
+	for python in $(BIN)/python $(OTHER_PYTHONS); do \
+		"$$python" -m pip wheel --no-deps --wheel-dir build/wheels dist/*.tar.gz || exit 1; done && \
+	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --wheel-dir dist build/wheels/*.whl; } >build/wheel.log 2>&1 \
+		|| { cat build/wheel.log; exit 1; }
 	@ls dist/*
 
 # Holistic Trace Analysis needs a pandas of its own. Of what it asks for, jupyterlab serves only its notebooks.
