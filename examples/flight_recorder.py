@@ -7,14 +7,10 @@ import random
 import time
 
 import stepscope as sc
+from stepscope.triggers import NotFinite, Raised, SlowStep
 
 RECORDER = sc.FlightRecorder(
-    steps=5,
-    triggers=(
-        sc.triggers.SlowStep(factor=3, least=0.05),
-        sc.triggers.NotFinite(counters=("loss",)),
-        sc.triggers.Raised(),
-    ),
+    steps=5, triggers=(SlowStep(factor=3, least=0.05), NotFinite(counters=("loss",)), Raised())
 )
 
 

@@ -6,18 +6,18 @@ import asyncio
 import resource
 import threading
 import time
-from pathlib import Path
 
 import stepscope as sc
-from stepscope.runtime import clock, strings, tracks
-from stepscope.runtime.events import empty_block
+from stepscope.backends import BackendReport, Sink
+from stepscope.exporters import Kind
+from stepscope.runtime import clock, events, strings, tracks
 
 
 class MemoryBackend:
     name = "memory"
     thread_bound = False  # open() and transition() need not run on the training thread
 
-    def open(self, sink: sc.backends.Sink) -> None:
+    def open(self, sink: Sink) -> None:
         self._records, self._closed = False, threading.Event()
         self._thread = threading.Thread(target=self._measure, args=[sink], name="memory backend", daemon=True)
         self._thread.start()
@@ -25,18 +25,14 @@ class MemoryBackend:
     def transition(self, before: sc.ProfilerAction, after: sc.ProfilerAction, at: int) -> None:
         self._records = after.records
 
-    def _measure(self, sink: sc.backends.Sink) -> None:
+    def _measure(self, sink: Sink) -> None:
         while not self._closed.wait(0.005):
             now = clock.now()
             if self._records:
-                event = empty_block(1)  # a source of many events delivers thousands at a time
-                event["ts"], event["kind"], event["name"] = (
-                    now,
-                    sc.exporters.Kind.COUNTER,
-                    strings.intern("resident bytes"),
-                )
+                event = events.empty_block(1)  # a source of many events delivers thousands at a time
+                event["ts"], event["kind"], event["name"] = now, Kind.COUNTER, strings.intern("peak resident bytes")
                 event["category"], event["track"] = strings.category("memory"), tracks.process()
-                event["value"] = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+                event["value"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
                 sink.deliver(event)
             sink.watermark(now)  # what comes later began later: a window that ended before may close
 
@@ -44,8 +40,8 @@ class MemoryBackend:
         self._closed.set()
         await asyncio.to_thread(self._thread.join)
 
-    def report(self) -> sc.backends.BackendReport:
-        return sc.backends.BackendReport(mode="200 times a second")
+    def report(self) -> BackendReport:
+        return BackendReport(mode="200 times a second")
 
 
 if __name__ == "__main__":
