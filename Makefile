@@ -9,7 +9,7 @@
 # make bench     the benchmarks, beside other tracers
 # make torture   breaks the runtime in every way, about five minutes, and writes docs/reliability.md
 # make endurance 100 million spans and 10,000 starts, about fifteen minutes, for docs/reliability.md
-# make docs      docs/settings.md, of what the settings say of themselves, and the tests in docs/checklist.md
+# make docs      docs/settings.md, of what the settings say of themselves, and tests/checklist.json
 # make wheel     dist/
 # Each target makes what it needs; what is there already is not made again.
 
@@ -132,7 +132,7 @@ endurance: install
 
 docs: install
 	@$(BIN)/python -m docs.settings
-	@$(BIN)/python -m docs.checklist
+	@$(BIN)/python -m tools.checklist
 
 # Through the source distribution, which shows that it is complete; for each Python at hand. auditwheel gives them the manylinux tag.
 wheel: install

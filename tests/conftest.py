@@ -17,6 +17,7 @@ from hypothesis import settings
 from stepscope.runtime import tasks
 from tests import disks
 from tests.support import heed_interrupts
+from tools.checklist import PAGE, unshown
 
 importlib.import_module("stepscope")
 
@@ -47,13 +48,37 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the slow tests, if only the everyday ones are to run."""
+    """Leaves out the slow tests, if only the everyday ones are to run; notes which rows of the checklist each test shows."""
+    for item in items:
+        item.user_properties += [("checklist", row) for mark in item.iter_markers("checklist") for row in mark.args]
     if os.environ[WHICH] == "all":
         return
     slow = set(SLOW_TESTS.read_text(encoding="utf-8").split())
     left_out = [item for item in items if _name(item) in slow]
     items[:] = [item for item in items if _name(item) not in slow]
     config.hook.pytest_deselected(items=left_out)
+
+
+_shown: set[str] = set()
+"""Rows of the checklist that tests have shown which passed."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Notes what a test has shown."""
+    if report.when == "call" and report.passed:
+        _shown.update(str(row) for kind, row in report.user_properties if kind == "checklist")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A whole run in which every part is required fails if a row of the checklist was shown by no test that passed."""
+    config = session.config
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.getoption("--all")
+    if not whole or hasattr(config, "workerinput") or os.environ.get("STEPSCOPE_REQUIRE_ALL") != "1":
+        return
+    missing = unshown(PAGE.read_text(encoding="utf-8"), _shown)
+    if missing and not config.getoption("collectonly"):
+        print(f"\nno test that passed shows these rows of docs/checklist.md: {', '.join(missing)}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _name(item: pytest.Item) -> str:

@@ -56,7 +56,6 @@ def test_the_host(tmp_path: Path, asked: str, expected: set[str]) -> None:
     assert others and not expected & others
 
 
-@pytest.mark.checklist("C9")
 def test_network_cards(tmp_path: Path) -> None:
     """What goes through them, once, whoever asks."""
     assert counters(tmp_path, sys_io=True) == counters(tmp_path, sys_io=True, host_sys=["network"])

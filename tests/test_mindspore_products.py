@@ -84,6 +84,7 @@ def test_operators_of_steps_need_raw_data(tmp_path: Path) -> None:
         profiler.operators("Add", steps=[1])
 
 
+@pytest.mark.checklist("D11")
 def test_tables(tmp_path: Path) -> None:
     """The tables have MindSpore's columns, and numbers that add up."""
     profiler = output.recorded(tmp_path, steps=4)
@@ -217,7 +218,7 @@ def test_communication_in_the_times_of_steps(tmp_path: Path) -> None:
     assert not (profiler.directories[0] / PRODUCTS / "communication.json").exists()
 
 
-@pytest.mark.checklist("B11", "C4", "C25")
+@pytest.mark.checklist("B11", "C4", "C25", "D10")
 def test_collectives_of_torch(tmp_path: Path) -> None:
     """With `profile_communication` each step has the collectives that ran in it, with their times; without, none has."""
     torch = require("torch")

@@ -1,24 +1,30 @@
-"""Writes the tests into the last column of checklist.md. `python -m docs.checklist`."""
+"""The rows of docs/checklist.md, and the tests that show them: `python -m tools.checklist` writes tests/checklist.json."""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-PAGE = Path(__file__).with_name("checklist.md")
-TESTS = Path(__file__).parents[1] / "tests"
-OPEN = "*open*"
-"""What stands in the place of tests while there is none."""
-ROW = re.compile(r"^\| (?P<id>[A-F]\d+) \| (?P<what>[^|]+) \| (?P<here>[^|]+) \|(?P<tests>[^|]*)\|$", re.MULTILINE)
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "checklist.md"
+TESTS = ROOT / "tests"
+LIST = TESTS / "checklist.json"
+ROW = re.compile(r"^\| (?P<id>[A-F]\d+) \| (?P<what>[^|]+) \| (?P<here>[^|]+) \| (?P<state>[^|]+) \|$", re.MULTILINE)
+STATES = ("✓", "◐", "✗", "n/a")
 
 
-def rows(page: str) -> dict[str, list[str]]:
-    """The ids of a page, each with the tests that stand there."""
+def rows(page: str) -> dict[str, str]:
+    """The ids of a page, each with its state: one of `STATES`."""
+    return {match["id"]: match["state"].split()[0] for match in ROW.finditer(page)}
+
+
+def reasons(page: str) -> dict[str, str]:
+    """Of the rows that are there in part, what is not."""
     return {
-        match["id"]: [name for name in match["tests"].replace("<br>", " ").replace("`", "").split() if name != OPEN]
-        for match in ROW.finditer(page)
+        match["id"]: match["state"].partition("◐")[2].strip() for match in ROW.finditer(page) if "◐" in match["state"]
     }
 
 
@@ -56,20 +62,22 @@ def _ids(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, path: Path
             yield from (str(one) for one in ids)
 
 
-def page(before: str, found: dict[str, list[str]]) -> str:
-    """The page with these tests in its last column."""
-
-    def row(match: re.Match[str]) -> str:
-        tests = "<br>".join(f"`{name}`" for name in dict.fromkeys(found.get(match["id"], []))) or OPEN
-        return f"| {match['id']} | {match['what']} | {match['here']} | {tests} |"
-
-    return ROW.sub(row, before)
+def listing() -> str:
+    """The text of tests/checklist.json."""
+    found = marked(TESTS.glob("test_*.py"))
+    listed = {row: list(dict.fromkeys(found.get(row, []))) for row in rows(PAGE.read_text(encoding="utf-8"))}
+    return json.dumps(listed, indent=1) + "\n"
 
 
-def main() -> None:
-    """Writes the page."""
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), marked(TESTS.glob("test_*.py"))), encoding="utf-8")
+def unshown(page: str, passed: Iterable[str]) -> list[str]:
+    """Rows that are said to be there, wholly or in part, of which no test has passed.
+
+    Args:
+        page: its text.
+        passed: ids with which tests that passed are marked.
+    """
+    return sorted(row for row, state in rows(page).items() if state in "✓◐" and row not in set(passed))
 
 
 if __name__ == "__main__":
-    main()
+    LIST.write_text(listing(), encoding="utf-8")
