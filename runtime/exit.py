@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures.thread as _workers  # registers its own exit hook: ours must run before it
+import logging
 import threading
 
 from stepscope.runtime import _core, profiler
@@ -19,6 +20,8 @@ from stepscope.runtime.native_threads import Event, Thread, get_ident
 from stepscope.runtime.profiler import close_all
 from stepscope.runtime.recorder import close_recorder
 from stepscope.runtime.threads import start, start_also_at_exit
+
+log = logging.getLogger("stepscope")
 
 LOOK = 0.05
 """Seconds between two looks at whether the interpreter still waits."""
@@ -33,11 +36,18 @@ def _close() -> None:
     global _last
     start_also_at_exit()
     try:
-        if not _used_here() and _at_work():
+        others = _at_work()
+        if others and not _used_here():
             last = Thread(target=_close_last, name="stepscope exit", daemon=False)
             start(last)
             _last = last
             return
+        if others and profiler._alive:  # pyright: ignore[reportPrivateUsage]
+            log.warning(
+                "the main thread has ended, and the profiler that it stepped is closed: what the threads that go on (%s) record from now "
+                "on is in no trace. Join them before the program ends, or step in one of them",
+                ", ".join(thread.name for thread in others[:3]),
+            )
     except RuntimeError:
         pass  # the system gives no further thread
     except BaseException:

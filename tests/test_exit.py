@@ -152,7 +152,9 @@ profiler.step()
 threading.Thread(target=look).start()
 """
     )
-    assert run(script, tmp_path).stdout == "True False"
+    done = run(script, tmp_path)
+    assert done.stdout == "True False"
+    assert "threads that go on (Thread-1 (look)) record from now on is in no trace" in done.stderr
 
 
 def test_an_interrupted_wait_for_a_thread_still_delivers(tmp_path: Path) -> None:
