@@ -18,6 +18,7 @@ from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.detail import Detail
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import Block, EventBatch
+from stepscope.runtime.nearest import suggesting
 from stepscope.runtime.sink import BackendReport, Sink
 
 Mode = Literal["auto", "stream", "kineto"]
@@ -36,6 +37,7 @@ class TorchBackend:
 
     thread_bound = True
 
+    @suggesting
     def __init__(
         self,
         mode: Mode = "auto",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stepscope.exporters.perfetto_file import PerfettoFile
 from stepscope.exporters.trace_series import OnFull, TraceExporter
+from stepscope.runtime.nearest import suggesting
 from stepscope.runtime.run import Run
 from stepscope.runtime.trace_note import TraceNote
 
@@ -36,6 +37,7 @@ class PerfettoExporter(TraceExporter):
         ValueError: an argument is not one of these.
     """
 
+    @suggesting
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -38,12 +38,13 @@ R = TypeVar("R")
 def suggesting(function: Callable[P, R]) -> Callable[P, R]:
     """A decorator: of an unknown keyword argument the function says which is the nearest."""
     names = inspect.signature(function).parameters
+    shown = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in names:
-                raise TypeError(f"{function.__name__}() has no argument {name!r}{nearest(name, names)}")
+                raise TypeError(f"{shown}() has no argument {name!r}{nearest(name, names)}")
         return function(*args, **kwargs)
 
     return call

@@ -10,6 +10,7 @@ import msgspec
 
 from stepscope.runtime.action import ProfilerAction, checked_action
 from stepscope.runtime.errors import ScheduleError
+from stepscope.runtime.nearest import suggesting
 
 if TYPE_CHECKING:
     from stepscope.runtime.plan import Plan
@@ -175,6 +176,7 @@ def _whole_number(name: str, value: object, least: int) -> int:
     return number
 
 
+@suggesting
 def schedule(
     *,
     wait: int,

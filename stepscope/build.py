@@ -11,7 +11,7 @@ from stepscope.exporters.base import Exporter
 from stepscope.exporters.callback import CallbackExporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.window_journals import WindowJournalsExporter
-from stepscope.runtime.checked import public_name, settings
+from stepscope.runtime.checked import settings
 from stepscope.runtime.control.environment import options_from_environment, run_directory
 from stepscope.runtime.control.ranks import MAX_RANKS
 from stepscope.runtime.control.settings import Control
@@ -126,8 +126,8 @@ def trace(
         schedule = never
     flight = _flight(keep_last, schedule, backends)
     for what, group in (("backends", backends), ("exporters", exporters)):
-        if not isinstance(group, Sequence):
-            raise TypeError(f"{what} must be a list, got {group!r}; write {what}=[...]")
+        if isinstance(group, str) or not isinstance(group, Sequence):
+            raise TypeError(f"{what} must be a list, got {group!r}; write {what}=[{_likely(group)}]")
     for what, given, contract in (("backend", backends, Backend), ("exporter", exporters, Exporter)):
         for item in given:
             if isinstance(item, type) or not isinstance(item, contract):
@@ -169,12 +169,32 @@ def trace(
     return profiler
 
 
+_BY_ENDING = {
+    ".json": "stepscope.ChromeTraceExporter",
+    ".json.gz": "stepscope.ChromeTraceExporter",
+    ".pftrace": "stepscope.PerfettoExporter",
+    ".parquet": "stepscope.exporters.ParquetExporter",
+    ".journal": "stepscope.exporters.JournalExporter",
+}
+
+
+def _likely(given: object) -> str:
+    """What somebody meant who gave a path in the place of an exporter, or one thing in the place of a list."""
+    if isinstance(given, str | os.PathLike):
+        path = os.fspath(given)
+        return next((f"{name}({path!r})" for end, name in _BY_ENDING.items() if str(path).endswith(end)), "...")
+    return "..."
+
+
 def _why_not(item: object, contract: type) -> str:
+    likely = _likely(item)
+    if likely != "...":
+        return f"it is a path; write {likely}"
     if isinstance(item, type):
         return f"it is a class; give what calling it makes, {item.__name__}(...)"
     members = [name for name in (*contract.__annotations__, *vars(contract)) if not name.startswith("_")]
     lacks = ", ".join(name for name in members if not hasattr(item, name))
-    return f"it lacks {lacks}, see {public_name(contract)}"
+    return f"it lacks {lacks}, see stepscope.{contract.__name__.lower()}s.{contract.__name__}"
 
 
 def _flight(keep_last: object, schedule: ScheduleFunction | None, backends: Sequence[Backend]) -> FlightRecorder | None:
