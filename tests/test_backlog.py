@@ -111,7 +111,7 @@ async def test_a_slow_exporter_is_nothing_to_others_beside_it(tmp_path: Path) ->
     """What it has no room for it drops by itself, before rings do for all; closing, too, costs only what it has not taken."""
     slow, quick = Slow(), sc.exporters.MemoryExporter()
     slow.name = "slow"
-    options = sc.Options(queue_bytes=SMALL, ring_bytes=32 << 20, close_timeout=5)
+    options = sc.Options(queue_bytes=SMALL, ring_bytes=32 << 20, close_timeout=8)
     produced = 0
     with sc.trace(exporters=[slow, quick], output_dir=tmp_path, options=options) as profiler:
         assert await asyncio.to_thread(profiler.flush)
@@ -171,7 +171,7 @@ async def test_backends_are_closed_while_an_exporter_is_behind(tmp_path: Path) -
     slow, quick = Slow(), sc.exporters.MemoryExporter()
     slow.name = "slow"
     backend = ScriptedBackend([Deliver([Span("at the end", 0, 10)], "aclose")])
-    options = sc.Options(queue_bytes=SMALL, close_timeout=2)
+    options = sc.Options(queue_bytes=SMALL, close_timeout=6)
     with sc.trace(backends=[backend], exporters=[slow, quick], output_dir=tmp_path, options=options) as profiler:
         record(50_000)
         await poll(lambda: outputs(profiler)["slow"].exported)
