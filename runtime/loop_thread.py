@@ -148,10 +148,20 @@ async def call_in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 
     As `anyio.to_thread.run_sync`, which starts its threads by `threading`: where that is patched they would be greenlets.
     """
-    await anyio.lowlevel.checkpoint_if_cancelled()
     result: list[T] = []
+    stopped: list[StopIteration] = []
+
+    def run() -> None:
+        try:
+            result.append(call(*args, **kwargs))
+        except StopIteration as error:  # asyncio takes it for no result of a future
+            stopped.append(error)
+
+    await anyio.lowlevel.checkpoint_if_cancelled()
     with anyio.CancelScope(shield=True):
-        result.append(await asyncio.to_thread(call, *args, **kwargs))
+        await asyncio.to_thread(run)
+    if stopped:
+        raise RuntimeError("the call raised StopIteration") from stopped[0]
     return result[0]
 
 
