@@ -11,6 +11,7 @@ from stepscope.exporters.base import Exporter
 from stepscope.exporters.callback import CallbackExporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.window_journals import WindowJournalsExporter
+from stepscope.runtime import exit as closing_at_exit
 from stepscope.runtime.checked import settings
 from stepscope.runtime.control.environment import options_from_environment, run_directory
 from stepscope.runtime.control.ranks import MAX_RANKS
@@ -25,6 +26,9 @@ from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.run import rank_from_environment
 from stepscope.runtime.schedule import ScheduleFunction, always, never
+
+_INSTALLED = (closing_at_exit,)
+"""Imported for what it installs: profilers that are open at the interpreter's exit are closed."""
 
 
 @suggesting

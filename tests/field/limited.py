@@ -8,6 +8,8 @@ import sys
 import stepscope as sc
 
 kind, count = sys.argv[1:]
+memory = sc.exporters.MemoryExporter()
+trace = sc.trace  # what they need is imported while files can be opened
 if kind == "files":
     used = len(os.listdir("/proc/self/fd")) - 1
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -15,8 +17,7 @@ if kind == "files":
 else:
     limit, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(count), hard))
-memory = sc.exporters.MemoryExporter()
-profiler = sc.trace(output_dir="run", exporters=[memory])
+profiler = trace(output_dir="run", exporters=[memory])
 with profiler:
     for _ in range(20):
         with sc.span("work"):
