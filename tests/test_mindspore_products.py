@@ -128,7 +128,7 @@ def test_names_of_any_kind(tmp_path: Path) -> None:
     assert "</td><script>" not in (directory / PRODUCTS / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.checklist("B13", "C12")
+@pytest.mark.checklist("B13", "C12", "D14")
 def test_the_timeline_is_capped(tmp_path: Path) -> None:
     """At the limit the file ends, is valid, says so, and what was left out is counted."""
     profiler = Profiler(output_path=tmp_path, timeline_limit=1, start_profile=False)
@@ -197,7 +197,7 @@ def test_flame_graph(tmp_path: Path) -> None:
     assert any("test_flame_graph (" in event["name"] for event in output.events(directory))
 
 
-@pytest.mark.checklist("A7", "B15", "C6")
+@pytest.mark.checklist("A7", "B15", "C6", "D18")
 def test_parallel_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The place of the process in its job, as JSON."""
     monkeypatch.setenv("RANK_ID", "3")
@@ -218,7 +218,7 @@ def test_communication_in_the_times_of_steps(tmp_path: Path) -> None:
     assert not (profiler.directories[0] / PRODUCTS / "communication.json").exists()
 
 
-@pytest.mark.checklist("B11", "C4", "C25", "D10")
+@pytest.mark.checklist("B11", "C4", "C25", "D10", "D16")
 def test_collectives_of_torch(tmp_path: Path) -> None:
     """With `profile_communication` each step has the collectives that ran in it, with their times; without, none has."""
     torch = require("torch")
@@ -345,7 +345,7 @@ def test_a_budget(tmp_path: Path) -> None:
             Profiler(output_path=tmp_path, start_profile=False, overhead_budget=value)
 
 
-@pytest.mark.checklist("C5", "B10", "C25")
+@pytest.mark.checklist("C5", "B10", "C25", "D15")
 def test_memory_by_step(tmp_path: Path) -> None:
     """Each step has the peak, what there was at its end, and by how much that grew; without the option nobody has."""
     profiler = Profiler(output_path=tmp_path / "with", start_profile=False, profile_memory=True)
