@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from stepscope.backends.base import Backend, Streaming
 from stepscope.exporters.base import Exporter
@@ -185,8 +185,8 @@ _BY_ENDING = {
 def _likely(given: object) -> str:
     """What somebody meant who gave a path in the place of an exporter, or one thing in the place of a list."""
     if isinstance(given, str | os.PathLike):
-        path = os.fspath(given)
-        return next((f"{name}({path!r})" for end, name in _BY_ENDING.items() if str(path).endswith(end)), "...")
+        path = str(cast(Any, given))
+        return next((f"{name}({path!r})" for end, name in _BY_ENDING.items() if path.endswith(end)), "...")
     return "..."
 
 
