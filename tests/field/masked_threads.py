@@ -146,8 +146,11 @@ def main(place: str, configuration: str, *more: str) -> None:
 
         exercise(trace(backends=[MemoryBackend()]))
     elif configuration == "torch":
+        # torch and numpy start threads when the program imports them, which have its mask then, as without stepscope.
+        signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
         import torch
 
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
         OURS_NOT.update(masks())
         backends = [sc.TorchBackend(mode="kineto")]
         profiler = trace(schedule=cycles(), backends=backends)
