@@ -68,7 +68,7 @@ class Occupant(Protocol):
 
 
 class EmptyResult:
-    """What torch's profilers get that recorded nothing: the methods of torch's own result that they call."""
+    """The result of a torch profiler that recorded nothing: the methods of torch's own result that profilers call."""
 
     def __init__(self) -> None:
         self._start_ns = time.time_ns()

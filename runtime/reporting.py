@@ -119,7 +119,7 @@ class Reporting(Saving):
         return notes
 
     def _replaced_notes(self, pipeline: PipelineStatistics) -> tuple[str, ...]:
-        """What a library that has replaced the threads may have to do with exporters that failed."""
+        """A note that a library which has replaced the threads may be why exporters failed."""
         library = threads_replaced_by()
         given_up = self._ending is not None and self._ending.given_up
         failed = given_up or any(output.errors for output in pipeline.exporters)

@@ -29,7 +29,7 @@ JOB_VARIABLES = (
 """Where the user and launchers, and other batch systems, say which job this is; the first one counts."""
 _NUMBER = re.compile(r"-?[0-9]+")
 _MAX_DIGITS = 20
-"""What is longer is cut: it is too large in any case, and Python refuses to read thousands of digits."""
+"""Longer text is cut: its number is too large in any case, and Python refuses to read thousands of digits."""
 
 
 class Run(Documented, frozen=True, kw_only=True):

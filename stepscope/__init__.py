@@ -1,6 +1,6 @@
 """stepscope: an event-driven tracing runtime for training loops and services.
 
-What a beginner needs is here; the rest is in `stepscope.exporters`, `.backends`, `.triggers`, `.control`, `.results` and `.errors`.
+This module has what a beginner needs. The rest is in `stepscope.exporters`, `.backends`, `.triggers`, `.control`, `.results` and `.errors`.
 Importing stepscope names its native core as torch's ITT collector (the environment variable INTEL_LIBITTNOTIFY64), as that is
 looked for once, when torch is imported; docs/what-it-touches.md has everything that stepscope changes in a process.
 """

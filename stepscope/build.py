@@ -183,7 +183,7 @@ _BY_ENDING = {
 
 
 def _likely(given: object) -> str:
-    """What somebody meant who gave a path in the place of an exporter, or one thing in the place of a list."""
+    """Guesses the exporter that belongs to a path which was given in its place."""
     if isinstance(given, str | os.PathLike):
         path = str(cast(Any, given))
         return next((f"{name}({path!r})" for end, name in _BY_ENDING.items() if path.endswith(end)), "...")

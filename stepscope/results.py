@@ -1,4 +1,4 @@
-"""What a profiler returns: tables, statistics, reports."""
+"""Types that a profiler returns: tables, statistics, reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the flight recorder saves windows for, and what a trigger of your own is made of."""
+"""Triggers of the flight recorder, and the types for a trigger of your own."""
 
 from __future__ import annotations
 

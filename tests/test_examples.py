@@ -100,7 +100,7 @@ def test_readme_has_no_python_that_is_not_run() -> None:
 
 
 def test_the_readme_can_be_read_in_minutes() -> None:
-    """What it leads to has the rest."""
+    """The rest is on other pages, to which it leads."""
     assert len(README.split()) <= 1_200
 
 

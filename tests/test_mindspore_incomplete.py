@@ -30,7 +30,7 @@ def work(_: int) -> None:
 
 
 @pytest.mark.parametrize("spoil", [half, damaged])
-def test_a_journal_that_lost_a_part_is_kept(
+def test_an_incomplete_journal_is_not_deleted(
     spoil: Callable[[bytes], bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is the only copy of what it has."""

@@ -60,7 +60,7 @@ def test_git_has_no_links() -> None:
     assert not [path for mode, _, _, path in entries if mode == "120000"]
 
 
-def test_a_checkout_beside_an_installed_copy_says_what_to_do() -> None:
+def test_a_checkout_without_its_editable_install_explains_itself() -> None:
     """Python finds `stepscope/` in its working directory first, and there no `runtime`."""
     program = (
         "import sys; sys.meta_path[:] = [one for one in sys.meta_path if 'Editable' not in str(one)]; import stepscope"
@@ -121,7 +121,7 @@ GROUPS = ("backends", "control", "errors", "exporters", "results", "triggers")
 
 
 def test_few_public_names() -> None:
-    """What a beginner needs, and where the rest is."""
+    """A beginner sees few, and the groups that have the others."""
     assert len(stepscope.__all__) <= 25
     assert sorted({*stepscope.__all__, *GROUPS}) == dir(stepscope)
 

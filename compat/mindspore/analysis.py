@@ -75,7 +75,7 @@ class WindowAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
     """Events that the size limit kept out of the timeline."""
     lacking: str = ""
-    """What the journal has not of the window, of which the products then have nothing; empty if it has everything."""
+    """Says which part of the window the journal lacks, and with it the products; empty if it lacks nothing."""
 
     @property
     def complete(self) -> bool:
@@ -182,7 +182,7 @@ def analyse_window(
 
 
 def _lacking(replayed: Replayed, window: Window | None) -> str:
-    """What a journal has not of a window that was played from it."""
+    """Says which part a journal lacks of a window that was played from it."""
     reasons: list[str] = []
     if replayed.damage:
         found = msgspec.structs.asdict(replayed.damage)
