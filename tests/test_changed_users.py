@@ -81,6 +81,7 @@ options = sc.Options(close_timeout=30, drain_interval=0.02, session_dir=sys.argv
 profiler = sc.trace(output_dir=sys.argv[1], options=options)
 with profiler:
     record("before", 10)
+    profiler.flush()  # exporters open their files in the background
     os.setuid(65534)
     record("after", 100_000)
     thread = threading.Thread(target=record, args=("thread", 100))
