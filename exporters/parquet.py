@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import time
 from collections import Counter
 from importlib import import_module
-from typing import Any
+from typing import Any, BinaryIO
 from weakref import WeakSet
 
 from stepscope.exporters.completion import complete_all
@@ -152,7 +153,7 @@ class ParquetExporter:
         with self._lock:
             try:
                 make_directories(self._path.parent)
-                self._file = open(part(self._path), "wb", opener=open_for_writing)
+                self._file = _File(open(part(self._path), "wb", opener=open_for_writing))
             except OSError as error:
                 raise output_error(error, self._path, "create the file") from error
             _open.add(self)
@@ -244,6 +245,25 @@ class ParquetExporter:
                 if not whole:
                     with contextlib.suppress(OSError):
                         part(self._path).unlink()
+
+
+class _File:
+    """A binary file as pyarrow calls it. Once the interpreter exits it takes nothing more, so that pyarrow soon returns."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.flush = file.flush
+        self.tell = file.tell
+        self.close = file.close
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def write(self, data: bytes) -> int:
+        if _exiting:
+            raise OSError(errno.ESHUTDOWN, "the interpreter exits")
+        return self._file.write(data)
 
 
 _exiting = False

@@ -11,7 +11,7 @@ import anyio
 import numpy as np
 import pytest
 
-import stepscope
+from stepscope.backends import ReplayBackend, TorchBackend
 from stepscope.backends.base import Backend
 from stepscope.backends.conformance import CHECKS, Case, check_backend, check_block, check_restart, check_window
 from stepscope.backends.script import Counter, Deliver, Instant, Raise, Span
@@ -24,7 +24,7 @@ from stepscope.runtime.events import Flag, Kind, empty_block
 from stepscope.runtime.sink import BackendReport, Sink
 from stepscope.runtime.tracks import TrackKind, new
 from tests.journals import write_journal
-from tests.support import missing, require
+from tests.support import require
 
 NONE, WARMUP, RECORD, SAVE = ProfilerAction
 SCRIPT = (
@@ -50,34 +50,25 @@ def test_shipped_backends_keep_the_contract(case: Case, check: Callable[[Case], 
     check(case)
 
 
-def shipped(name: str) -> Any:
-    """A backend of the front door that needs something else to be there."""
-    if not hasattr(stepscope, name):
-        missing(name, "This build of stepscope comes without it.")
-    return getattr(stepscope, name)
-
-
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("mode", ["stream", "kineto"])
 def test_torch_keeps_the_contract(mode: str, check: Callable[[Case], None]) -> None:
     """Both modes; what stream mode records goes through the rings, so its backend itself has nothing to deliver."""
     torch = require("torch")
-    backend = shipped("TorchBackend")
     operand = torch.ones(16, 16)
 
     def exercise() -> None:
         for _ in range(3):
             torch.mm(operand, operand).sum()
 
-    check(Case(lambda: backend(mode=mode), exercise, deadline=20, silent=mode == "stream"))
+    check(Case(lambda: TorchBackend(mode=mode), exercise, deadline=20, silent=mode == "stream"))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_replay_keeps_the_contract(tmp_path: Path, check: Callable[[Case], None]) -> None:
     """A recorded trace has an end, after which nothing is left to deliver."""
-    replay = shipped("ReplayBackend")
     journal = write_journal(tmp_path / "recorded.journal", [every_kind()])
-    check(Case(lambda: replay(journal), silent=True))
+    check(Case(lambda: ReplayBackend(journal), silent=True))
 
 
 class Faulty(ScriptedBackend):
